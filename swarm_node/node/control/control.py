@@ -1,8 +1,8 @@
-"""The local control API of a running node, and the client the CLI uses.
+"""The local control API of a running node, and its client for the CLI.
 
-Loopback only, on a port of its own choice, behind a bearer token that is written with mode 0600
-next to the port: who can read the home directory can talk to the node. The Host header is checked,
-so that no web page can reach it by DNS rebinding.
+The server listens on loopback only, on a port of its own choice. Requests carry a bearer token,
+which is written with mode 0600 next to the port: a process that can read the home directory can use
+the API. The Host header is checked against DNS rebinding by web pages.
 
     GET  /v1/status     the snapshot          POST /v1/eval   measure unseen and seen now
     GET  /v1/network    ask members how this node is reached
@@ -45,7 +45,8 @@ _MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
-#: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
+#: Access for Prometheus: the path, the file of its token, and the file with the node's address
+#: (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
 _Answer = TypeVar("_Answer")
 
@@ -156,7 +157,8 @@ class ControlServer:
         return _json(self._entrance.key())
 
     async def _post_enter(self, request: web.Request) -> web.Response:
-        """The key is the body: an address would be in the browser's history."""
+        """Exchange the key in the body for a pass. A key in the URL would stay in the browser's
+        history."""
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
@@ -170,7 +172,7 @@ class ControlServer:
         return _json(given)
 
     def _news(self, until: float | None) -> tuple[Snapshot, float]:
-        """The snapshot, with the evaluations that this page was not told of yet."""
+        """Return the snapshot, with the evaluations that this page has not received yet."""
         now = self._snapshot()
         new = [point for point in now.evals if until is None or point.seconds > until]
         last = now.evals[-1].seconds if now.evals else 0.0
@@ -258,7 +260,7 @@ class ControlClient:
         return decoded(await self._call("GET", "/v1/samples", 10), SamplesReport)
 
     async def network(self) -> NetworkReport:
-        """What the node finds of its network now; it asks members, which takes seconds.
+        """Return how members reach the node now. It asks members, which takes seconds.
 
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
@@ -266,11 +268,11 @@ class ControlClient:
         return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
     async def evaluate(self) -> EvalPoint:
-        """Let the node measure reward on unseen and on seen texts now."""
+        """Have the node measure reward on unseen and on seen texts now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
 
     async def reload(self) -> Reloaded:
-        """Let the node read its settings again.
+        """Have the node read its settings again.
 
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
@@ -279,7 +281,7 @@ class ControlClient:
         return decoded(await self._call("POST", "/v1/reload", 10), Reloaded)
 
     async def page(self) -> str:
-        """An address at which a browser sees the page; good for one minute and one use."""
+        """Return a URL that opens the page in a browser; it is valid for one minute and one use."""
         port = self._address().port
         made = decoded(await self._call("POST", "/v1/key", 10), Key)
         return f"http://127.0.0.1:{port}/#{made.key}"
@@ -329,7 +331,7 @@ class ControlClient:
 
 
 def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
-    """What a node of this version sends or writes.
+    """Decode JSON that a node of this version sent or wrote.
 
     Raises:
         SwarmNodeError: it is something else.

@@ -1,5 +1,5 @@
-"""A snapshot as Prometheus reads it. No name or id of a peer is a label: peers come and go, and
-each value of a label is a series that Prometheus keeps."""
+"""A snapshot in the text format of Prometheus. No name or id of a peer is a label: peers come and
+go, and each value of a label is a time series that Prometheus keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CONTENT_TYPE", "exposition"]
 
 
 def exposition(snapshot: Snapshot) -> bytes:
-    """The text of `GET /metrics`, in the format that `CONTENT_TYPE` names."""
+    """Return the text of `GET /metrics`, in the format that `CONTENT_TYPE` names."""
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))
     return generate_latest(registry)

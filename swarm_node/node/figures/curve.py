@@ -1,4 +1,4 @@
-"""The curve of a node's measurements, parted by the ground that they stand on. Pure."""
+"""The curve of a node's evaluations, divided by the rule that holds texts out (the split). Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OLD_GROUND = "old ground: held out by seed, texts occur in training"
 
 
 def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]]:
-    """The points before, and the newest ones, which share one split. Rewards of two splits do not
-    compare."""
+    """Return the points of earlier splits, and the newest points, which share one split. Rewards of
+    different splits cannot be compared."""
     newest = len(evals)
     while newest > 0 and evals[newest - 1].split == evals[-1].split:
         newest -= 1
@@ -21,5 +21,5 @@ def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]
 
 
 def current(evals: Sequence[EvalPoint]) -> EvalPoint | None:
-    """The newest point, None where it stands on the old ground."""
+    """Return the newest point, None if its tasks were held out by seed."""
     return evals[-1] if evals and evals[-1].split != BY_SEED else None

@@ -1,4 +1,4 @@
-"""What the model can do before it has learnt anything: its first groups, told once. Pure."""
+"""The model's results before training: its first groups, reported once. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LEAST_INFORMATIVE = 2
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """`pass_at_1` is the mean reward, `informative` the number of groups with unlike rewards, of
-    `groups`. `answers` are some of the answers, cut."""
+    """Results of the first `groups`. `pass_at_1` is the mean reward, `informative` the number of
+    groups with unlike rewards. `answers` are some of the answers, cut."""
 
     pass_at_1: float
     informative: int
@@ -24,7 +24,7 @@ class Beginning:
 
     @property
     def advice(self) -> str:
-        """What to do where hardly anything can be learnt; empty elsewhere."""
+        """Return the remedy if hardly anything can be learnt, else "" (empty)."""
         if self.informative >= _LEAST_INFORMATIVE:
             return ""
         if self.pass_at_1 > 0.5:
@@ -45,7 +45,7 @@ class FirstGroups:
     _told: bool = False
 
     def add(self, group: RolloutGroup) -> Beginning | None:
-        """What the first groups show, with the last of them; else None."""
+        """Add a group. Return the results when the first groups are complete, once, else None."""
         if self._told:
             return None
         self._groups.append(group)

@@ -1,4 +1,4 @@
-"""What a node was like over time: one row per interval, in memory and in `metrics.jsonl`.
+"""The history of a node: one row per interval, in memory and in `metrics.jsonl`.
 
 `Ring` and `row_between` are pure. `MetricsFile` writes, and reads what an earlier run wrote.
 """
@@ -15,37 +15,38 @@ import msgspec
 from swarm_node.durable import Journal
 from swarm_node.errors import HomeError
 
-#: Rows held in memory. The older half is thinned when they are more.
+#: Rows held in memory. Beyond it, the older half is thinned.
 MAX_ROWS = 4096
-#: Two files of this size hold a day or two of rows that come as often as they may.
+#: Two files of this size hold a day or two of rows at the highest rate.
 MAX_FILE_BYTES = 16 << 20
-#: Seconds between two rows: at least, while nothing but updates happens, and at most.
+#: Seconds between two rows: the least between rows of updates, and the most between any two.
 LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 
 
 class HistoryRow(msgspec.Struct, frozen=True):
-    """A node at `time` (Unix seconds), and what it did since the row before. None: not known, or
-    nothing to take a mean of.
+    """A node at `time` (Unix seconds), and its work since the row before. None: not known, or no
+    values for a mean.
 
-    Totals since the home was made: `version` (of the policy), `updates`, and groups: `made` by this
-    node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
+    Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
+    this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
     `trained_own` and `trained_peers`. `refused` counts peers' messages since the start, without
     peers that did not answer.
 
-    Of the newest update that was not skipped: `loss`, `kl` and `entropy` in nats, `clipped_share`,
-    `gradient_norm`.
+    `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
+    update that was not skipped.
 
     Over the interval of `seconds`: `own_per_update` and `peers_per_update` groups, `lag` of own
     groups in versions, `age` of peers' in updates, `rows` with an advantage, `own_reward` of the
     own groups trained on, `informative_share` of the own groups made, tokens a second `sampled` for
     own groups and `trained` on, and the shares of the time that sampler and trainer were busy.
 
-    `pass_1` and `pass_k` are reward on unseen texts by family, of one answer a task and of the best
-    of `k`; `seen_1` is that on seen texts, over all families. `split` is the number of the rule
-    that holds texts out. All are None unless they were measured since the row before. Where
+    `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
+    best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of
+    the rule that holds texts out. All are None unless they were measured since the row before. If
     `pass_1` has no `split`, tasks were held out by seed and their texts occur in training.
 
-    `memory` is in bytes, over all processes of the node; `peers` were heard in the last minute.
+    `memory` is in bytes, over all processes of the node. `peers` counts those heard in the last
+    minute.
     """
 
     time: float
@@ -93,10 +94,10 @@ class HistoryReport(msgspec.Struct, frozen=True):
 
 
 class Totals(NamedTuple):
-    """Sums that only grow while a node runs; the difference of two gives a row its means. `seconds`
-    is the node's clock. `own` and `external` are groups trained on in `batches` updates, skipped
-    ones included; `lag`, `age` and `own_reward` are sums over them, and `own_answers` the answers
-    of own ones."""
+    """Running sums since the start. The difference of two gives a row its means. `seconds` is the
+    node's clock. `own` and `external` are groups trained on in `batches` updates, skipped ones
+    included. `lag`, `age` and `own_reward` are sums over them. `own_answers` are the answers of own
+    groups."""
 
     seconds: float
     batches: int = 0
@@ -135,8 +136,8 @@ class Means(NamedTuple):
 
 
 def means(before: Totals, now: Totals) -> Means:
-    """What happened between two moments. An update that ends within the interval counts there as a
-    whole, so a share of the time is cut at 1."""
+    """Return the means between two moments. An update counts as a whole in the interval in which it
+    ends, so a share of the time is cut at 1."""
     d = Totals._make(b - a for a, b in zip(before, now, strict=True))
     seconds = max(d.seconds, 1e-9)
     return Means(
@@ -161,8 +162,8 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 class Ring:
-    """The rows of a node, the oldest first. At most `limit` are held: of the older half every
-    second one is dropped, so that the whole time stays covered."""
+    """The rows of a node, the oldest first. At most `limit` are held. Beyond it, every second row
+    of the older half is dropped, so the rows still cover the whole time."""
 
     def __init__(self, rows: Iterable[HistoryRow] = (), limit: int = MAX_ROWS) -> None:
         self._limit = limit
@@ -204,8 +205,8 @@ class MetricsFile:
             raise HomeError(f"cannot write {self._journal.path}: {error.strerror}") from error
 
     def read(self, since: int | None = None) -> Iterator[HistoryRow]:
-        """The rows of earlier runs, the oldest first, or those after `since` bytes of the newer
-        file. Lines that a crash cut, or another version wrote, are left out."""
+        """Return the rows of earlier runs, the oldest first, or those after `since` bytes of the
+        newer file. Lines that a crash cut, or that another version wrote, are skipped."""
         decoder = msgspec.json.Decoder(HistoryRow)
         for line in self._journal.lines(since):
             with suppress(ValueError, RecursionError):

@@ -19,7 +19,7 @@ _EQUAL_WITHIN = 1e-6
 
 class SampleRow(msgspec.Struct, frozen=True):
     """One answer, cut. `author` is the peer that gave it, "" for this node, and `version` that
-    author's policy version. It has no control characters taken out: show it escaped."""
+    author's policy version. Control characters are still in it: show it escaped."""
 
     family: str
     prompt: str
@@ -30,14 +30,14 @@ class SampleRow(msgspec.Struct, frozen=True):
 
 
 class SamplesReport(msgspec.Struct, frozen=True):
-    """What `GET /v1/samples` answers."""
+    """The reply to `GET /v1/samples`."""
 
     schema: int
     samples: list[SampleRow]
 
 
 class RecentRow(msgspec.Struct, frozen=True):
-    """Of the newest own `groups`: how many have `mixed` rewards, and the mean `reward`."""
+    """The newest own `groups`: the number with `mixed` rewards, and the mean `reward`."""
 
     groups: int
     mixed: int
@@ -45,7 +45,8 @@ class RecentRow(msgspec.Struct, frozen=True):
 
 
 class Samples:
-    """Of each family the first and the newest own answer, and the newest that a peer gave right."""
+    """Answers by family: the first and the newest own one, and the best of a peer's newest
+    group."""
 
     def __init__(self) -> None:
         self._first: Recent[str, SampleRow] = Recent(_FAMILIES)
@@ -69,11 +70,11 @@ class Samples:
         self._peers[row.family] = row
 
     def rows(self) -> list[SampleRow]:
-        """By family: the first own answer, the newest one, the newest of a peer."""
+        """Return, by family, the first own answer, the newest one, and the newest of a peer."""
         return list(self._rows())
 
     def recent(self) -> RecentRow:
-        """What the newest own groups are like."""
+        """Return the counts and the mean reward of the newest own groups."""
         return RecentRow(
             groups=len(self._recent),
             mixed=sum(mixed for mixed, _ in self._recent),

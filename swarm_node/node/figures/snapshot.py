@@ -1,4 +1,4 @@
-"""The one picture of a running node that status, the demo and every later view render."""
+"""The snapshot of a running node, which status, the demo and every other view render."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from swarm_node.p2p.reach.verdict import Verdict
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
-#: Who was heard within so many seconds is there.
+#: A peer heard within so many seconds counts as present.
 SEEN_SECONDS = 60.0
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
     """Reward on unseen texts (mean over tasks of a family, then over families) at one policy
-    version. `own` are families this node samples, `borrowed` those it only ever met in peers'
-    rollouts. `pass_k` is the reward of the best of `k` answers to some of the tasks, by family.
-    `alone`: no group of a peer was trained on until then.
+    version. `own` are families that this node samples. `borrowed` are families that it met only in
+    peers' rollouts. `pass_k` is the reward of the best of `k` answers to some of the tasks, by
+    family. `alone`: no group of a peer was trained on until then.
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out; at 0, tasks were held out by seed, and their texts occur in
-    training."""
+    which texts are held out. At 0, tasks were held out by seed, and their texts occur in
+    training.
+    """
 
     seconds: float
     version: int
@@ -46,9 +47,9 @@ class EvalPoint(msgspec.Struct, frozen=True):
 
 
 class GroupCounts(msgspec.Struct):
-    """How many rollout groups went which way since this home was created: `published` were made
-    here, of which `announced` can teach peers something; `taken` counts the pulls that this node
-    answered, `received` the groups that it pulled and verified."""
+    """Counts of rollout groups since this home was created. `published` were made here, of which
+    `announced` can teach peers something. `taken` counts the pulls that this node answered,
+    `received` the groups that it pulled and verified."""
 
     published: int = 0
     trained_own: int = 0
@@ -59,8 +60,8 @@ class GroupCounts(msgspec.Struct):
 
 
 class DroppedRow(msgspec.Struct, frozen=True):
-    """A peer that was dropped, how often, and until when, in Unix seconds: it is asked for nothing
-    until `off_until` and gets no answer until `cut_until`."""
+    """A dropped peer. `offences` counts its drops; both times are in Unix seconds. It is asked for
+    nothing until `off_until` and gets no answer until `cut_until`."""
 
     peer_id: str
     offences: int
@@ -69,9 +70,9 @@ class DroppedRow(msgspec.Struct, frozen=True):
 
 
 class TaughtRow(msgspec.Struct, frozen=True):
-    """What of one author's groups of one family was trained on: `groups`, and the `answers` with a
-    positive advantage. It is no measure of what they taught: the gain of a single group cannot be
-    told from that of the others in its update."""
+    """Counts of one author's groups of one family that were trained on: `groups`, and the `answers`
+    with a positive advantage. They do not measure what the groups taught: the gain of a single
+    group cannot be separated from that of the others in its update."""
 
     peer_id: str
     family: str
@@ -80,7 +81,7 @@ class TaughtRow(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct):
-    """What a node keeps in a checkpoint besides the training state."""
+    """A node's state in a checkpoint besides the training state."""
 
     updates: int
     groups: GroupCounts
@@ -91,8 +92,8 @@ class Saved(msgspec.Struct):
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Self:
-        """What a checkpoint's `extra` holds. Points from before texts were held out say `unseen`
-        of the families that are `borrowed` now.
+        """Read a checkpoint's `extra`. Points from before texts were held out say `unseen` for the
+        families that are `borrowed` now.
 
         Raises:
             msgspec.ValidationError: it holds something else.
@@ -110,15 +111,16 @@ def _renamed(point: Any) -> Any:
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What is known of one peer. `name` is what its ticket was made for, `issuer` who signed its
-    certificate, `issuer_key` (hex) who admitted it, and `until` (Unix seconds) when its membership
-    ends. `standing` is "member", or why it is none.
+    """One peer. `name` comes from its ticket, `issuer` signed its certificate, `issuer_key` (hex)
+    admitted it, and its membership ends at `until` (Unix seconds). `standing` is "member", or the
+    reason why it is none.
 
-    `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
-    refused by reason, `share` is its part of the groups trained on lately, `took` the groups that
-    it pulled here, and it is asked for nothing for `left_seconds` more. `via` is the relay that
-    brought its last answer, "" for a direct link and None if it answered nothing lately.
-    `environment` is that of its groups, "" if it is this node's."""
+    `score` is a lower bound of the share of its groups that are useful. `refused` counts its
+    refused groups by reason. `share` is its part of the groups trained on lately. `took` counts the
+    groups that it pulled here. It is asked for nothing for `left_seconds` more. `via` is the relay
+    that brought its last answer, "" for a direct link and None without a recent answer.
+    `environment` is that of its groups, "" if it is this node's.
+    """
 
     peer_id: str
     version: int
@@ -150,7 +152,7 @@ class PeerRow(msgspec.Struct, frozen=True):
         via: str | None = None,
         environment: str = "",
     ) -> Self:
-        """The row of `peer` at `now`, a time of the node's monotonic clock."""
+        """Return the row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
             peer_id=peer.peer_id,
             version=peer.version,
@@ -183,7 +185,7 @@ class PeerRow(msgspec.Struct, frozen=True):
 
 
 class MembershipRow(msgspec.Struct, frozen=True):
-    """This node's own membership, in the words of `PeerRow`; `begins` is in Unix seconds."""
+    """This node's own membership. Fields are as in `PeerRow`; `begins` is in Unix seconds."""
 
     name: str
     issuer: str
@@ -193,7 +195,7 @@ class MembershipRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, members: Members, peer_id: str) -> Self | None:
-        """What this node holds, None before it has shown it to itself."""
+        """Return this node's own membership, None before it has presented it to itself."""
         shown = members.shown(peer_id)
         if shown is None:
             return None
@@ -201,7 +203,7 @@ class MembershipRow(msgspec.Struct, frozen=True):
         return cls(member.name, member.issuer.name, member.body.not_before, member.until, standing)
 
     def alarms(self, wall: float) -> list[str]:
-        """What its owner must know of it at the Unix second `wall`."""
+        """Return the alarms about this membership at the Unix second `wall`."""
         day = datetime.fromtimestamp(self.until, UTC).strftime("%Y-%m-%d")
         if self.standing == "expired":
             return [
@@ -243,9 +245,10 @@ class UpdateRow(msgspec.Struct, frozen=True):
 
 
 class MixtureRow(msgspec.Struct, frozen=True):
-    """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
-    mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
-    1 after reward on unseen texts fell. None: not known, or not estimated."""
+    """Groups per update now: `own` (I) and `external` (J). `mixed_share` (p) is the share of own
+    groups with mixed rewards. `offered_per_own` is the number of peers' informative groups for each
+    own one. `allowance` is below 1 after reward on unseen texts fell. None: not known, or not
+    estimated."""
 
     own: int
     external: int
@@ -273,9 +276,9 @@ class TokensRow(msgspec.Struct, frozen=True):
 
 
 class RelayingRow(msgspec.Struct, frozen=True):
-    """Relays in both directions. `kept` are the relays that hold a link to this node; `relayed` of
-    the `asked` own requests went through relays. If it `serves`, it forwarded `requests` of others,
-    with `bytes` in both directions, and refused some, by reason."""
+    """Relays in both directions. `kept` are the relays that hold a link to this node. `relayed` of
+    the `asked` own requests went through relays. If it `serves`, this node forwarded `requests` of
+    others, with `bytes` in both directions. `refused` counts refused requests by reason."""
 
     kept: list[str]
     asked: int
@@ -287,7 +290,7 @@ class RelayingRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, reaching: ReachingTransport) -> Self:
-        """What a node's transport counts."""
+        """Return the counters of a node's transport."""
         usage, carried = reaching.usage, reaching.carried
         return cls(
             kept=list(reaching.relays.kept()),
@@ -301,10 +304,10 @@ class RelayingRow(msgspec.Struct, frozen=True):
 
 
 class CoordinatorRow(msgspec.Struct, frozen=True):
-    """What passes between this node and its coordinator. It answered the last time, or not for the
-    reason `fault`; `answers` is None before the first time. It gave `introduced` heartbeats of
-    peers, took the newest report at `reported` (Unix seconds, 0 for none), and its reputation
-    lowers the weight of `lowered` peers now."""
+    """The exchange between this node and its coordinator. `answers`: it answered the last request
+    (None before the first). `fault` is the reason if not. The coordinator gave `introduced`
+    heartbeats of peers and took the newest report at `reported` (Unix seconds, 0 for none). Its
+    reputation lowers the weight of `lowered` peers now."""
 
     url: str
     answers: bool | None = None
@@ -341,18 +344,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     processes: dict[str, int]
     mixture: MixtureRow | None = None
     busy: BusyRow | None = None
-    #: What holds the processes that judge answers: "confined", or what this machine lacks.
+    #: Confinement of the processes that judge answers: "confined", or what this machine lacks.
     sandbox: str = ""
-    #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
+    #: The sampling engine: "vllm", "torch", or the built-in one with the reason why vLLM does not.
     engine: str = ""
     membership: MembershipRow | None = None
-    #: Peers that this node knew and let go of: their membership ended, was revoked, or they are
-    #: banned here.
+    #: Former peers: their membership ended or was revoked, or they are banned here.
     former: list[PeerRow] = []
-    #: How this node is reached, by what members found.
+    #: How members reach this node, as they found.
     reach: Verdict | None = None
     relaying: RelayingRow | None = None
-    #: What the owner should look at, one sentence each.
+    #: Alarms for the owner, one sentence each.
     alarms: list[str] = []
     #: The newest row of the history.
     latest: HistoryRow | None = None
@@ -363,18 +365,18 @@ class Snapshot(msgspec.Struct, frozen=True):
     time: float = 0.0
     seconds_since_update: float | None = None
     seconds_between_updates: float | None = None
-    #: The environment as people know it; that of a peer is in its row, if it is another one.
+    #: The environment's name for people. A peer's row has that of the peer if it differs.
     environment: str = ""
     recent: RecentRow | None = None
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
-    #: The verdict on the node, then what else its owner should know: `verdict.findings`.
+    #: The verdict on the node, then the other findings for its owner: `verdict.findings`.
     findings: list[Said] = []
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a node ended: after so many `updates`, with a checkpoint that took `seconds`, if it could
-    be `stored`."""
+    """The end of a node. It made so many `updates`. Its last checkpoint took `seconds`, and is
+    `stored` unless that failed."""
 
     updates: int
     seconds: float
@@ -382,9 +384,9 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class NetworkReport(msgspec.Struct, frozen=True):
-    """What `doctor --network` learns of a running node: how it is reached, which addresses it tells
-    others, how many peers answer, and how many heartbeats the transport's table gave within so many
-    `seconds` (None: it has no table), or why none (`fault`)."""
+    """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
+    number of peers that answer, and the heartbeats found in the transport's table within `seconds`
+    (None: it has no table), or the reason for none (`fault`)."""
 
     reach: Verdict
     addresses: list[str]

@@ -1,9 +1,9 @@
-"""Whether this node has begun to say what it has from its peers. Pure.
+"""Detection of words that this node's own answers adopt from peers' answers. Pure.
 
 No reward shows words that a peer put around right answers. So each word and pair of words of own
-answers is looked up: one that own answers did not have at the start and that peers' answers had
-first was adopted. Adopted words are how a swarm learns, but one that is in a large share of all own
-answers, whatever the task, is a habit that the owner should look at.
+answers is looked up. It was adopted if own answers did not have it at the start and peers' answers
+had it first. A swarm learns by adopted words. But a word in a large share of all own answers,
+whatever the task, is a habit that the owner should look at.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from itertools import pairwise
 from swarm_node.recent import Recent
 from swarm_node.rollout import Provenance, VerifiedGroup
 
-#: Own answers that make the start, and those looked at last.
+#: Own answers that make the start, and the latest ones that are compared with it.
 START, WINDOW = 256, 256
 #: The share of the last own answers with one adopted word that raises the alarm.
 ALARM = 0.1
 _MOST_WORDS = 1 << 15
 _MOST_CHARS = 4096
-#: A longer run of letters is several words, so that the words that are kept are short.
+#: A longer run of letters counts as several words, so the stored words are short.
 _WORD = re.compile(r"[^\W\d]{1,64}|\d+|[^\w\s]")
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text and its pairs of neighbours; every number is the same word."""
+    """Return the words of a text and its pairs of neighbours. All numbers count as one word."""
     found = ["0" if word.isdigit() else word for word in _WORD.findall(text[:_MOST_CHARS])]
     pairs = (f"{one} {two}" for one, two in pairwise(found))
     return frozenset((*found, *pairs))

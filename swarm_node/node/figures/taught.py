@@ -8,7 +8,7 @@ from swarm_node.node.figures.snapshot import TaughtRow
 from swarm_node.recent import Recent
 from swarm_node.rollout import VerifiedGroup
 
-#: Pairs of author and family that are counted; of more, those trained on longest ago are dropped.
+#: The most pairs of author and family. Beyond it, the pair trained on longest ago is dropped.
 MAX_PAIRS = 512
 
 
@@ -29,5 +29,5 @@ class Taught:
         self._counts[key] = groups + 1, answers + good
 
     def rows(self) -> list[TaughtRow]:
-        """What was counted, the author and family trained on last at the end."""
+        """Return the counts, the author and family trained on last at the end."""
         return [TaughtRow(*key, *counts) for key, counts in self._counts.items()]

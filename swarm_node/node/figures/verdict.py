@@ -1,4 +1,4 @@
-"""What a node's owner should hear first: a verdict on its snapshot, and what to do. Pure."""
+"""The verdict on a node's snapshot for its owner, with remedies. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ENOUGH_GROUPS = 64
 #: With a smaller share of groups of unlike rewards hardly anything is learnt.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
-#: A node that makes no update for so long has stalled: seconds, and so many usual intervals.
+#: A node without an update for so long has stalled: seconds, and so many usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
-#: Before its first update a node may sample for long.
+#: Seconds that a node may sample before its first update.
 _FIRST_SECONDS = 900.0
-#: Peers' groups refused for each one taken before that is said.
+#: Refused groups of peers for each one taken, from which a warning is given.
 _MANY_REFUSED = 10
 
 
 def findings(shot: Snapshot) -> list[Said]:
-    """The verdict, then what else its owner should know, the most serious first."""
+    """Return the verdict, then the other findings for the owner, the most serious first."""
     if shot.state != "running":
         return [Said(shot.state, "warning", f"the node is {shot.state}")]
     serious = [
@@ -107,7 +107,8 @@ def _environments(shot: Snapshot) -> Iterator[Said]:
 
 
 def _same_as(theirs: str) -> str:
-    """The flag that gives this node the environment of its peers, or the release that one lacks."""
+    """Return the flag that gives this node its peers' environment, or the release that one side
+    lacks."""
     if older := release_remedy(theirs):
         return older
     name, _, kind = theirs.partition(" ")
@@ -120,7 +121,7 @@ def _same_as(theirs: str) -> str:
 
 
 def _refused(shot: Snapshot) -> Iterator[Said]:
-    """A peer whose groups are all refused, for another reason than its environment."""
+    """Find a peer whose groups are all refused for another reason than its environment."""
     for peer in shot.peers:
         blamed = {why: n for why, n in peer.refused.items() if why not in BLAMELESS}
         if peer.environment or sum(blamed.values()) < _MANY_REFUSED * (peer.received + 1):
@@ -146,5 +147,5 @@ def _company(shot: Snapshot) -> Said:
 
 
 def who(peer: PeerRow) -> str:
-    """How a person knows a peer."""
+    """Return a peer's name for people."""
     return peer.name or f"…{peer.peer_id[-8:]}"

@@ -1,4 +1,4 @@
-"""One file with all that a home is, made while its node runs, and a new home made of it.
+"""Backup of a home into one file while its node runs, and restore into a new home.
 
 The file is a plain tar with mode 0600, in this order: keys, membership, lists, a consistent copy of
 the database, the newest checkpoint if asked for, and last `manifest.json`, which has the size and
@@ -70,8 +70,8 @@ class Backup:
 
 
 def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None) -> Backup:
-    """Write all of `home` into the new file `out`; a node may run in it. `checkpoint` is the
-    directory of one to keep.
+    """Write all of `home` into the new file `out`. A node may run in the home. `checkpoint` is the
+    directory of one to include.
 
     Raises:
         HomeError: `out` exists or cannot be written, or the home cannot be read.
@@ -104,8 +104,8 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
 
 
 def restore(home: Home, source: Path) -> Backup:
-    """Make the unused `home` from a backup. Its node starts a new epoch of its log, as at every
-    start, and so repeats no number that was used after the backup.
+    """Restore a backup into the unused `home`. Its node starts a new epoch of its log, as at every
+    start, so it reuses no number from after the backup.
 
     Raises:
         HomeError: the home is in use or was used; the backup is damaged, or holds what no backup
@@ -160,7 +160,7 @@ def _copy_of(database: Path, beside: Path) -> Iterator[IO[bytes]]:
 
 
 def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> Member:
-    """Write one member of the tar and return what the manifest says of it."""
+    """Write one member of the tar and return its entry for the manifest."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header = tarfile.TarInfo(name)
@@ -181,7 +181,7 @@ def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> Member
 @dataclass
 class _Reader:
     """Reads a backup into the empty directory `place`. tarfile's own reader would follow links,
-    make what a name says, and read headers of any size into memory."""
+    create any path that a header names, and read headers of any size into memory."""
 
     source: Path
     place: Path
@@ -204,7 +204,8 @@ class _Reader:
         return Backup(self.made, self.found)
 
     def _next(self, file: IO[bytes]) -> bytes | None:
-        """Take one member; the bytes of the manifest, which is the last, None before."""
+        """Read one member. Return the bytes of the manifest, which is the last member, and None
+        before it."""
         block = file.read(_BLOCK)
         try:
             header = tarfile.TarInfo.frombuf(block, "ascii", "strict")

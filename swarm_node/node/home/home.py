@@ -59,7 +59,7 @@ class Membership:
 
 
 class Home(PrivateDirectory):
-    """What a node keeps in its directory."""
+    """The files in the directory of one node; see the module."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -85,7 +85,7 @@ class Home(PrivateDirectory):
         return Identity.load_or_create(self.path / "node.key")
 
     def site_key(self) -> bytes:
-        """The key that the other hosts of this node's trainer need, made at the first call.
+        """Return the key for the other hosts of this node's trainer; the first call makes it.
 
         Raises:
             HomeError: it cannot be made, or others can read it.
@@ -93,7 +93,7 @@ class Home(PrivateDirectory):
         return Identity.load_or_create(self.path / "site.key").seed()
 
     def swarm(self) -> SwarmInfo:
-        """The swarm this home belongs to.
+        """Return the swarm that this home belongs to.
 
         Raises:
             HomeError: none yet, or the file is damaged.
@@ -110,7 +110,7 @@ class Home(PrivateDirectory):
         return info.with_secret(newest.body.secret, newest.body.number)
 
     def found_swarm(self, name: str, now: float) -> Membership:
-        """Make a new private swarm whose root key lives here.
+        """Found a new private swarm. Its root key lives here.
 
         Raises:
             HomeError: this home belongs to a swarm already, or the name is impossible.
@@ -179,7 +179,7 @@ class Home(PrivateDirectory):
         return path.read_text()[:_MAX_SMALL_FILE].split() if path.exists() else []
 
     def membership(self) -> Membership:
-        """What earlier `found_swarm` or `join_swarm` left here.
+        """Read the membership that an earlier `found_swarm` or `join_swarm` stored.
 
         Raises:
             HomeError: nothing, or damaged.
@@ -206,7 +206,7 @@ class Home(PrivateDirectory):
         name: str = "ticket",
         uses: int = 0,
     ) -> str:
-        """A ticket for this home's swarm, for `uses` members called `name`.
+        """Make a ticket for this home's swarm, for `uses` members called `name`.
 
         Raises:
             HomeError: the root key is not here.
@@ -232,7 +232,8 @@ class Home(PrivateDirectory):
             raise TicketError(f"no ticket can be made: {error}") from error
 
     def port(self) -> int:
-        """The TCP port of this node: chosen once, then kept, so that tickets stay good."""
+        """Return the TCP port of this node. It is chosen once and then kept, so tickets stay
+        valid."""
         kept = self.kept_port()
         if kept:
             return kept
@@ -243,7 +244,7 @@ class Home(PrivateDirectory):
         return port
 
     def kept_port(self) -> int:
-        """The port that an earlier start chose; 0 before the first."""
+        """Return the port that an earlier start chose; 0 before the first."""
         path = self.path / "port"
         text = path.read_text()[:8].strip() if path.exists() else ""
         return int(text) if text.isdecimal() and 0 < int(text) < 65_536 else 0
@@ -255,7 +256,7 @@ class Home(PrivateDirectory):
         return replace(membership, swarm=self.swarm())
 
     def steward(self) -> Signer | None:
-        """The steward whose key lies here, None without one.
+        """Return the steward whose key lies here, None without one.
 
         Raises:
             HomeError: its files are damaged, or others can read them.

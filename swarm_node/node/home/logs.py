@@ -1,4 +1,4 @@
-"""Where log lines go: to the terminal or the service manager, and into `node.log` in the home."""
+"""Log lines on stderr, for a terminal or the service manager, and in `node.log` in the home."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm_node.durable import Journal
 LogFormat = Literal["auto", "text", "json"]
 #: Two files of this size are kept.
 MAX_LOG_BYTES = 4 << 20
-#: What an event may carry for people, in the place of its fields.
+#: The text for people that an event may carry in place of its fields.
 SAID = "said"
 _Event = MutableMapping[str, Any]
 
@@ -24,8 +24,9 @@ _Event = MutableMapping[str, Any]
 def set_up_logging(
     verbose: bool, log_format: LogFormat = "auto", *, warnings_only: bool = False
 ) -> None:
-    """Log to stderr, so that stdout is the answer: a line of text for each event, or a JSON object.
-    hivemind's warnings are logged, too. With `warnings_only`, others go into the log file alone."""
+    """Log to stderr, because stdout is the reply. Each event is a line of text or a JSON object.
+    hivemind's warnings are logged, too. With `warnings_only`, other events go into the log file
+    alone."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -47,12 +48,12 @@ def set_up_logging(
 
 
 def keep_log(journal: Journal | None) -> None:
-    """Write every event into `journal` from now on, as JSON; into none for None."""
+    """Write every event into `journal` from now on, as JSON. None writes none."""
     _Kept.journal = journal
 
 
 def as_text(_: object, __: str, event: _Event) -> str:
-    """An event in one line: time, what happened, fields. Nothing in it can move a cursor."""
+    """Format an event as one line: time, event, fields. Control characters are replaced."""
     when, level = event.pop("timestamp"), event.pop("level")
     what, said, trace = event.pop("event"), event.pop(SAID, None), event.pop("exception", "")
     fields = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
@@ -67,7 +68,7 @@ def as_json(_: object, __: str, event: _Event) -> str:
 
 
 def line_of(line: bytes, as_is: bool) -> str:
-    """A line of the log in the home, as it is or for people."""
+    """Format a line of the log in the home: unchanged (`as_is`), or for people."""
     text = line.decode("utf-8", "replace").rstrip("\n")
     try:
         event = json.loads(text)
@@ -77,7 +78,7 @@ def line_of(line: bytes, as_is: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of anybody in one line without control characters."""
+    """Return untrusted text in one line; control characters are replaced."""
     return "".join(c if c.isprintable() else " " if c == "\n" else "?" for c in text)
 
 
@@ -100,13 +101,14 @@ def _only_warnings(_: object, __: str, event: _Event) -> _Event:
 
 
 class _Kept:
-    """structlog is configured for the process, so the journal is the process's, too."""
+    """The journal of the process: structlog is configured per process, so the journal is, too."""
 
     journal: Journal | None = None
 
 
 class _Stderr:
-    """Writes to what is stderr now: a live view takes it over, to draw lines above itself."""
+    """Writes to the current `sys.stderr`, because a live view replaces it to draw lines above
+    itself."""
 
     def msg(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
@@ -115,7 +117,7 @@ class _Stderr:
 
 
 class _Forward(logging.Handler):
-    """Hands records of the standard library's logging on."""
+    """Forwards records of the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _log.log(record.levelno, record.getMessage(), logger=record.name)

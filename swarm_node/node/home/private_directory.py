@@ -1,4 +1,4 @@
-"""A directory for its owner alone: small files that are replaced as a whole, and locks."""
+"""A directory that only its owner can read: small files that are replaced as a whole, and locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 from swarm_node.durable import LEFTOVERS, make_private, replace_private
 from swarm_node.errors import HomeError
 
-#: A full list of `admitted` subjects is the longest.
+#: Bytes of a small file; a full list of `admitted` subjects is the longest.
 MAX_KEPT_BYTES = 4 << 20
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ class PrivateDirectory:
             ) from error
 
     def check(self) -> None:
-        """Raise where this user cannot write into the directory, or make it. Nothing is written.
+        """Raise unless this user can write into the directory or make it. Nothing is written.
 
         Raises:
             HomeError: neither is possible.
@@ -61,7 +61,7 @@ class PrivateDirectory:
         )
 
     def load(self, name: str) -> bytes | None:
-        """The content of a small file, None if it is not there.
+        """Read a small file; return None if it does not exist.
 
         Raises:
             HomeError: it cannot be read, or is too long.
@@ -89,7 +89,7 @@ class PrivateDirectory:
             raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def in_use(self) -> bool:
-        """Whether a node runs in this home; nothing is written to find out."""
+        """Check for a running node in this home, without writing anything."""
         try:
             with (self.path / "lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,8 +129,8 @@ class PrivateDirectory:
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """One command at a time reads a small file and writes it anew; others wait. Not to be
-        nested.
+        """Hold the lock under which a command reads a small file and writes it anew. Other commands
+        wait. Not to be nested.
 
         Raises:
             HomeError: the home cannot be written.

@@ -1,6 +1,6 @@
-"""Four loops that keep a node among peers: one announces it, one repairs the network, one tries
-peers that it was told of or that stopped answering, and one looks after relays. No other loop waits
-for such a peer."""
+"""Four loops that keep a node among peers. One announces it, one repairs the network, one tries
+peers that it was told of or that stopped answering, and one keeps relays. No other loop waits for
+such a peer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from swarm_node.p2p.reach.punch import Puncher
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.storage import Storage
 
-#: A node that moved is back within fifteen seconds: this, two pings, a dial and a greeting.
+#: Seconds between two repairs. A node that moved is back within fifteen seconds: this, two pings, a
+#: dial and a greeting.
 _HEAL_SECONDS = 3.0
 _POLLS_PER_HEARTBEAT = 10
 _KNOWN_PEERS = 32
-#: Between two peers that are tried: after an answer, and after none.
+#: Seconds between two peers that are tried: after an answer, and after none.
 _NEXT_SECONDS = (0.1, 1.0)
 _log = structlog.get_logger(__name__)
 
 
 class Company:
-    """The loops, over what they share. `version` is that of this node's policy, `poll_seconds` the
+    """The four loops and their parts. `version` is that of this node's policy, `poll_seconds` the
     time between two rounds of lists."""
 
     def __init__(
@@ -59,7 +60,7 @@ class Company:
         self._addresses: Sequence[str] = bootstrap
 
     async def meet(self) -> None:
-        """Announce this node at every heartbeat, often at first and when it has other addresses."""
+        """Announce this node at every heartbeat, often at first and when its addresses change."""
         await self._meeting.open(self._bootstrap)
         self._addresses = await self._known()
         pause = 1.0
@@ -79,7 +80,8 @@ class Company:
             pause = min(self._heartbeat, pause * 1.5)
 
     async def mend(self) -> None:
-        """Repair the network, and have peers retried at once that a repair can bring back."""
+        """Repair the network. After a repair, have the peers that it can bring back retried at
+        once."""
         told = self._transport.addresses()
         while True:
             try:
@@ -95,7 +97,7 @@ class Company:
             await asyncio.sleep(_HEAL_SECONDS)
 
     async def _known(self) -> list[str]:
-        """Where this node looks for others when it is alone."""
+        """Return the addresses to dial when this node is alone."""
         known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
         return [
             *self._bootstrap,
@@ -109,7 +111,7 @@ class Company:
         await asyncio.gather(*map(_again, steps), *further)
 
     async def feel(self) -> None:
-        """Try one peer after the other, a few at once while hardly any answers."""
+        """Try one peer after the other, or a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
             now = self._clock.now()

@@ -1,4 +1,4 @@
-"""What a node keeps of its peers' offences over a restart, and what its owner sees of its peers."""
+"""Peers' offences in checkpoints, alarms about peers, and the rows of peers in a snapshot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from swarm_node.p2p.peers.peers import Directory, Peer
 
 #: The latest drops that a checkpoint keeps.
 _KEPT = 1024
-#: Groups that were refused lately before the owner hears of it, and authors before one can be too
-#: large.
+#: The owner is alarmed from so many groups refused lately. One author can be too large only among
+#: so many authors.
 _MANY_REFUSALS = 10.0
 _FEW_AUTHORS = 3
 _LARGE_SHARE = 0.5
@@ -24,7 +24,7 @@ _ENOUGH_TRAINED = 64
 
 
 def kept(directory: Directory, clock: Clock) -> list[DroppedRow]:
-    """The standings of dropped peers, their times in Unix seconds."""
+    """Return the standings of dropped peers, their times in Unix seconds."""
     ahead = clock.wall() - clock.now()
     return [
         DroppedRow(peer_id, said.offences, said.off_until + ahead, said.cut_until + ahead)
@@ -33,7 +33,8 @@ def kept(directory: Directory, clock: Clock) -> list[DroppedRow]:
 
 
 def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> None:
-    """Take in what an earlier run kept. A clock that was set back prolongs nothing without end."""
+    """Restore the standings that an earlier run stored. Times are bounded, so a clock that was set
+    back prolongs none without end."""
     now, wall = clock.now(), clock.wall()
     for row in rows:
         off, cut = (
@@ -46,8 +47,8 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
 def peer_rows(
     shared: Shared, now: float, via: Mapping[str, str], info: EnvironmentInfo | None
 ) -> list[PeerRow]:
-    """What a snapshot shows of the peers, the most recently seen first; `via` has the relay of each
-    that answered lately, "" for a direct link."""
+    """Return the rows of peers for a snapshot, the most recently seen first. `via` has the relay of
+    each that answered lately, "" for a direct link."""
     by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
     return [
@@ -71,14 +72,14 @@ def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
 
 
 def former_rows(shared: Shared, now: float) -> list[PeerRow]:
-    """What a snapshot shows of the peers that are members no more, or not here."""
+    """Return the rows of former members, and of members banned here, for a snapshot."""
     gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
     return [PeerRow.of(peer, now, shared.members) for peer in gone]
 
 
 def refusals(peers: Sequence[Peer]) -> list[str]:
-    """An alarm where peers say that this node is no member: it was expelled, or its ticket was used
-    up. A single peer may lie, so the alarm says how many."""
+    """Return an alarm if peers say that this node is no member: it was expelled, or its ticket was
+    used up. A single peer may lie, so the alarm gives their number."""
     why = Counter(peer.refusal for peer in peers if peer.refusal)
     if not why:
         return []
@@ -90,7 +91,7 @@ def refusals(peers: Sequence[Peer]) -> list[str]:
 
 
 def watch(shared: Shared, own_id: str, now: float) -> None:
-    """Set the alarms about peers, or take them back."""
+    """Set or clear the alarms about peers."""
     peers = shared.directory.live(now, float("inf"))
     found = {
         "judging": next((p for p in peers if shared.effort.exceeds(p.peer_id, now)), None),
@@ -114,7 +115,8 @@ def watch(shared: Shared, own_id: str, now: float) -> None:
 
 
 def _largest(shared: Shared, peers: Sequence[Peer], own_id: str) -> Peer | None:
-    """The author of most of the peers' groups that were trained on lately, if there is one."""
+    """Return the author of most of the peers' groups that were trained on lately, None without
+    one."""
     counts = {author: n for author, n in shared.tally.trained_by.items() if author != own_id}
     total = sum(counts.values())
     large = (p for p in peers if counts.get(p.peer_id, 0) > _LARGE_SHARE * total)

@@ -1,9 +1,11 @@
 """The loop between a node and its coordinator, if it has one. No other loop waits for it.
 
-It leaves the node's presence and takes those of others, passes revocation lists on in both
-directions, reports what `swarm-node status` shows, and follows the coordinator's signed batches. A
-coordinator that is gone costs a line in the log; one that lies shows peers that do not exist, or
-halves the share of peers (`conduct.LEAST_HINT`).
+It sends the node's presence and receives those of others. It passes revocation lists on in both
+directions. It reports the content of `swarm-node status`. It follows the coordinator's signed
+batches.
+
+A coordinator that is down costs a line in the log. One that lies can show peers that do not exist,
+or halve the share of peers (`conduct.LEAST_HINT`).
 """
 
 from __future__ import annotations
@@ -45,11 +47,12 @@ from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity, public_key_of
 from swarm_node.p2p.wire.wire import pack
 
-#: Between two rounds: with few peers, at first, and at most, give or take a fifth. A coordinator
-#: that comes back has the whole picture within a minute.
+#: Seconds between two rounds, give or take a fifth: at first, and at most. The pause grows slowly
+#: while few peers are known or the coordinator does not answer. A coordinator that comes back has
+#: the whole picture within a minute.
 _FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
 REPORT_SECONDS: Final = 300.0
-#: Requests for batches in a round, after a long time off.
+#: The most requests for batches in a round; a node that was off for long needs several.
 _MOST_PAGES = 8
 #: The file of the newest batch in a home.
 FILE: Final = "coordinator"
@@ -58,7 +61,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Coordinating:
-    """See the module. `tally` gets alarms, and the row of the coordinator."""
+    """The loop with the coordinator; see the module. `tally` gets alarms and the row of the
+    coordinator."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class Coordinating:
         self._held = self._load()
 
     async def run(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Ask the coordinator again and again. `snapshot` is what reports are made of."""
+        """Poll the coordinator until cancelled. Reports are made of `snapshot`."""
         pause = _FIRST_SECONDS / 2
         while True:
             await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
@@ -138,8 +142,8 @@ class Coordinating:
         self._tally.coordinator = self._row = replace(self._row, **changes)
 
     async def _introduce(self) -> bool:
-        """Leave the newest presence and hear those of others. Returns whether a report is asked
-        for."""
+        """Send the newest presence and receive those of others. Returns True if the coordinator
+        asks for a report."""
         lists = self._credentials.lists
         answer = await self._client.introduce(
             api.Introduction(
@@ -156,7 +160,7 @@ class Coordinating:
         return answer.report
 
     async def _follow(self) -> None:
-        """Compare the coordinator's batches with the one held, and remember the newest."""
+        """Compare the coordinator's batches with the stored one, and store the newest."""
         for _ in range(_MOST_PAGES):
             since = self._held.body.number if self._held else 0
             opened = [
@@ -179,7 +183,7 @@ class Coordinating:
                 return
 
     def _load(self) -> SignedBatch | None:
-        """The batch held, if it is one of this coordinator."""
+        """Load the stored batch, None unless this coordinator sent it."""
         raw = self._keeper.load(FILE)
         try:
             url, sealed = msgpack.unpackb(raw or b"")
@@ -192,7 +196,7 @@ class Coordinating:
 
 
 def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
-    """What a node reports of what its owner sees. Pure."""
+    """Make the report on a node of its snapshot. Pure."""
     groups, point = snapshot.groups, current(snapshot.evals)
     rewards = point.families if point else {}
     active = [row for row in snapshot.peers if row.received or row.refused]
@@ -218,8 +222,8 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
 
 
 def hints_of(reputation: api.Reputation) -> dict[str, float]:
-    """What a reputation does to the weights of peers: where an issuer has less than half of the
-    median share, its members lose in proportion. Who is not rated loses nothing. Pure."""
+    """Compute the weights of peers from a reputation. If an issuer has less than half of the median
+    share, its members' weights fall in proportion. A peer without a rating loses nothing. Pure."""
     enough = reputation.median / 2
     return {
         row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / enough
@@ -238,5 +242,5 @@ def _finding(row: PeerRow) -> Finding:
 
 
 def _label(text: str) -> str:
-    """`text` in the characters of a label."""
+    """Replace the characters of `text` that a label may not have."""
     return re.sub(r"[^A-Za-z0-9 _.:+@=,-]", "_", text)[:64] or "unknown"

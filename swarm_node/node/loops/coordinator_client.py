@@ -1,4 +1,4 @@
-"""Asks a coordinator over HTTP. Nothing that it answers is believed here: callers check it."""
+"""Client of a coordinator's HTTP API. Replies are not trusted here: callers verify them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import printable
 
-#: For a whole request.
+#: Seconds for a whole request.
 _SECONDS: Final = 15.0
 _CHUNK = 64 * 1024
 _Kind = TypeVar("_Kind")
 
 
 class _OwnNetworks(ThreadedResolver):
-    """Finds no host of the Internet: what is not encrypted stays on own networks."""
+    """Resolves no host of the Internet: requests without encryption stay on own networks."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -52,7 +52,7 @@ class _OwnNetworks(ThreadedResolver):
 
 
 class CoordinatorClient:
-    """The API at one URL. `signer` seals requests, with the chain that it has then."""
+    """Client of the API at one URL. `signer` seals requests, with its chain of that moment."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class CoordinatorClient:
         signer: tuple[Identity, bytes, Callable[[], Chain]] | None,
         wall: Callable[[], float],
     ) -> None:
-        """`signer` is (identity, swarm id, chain); without one only what anybody may ask works.
+        """`signer` is (identity, swarm id, chain). Without it, only requests that anybody may make
+        succeed.
 
         Raises:
             ConfigError: `url` cannot be used.
@@ -97,7 +98,7 @@ class CoordinatorClient:
     async def _call(
         self, method: str, path: str, kind: type[_Kind], body: Struct | None = None
     ) -> _Kind:
-        """One request.
+        """Send one request and return the decoded reply.
 
         Raises:
             CoordinatorError: it did not answer, or refused; the message says why.
@@ -144,8 +145,9 @@ class CoordinatorClient:
 
 
 async def redeem(url: str, code: str, newcomer: Identity, wall: Callable[[], float]) -> str:
-    """The text of a ticket for `newcomer`, with the coordinator in it and no other address: those
-    of a ticket are dialled as they are, and whoever runs the coordinator can name any.
+    """Redeem `code` for the text of a ticket for `newcomer`. The ticket names the coordinator and
+    has no addresses of peers. Addresses of a ticket are dialled without a check, and the operator
+    of a coordinator can name any.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -174,13 +176,13 @@ def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
 
 
 def _is_own(ip: str) -> bool:
-    """Whether an IP address is one of this machine or of a private network."""
+    """Check for an IP address of this machine or of a private network."""
     host = ipaddress.ip_address(ip.partition("%")[0])
     return not is_internet(host) and not is_embedding(host)
 
 
 def _may_be_own(host: str) -> bool:
-    """Whether a host is on an own network; of a name that is found out when it is resolved."""
+    """Check for a host on an own network. A name passes here: it is checked when it is resolved."""
     try:
         return _is_own(host)
     except ValueError:

@@ -1,8 +1,8 @@
 """Reward on unseen and on seen texts, measured on the node's own samples.
 
-A task of a held-out seed has a text that no training task can have: reward on these says whether
-the node got better. Reward on texts that training may draw stands beside it, because the distance
-between the two is what the node knows by heart.
+A task of a held-out seed has a text that no training task can have: reward on these tasks shows if
+the node got better. Reward on texts that training may draw is measured beside it. The
+difference of the two shows how much the node knows by heart.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from swarm_node.rollout import TaskRef
 _SHARE = 0.1
 #: One task in so many gets several answers.
 _EVERY = 4
-#: For so many tasks of unseen texts one of seen texts is measured: an evaluation becomes a quarter
-#: dearer, and its mean over families says enough beside the headline.
+#: One task of seen texts is measured for so many of unseen texts. This makes an evaluation a
+#: quarter dearer, and a mean over families needs no more.
 _UNSEEN_PER_SEEN = 4
 #: A family's seen reward needs more than a single task.
 _LEAST_SEEN = 2
 
 
 def pause(least: float, cost: float) -> float:
-    """Seconds between two evaluations that take `cost` seconds of the sampler's time each: `least`,
-    or so many that evaluation takes a tenth of its time."""
+    """Return the seconds between two evaluations that take `cost` seconds of the sampler's time
+    each: at least `least`, and enough that evaluation takes at most a tenth of the time."""
     return max(least, cost * (1 / _SHARE - 1))
 
 
 def cost(took: float, rows: int, seconds_per_row: float) -> float:
-    """Seconds of the sampler's time for an evaluation of `rows` answers that took `took` seconds.
-    It may have waited for other answers, so it costs no more than as many of the node's own, which
-    take `seconds_per_row` each (0: not known yet)."""
+    """Return the seconds of the sampler's time for an evaluation of `rows` answers that took `took`
+    seconds. It may have waited for other answers, so it costs at most as much as so many of the
+    node's own answers, which take `seconds_per_row` each (0: not known yet)."""
     return min(took, rows * seconds_per_row) if seconds_per_row else took
 
 
 def seen_tasks(tasks: int) -> int:
-    """Tasks of a family with seen texts that are measured beside `tasks` with unseen ones."""
+    """Return the number of seen tasks of a family that are measured beside `tasks` unseen ones."""
     return min(tasks, max(_LEAST_SEEN, tasks // _UNSEEN_PER_SEEN))
 
 
 class Evaluator:
-    """Samples completions for each of a fixed set of tasks, at the temperature of training: one, or
-    several of every fourth unseen task. The seeds are the same in every node and run. Training
-    refuses those of unseen texts; those of seen texts lie in the training pool like all others."""
+    """Samples answers to a fixed set of tasks at the temperature of training: one answer a task,
+    and several for every fourth unseen task. The seeds are the same in every node and run. Training
+    refuses the seeds of unseen texts. Those of seen texts lie in the training pool like all
+    others."""
 
     def __init__(
         self,
@@ -88,12 +89,12 @@ class Evaluator:
         self._adopted = asyncio.Event()
 
     def adopt(self, tasks: int, least: float) -> None:
-        """Go on with these, also in a pause that has begun."""
+        """Apply a new number of tasks and a new shortest pause, also to a pause that has begun."""
         self._tasks, self._least = tasks, least
         self._adopted.set()
 
     async def rest(self) -> None:
-        """Wait until the next point is due, by what the last one cost."""
+        """Wait until the next point is due; the pause depends on the cost of the last one."""
         clock = self._parts.clock
         began, seconds_per_row = clock.now(), self._drawing.mean / self._sampling.group_size
         spent = cost(self._took, self._rows, seconds_per_row)
@@ -104,7 +105,7 @@ class Evaluator:
                     await self._adopted.wait()
 
     async def measure(self) -> EvalPoint:
-        """One point of the curve, from one sampling batch over all families. A task counts as
+        """Measure one point of the curve, in one sampling batch over all families. A task counts as
         answered wrongly if its prompt and the longest answer exceed the model's positions."""
         async with self._one_at_a_time:
             refs = self._unseen() | self._seen()
@@ -133,7 +134,7 @@ class Evaluator:
         return self._point(version, rewards)
 
     def _unseen(self) -> dict[TaskRef, int]:
-        """The answers that each task gets."""
+        """Return the number of answers to each unseen task."""
         drawn = [self._draw] if self._draw else []
         return {
             self._ref(family, held_out_seed(*drawn, family, index)): self._tries

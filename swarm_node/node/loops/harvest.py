@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import TaskRef
 
-#: Groups begun per group awaited: what was measured best (docs/engines.md).
+#: Groups begun per group awaited: the best measured value (docs/engines.md).
 OVER_PROVISION = 1.5
 
 
@@ -35,7 +35,7 @@ class PendingGroup:
 
     @property
     def version(self) -> int:
-        """The policy version of its oldest token."""
+        """Return the policy version of its oldest token."""
         return min((span.version for row in self.rows for span in row.spans), default=0)
 
 
@@ -48,7 +48,7 @@ class Harvest:
         max_lag: int,
         over_provision: float = OVER_PROVISION,
     ) -> None:
-        """A row whose tokens are more than `max_lag` policy versions old is sampled again."""
+        """A row with a token more than `max_lag` policy versions old is sampled again."""
         self._sampler = sampler
         self._over_provision = over_provision
         self._max_lag = max_lag
@@ -56,7 +56,7 @@ class Harvest:
 
     @property
     def interrupted(self) -> tuple[PendingGroup, ...]:
-        """Groups that the next sampling batch resumes."""
+        """Return the groups that the next sampling batch resumes."""
         return tuple(self._waiting)
 
     async def gather(
@@ -65,8 +65,8 @@ class Harvest:
         fresh: Callable[[int], Awaitable[list[PendingGroup]]],
         deliver: Callable[[PendingGroup], Awaitable[None]],
     ) -> None:
-        """Complete `target` groups, or a few more. `fresh` gives up to so many new groups;
-        `deliver` takes the complete ones, one at a time.
+        """Complete `target` groups, or a few more. `fresh(n)` returns up to n new groups. `deliver`
+        takes the complete ones, one at a time.
 
         Raises:
             SwarmNodeError: from the sampler, `fresh` or `deliver`.
@@ -100,14 +100,14 @@ class Harvest:
 
 
 def provision(target: int, over: float, waiting: int) -> int:
-    """How many new groups to begin, so that with the `waiting` interrupted ones `over` times
-    `target` groups are sampled; `over` counts as 1 at least."""
+    """Return the number of new groups to begin. With the `waiting` interrupted ones, `over` times
+    `target` groups are then sampled. `over` counts as 1 at least."""
     return max(0, math.ceil(target * max(over, 1.0)) - waiting)
 
 
 def still_fresh(rows: Sequence[Row], version: int, max_lag: int) -> list[Row]:
-    """The rows to resume at policy `version`. A row whose oldest token is more than `max_lag`
-    versions old starts again from nothing: its group would be too stale to train on."""
+    """Return the rows to resume at policy `version`. A row starts again from nothing if its oldest
+    token is more than `max_lag` versions old: its group would be too stale to train on."""
     return [
         Row.empty() if row.spans and version - row.spans[0].version > max_lag else row
         for row in rows

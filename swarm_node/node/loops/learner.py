@@ -1,4 +1,4 @@
-"""The learner: it draws a batch, has the trainer update on it, and loads the new weights into the
+"""The learner: draws a batch, has the trainer update on it, and loads the new weights into the
 sampler."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swarm_node.policy.training.trainer import UpdateStats
 Reject = Callable[[Rejected, str | None], None]
 
 _KEEP_EVALS = 2000
-#: Groups by author are halved at so many.
+#: At so many, the counts of groups by author are halved.
 _RECENT_GROUPS = 4096
 _BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
@@ -50,8 +50,8 @@ class Learner:
         group_size: int,
         checkpoint_updates: int,
     ) -> None:
-        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches. `correction`,
-        `advantage` and `group_size` are those of `build_batch`."""
+        """`mixer` sets the mixture of the shared buffer, and `rng` draws the batches. `correction`,
+        `advantage` and `group_size` are arguments of `build_batch`."""
         self._correction: Correction = correction
         self._advantage: AdvantageName = advantage
         self._group_size = group_size
@@ -64,12 +64,12 @@ class Learner:
         self.mixer = mixer
         self._rng = rng
         self._style = Style()
-        #: Whether the trainer is being restarted, which may take long.
+        #: Set while the trainer is restarted, which may take long.
         self.restarting = False
 
     async def start(self, on_step: Callable[[str], None] = lambda step: None) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler. `on_step` is
-        told of both parts.
+        called at the beginning of both parts.
 
         Raises:
             SwarmNodeError: neither a checkpoint nor the base model can be used.
@@ -93,8 +93,8 @@ class Learner:
             recall(self._directory, saved.dropped, self._parts.clock)
 
     async def step(self, stopping: Callable[[], bool], reject: Reject) -> bool:
-        """One update; False when no batch is ready. Groups that the trainer did not take go to
-        `reject`, with their author.
+        """Make one update; return False if no batch is ready. Groups that the trainer did not take
+        go to `reject`, with their author.
 
         The use of every group is stored before the update. A crash in between loses that use, and
         no group is trained on twice.
@@ -151,8 +151,8 @@ class Learner:
             await self.checkpoint(wait=False)
 
     def _blame(self, drawn: Drawn, stats: UpdateStats, reject: Reject) -> None:
-        """Tell what each of the peers' groups was worth. Only now is it known: an answer can pass
-        every check before the update, and be none that this policy would give."""
+        """Report the worth of each of the peers' groups. It is known only after the update: an
+        answer can pass every check before, and still be one that this policy would not give."""
         refused = dict.fromkeys(stats.too_long, Rejected("too_long", "for this trainer"))
         unlikely = Rejected("implausible", "this policy would hardly say it")
         refused |= dict.fromkeys(stats.unlikely, unlikely)
@@ -164,8 +164,8 @@ class Learner:
                 peer.standing.served()
 
     async def checkpoint(self, *, wait: bool = True) -> bool:
-        """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
-        and logged, not raised: False."""
+        """Store the training state and the tally; see `Trainer.checkpoint`. On a failure, count and
+        log it and return False."""
         tally = self._tally
         saved = Saved(
             tally.updates,
@@ -188,7 +188,7 @@ class Learner:
         _log.warning("no checkpoint", error=why)
 
     async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
-        """Restart the trainer from its last checkpoint; try until it works or the node stops."""
+        """Restart the trainer from its last checkpoint; retry until it works or the node stops."""
         shortest, longest = _BACKOFF_SECONDS
         attempt = 0
         while not stopping():
@@ -198,11 +198,12 @@ class Learner:
             await asyncio.sleep(min(longest, shortest * 2.0**attempt))
             attempt = min(attempt + 1, 10)
             if isinstance(self._parts.sampler, SharingSampler):
-                # The dead trainer's memory stays taken while it is mapped, beside the next one's.
+                # The dead trainer's memory stays allocated while it is mapped, beside the next
+                # one's.
                 await self._parts.sampler.let_go()
             try:
                 weights, version = await self._parts.trainer.restart()
-                # What the sampler shares with the trainer is gone if that ends again meanwhile.
+                # Memory that sampler and trainer share is gone if the trainer ends again meanwhile.
                 await self._parts.sampler.load(weights, version)
                 return
             except (ChildError, ModelError) as again:
@@ -238,7 +239,7 @@ class Learner:
             tally.last_applied = tally.last_update
 
     def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
-        """Add up what the history takes means of; `version` is the policy's before the update."""
+        """Add to the sums for the history; `version` is the policy's before the update."""
         sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
         sums.rows += stats.informative
         sums.trained_tokens += stats.tokens

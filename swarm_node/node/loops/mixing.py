@@ -1,6 +1,6 @@
 """The mixture of own and peers' groups: fixed by the settings, or chosen by the controller.
 
-The controller is pure (`policy/experience/mixture.py`). This module feeds it what the node counts.
+The controller is pure (`policy/experience/mixture.py`). This module gives it the node's counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Mixer:
     def __init__(
         self, settings: MixtureSettings | None, tally: Tally, buffer: ReplayBuffer
     ) -> None:
-        """With None as `settings`, the mixture stays that of the buffer."""
+        """If `settings` is None, the buffer's mixture stays fixed."""
         self._settings = settings
         self._tally = tally
         self._buffer = buffer
@@ -43,11 +43,10 @@ class Mixer:
         self._show()
 
     def resume(self, state: MixtureState | None) -> None:
-        """Continue with a checkpoint's state, unless its mixture is outside the limits of the
-        current settings."""
+        """Continue with a checkpoint's state, unless its mixture is outside the current limits."""
         settings, self._probe = self._settings, self._newest_probe()
         if state is not None and self._probe is not None and self._probe.split != SPLIT:
-            # On another ground reward is another one, which did not fall or rise.
+            # Rewards of different splits cannot be compared: their difference is no rise or fall.
             state = replace(state, probe=None)
         if settings is None or state is None:
             return
@@ -58,7 +57,7 @@ class Mixer:
             self._show()
 
     def update(self) -> None:
-        """Take in what happened since the last update; called after each one."""
+        """Take in the counts since the last update; called after each one."""
         stats, tally = self._buffer.stats(), self._tally
         before, self._stats = self._stats, stats
         offered, self._offered = tally.offered - self._offered, tally.offered
@@ -84,8 +83,9 @@ class Mixer:
         return self._tally.evals[-1] if self._tally.evals else None
 
     def _trust(self, stats: ReplayStats) -> float:
-        """The share of groups announced as informative that turned out informative and new. Nobody
-        is blamed for a copy, whose maker is not known, but none is worth an own group either."""
+        """Return the share of groups announced as informative that turned out informative and new.
+        A copy blames nobody, because its maker is not known. But it is not worth an own group
+        either."""
         bad = sum(
             count
             for reason, count in self._tally.rejected.items()

@@ -99,11 +99,12 @@ class Node:
         self._changed = asyncio.Condition()
 
     def stop(self) -> None:
-        """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
+        """End `run` soon: break off a start, finish an update, store a checkpoint, close all
+        parts."""
         self._stop.set()
 
     def adopt(self, settings: Settings) -> None:
-        """Go on with these, which differ from those before in keys that are `at_once` alone."""
+        """Apply new settings, which differ from the old ones in `at_once` keys only."""
         self.settings = settings
         self._reaching.mode = settings.network.relay
         self._learner.checkpoint_updates = settings.run.checkpoint_updates
@@ -115,9 +116,9 @@ class Node:
         on_running: Callable[[Sequence[str]], None] | None = None,
         on_step: Callable[[str], None] = lambda step: None,
     ) -> Ended | None:
-        """Live until `stop`, or until the update number that `run.updates` sets. `on_running` gets
-        this node's addresses once peers can dial it, `on_step` each part that is started. Returns
-        how it ended; None if it was stopped while it started.
+        """Run until `stop`, or until the update number that `run.updates` sets. `on_running` gets
+        this node's addresses once peers can dial it, and `on_step` each part that is started.
+        Returns the node's end; None if it was stopped during its start.
 
         Raises:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
@@ -170,7 +171,7 @@ class Node:
         return point
 
     async def network(self) -> NetworkReport:
-        """What this node finds of its network now.
+        """Return the network as this node finds it now.
 
         Raises:
             SwarmNodeError: the node has not started, or asks nobody.
@@ -185,7 +186,7 @@ class Node:
         return self._tally.samples.rows()
 
     def snapshot(self) -> Snapshot:
-        """Everything worth showing of this node now."""
+        """Return the snapshot of this node now."""
         return take_snapshot(
             self._membership,
             self._parts,
@@ -227,8 +228,8 @@ class Node:
         }
 
     def _further_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
-        """Where nobody can find out how this node is reached, it needs no relay; few nodes have a
-        coordinator."""
+        """The loops that not every node has. A node without a prober needs no relay, and few nodes
+        have a coordinator."""
         loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
         if self._work.prober is not None:
             loops |= {"probe": self._work.prober.run, "reach": self._work.company.reach}
@@ -272,7 +273,7 @@ class Node:
 
     async def _list(self) -> None:
         """List the newest announcements of a few random peers, as many as can be pulled. A round
-        does not wait for peers of the last one that answer late or never."""
+        does not wait for peers of the last round that answer late or never."""
         storage = self._parts.storage
         free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
         async with asyncio.TaskGroup() as group:
@@ -328,7 +329,7 @@ class Node:
             await self._work.evaluator.rest()
 
     async def _opens(self, on_step: Callable[[str], None]) -> bool:
-        """Open all parts; False where `stop` came first."""
+        """Open all parts; return False if `stop` came first."""
         async with asyncio.TaskGroup() as group:
             opening = group.create_task(self._open(on_step))
             stopping = group.create_task(self._stop.wait())
@@ -368,7 +369,7 @@ class Node:
         return self._opened
 
     def _free_external(self) -> Callable[[str | None], int]:
-        """Free slots for peers' groups, of one author or of anybody."""
+        """Return a function that counts free slots for peers' groups, of one author or of any."""
         return partial(self._slots.free_external, self._parts.trainer.version)
 
     def _admit(self, group: VerifiedGroup) -> None:

@@ -1,4 +1,4 @@
-"""Takes the snapshot of a node, and what it finds of its network."""
+"""Makes the snapshot of a node and the report on its network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def take_snapshot(
     info: EnvironmentInfo | None,
     own_families: tuple[str, ...],
 ) -> Snapshot:
-    """Everything worth showing of a node now. `started` and `running_since` are of its clock."""
+    """Make the snapshot of a node now. `started` and `running_since` are of its clock."""
     tally, now = shared.tally, parts.clock.now()
     identity, swarm = membership.identity, membership.swarm
     own = MembershipRow.of(shared.members, identity.peer_id)
@@ -95,7 +95,7 @@ def take_snapshot(
 
 
 def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str, Any]:
-    """How it goes: fields of a snapshot."""
+    """Return the snapshot's fields on the progress of the node."""
     since_update = between = None
     if running_since is not None:
         since_update = parts.clock.now() - max(running_since, tally.updated_at)
@@ -123,14 +123,14 @@ def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str
 
 
 def name_of(members: Members, peer_id: str) -> str:
-    """How a person knows a peer: the name in its certificate, or the end of its id."""
+    """Return a peer's name for people: the name in its certificate, or the end of its id."""
     shown = members.shown(peer_id)
     return shown[0].name if shown else peer_id[-8:]
 
 
 async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
-    """What a running node finds of its network, after a lookup in the transport's table and a
-    round trip to each relay."""
+    """Make the report on a running node's network. It includes a lookup in the transport's table
+    and a round trip to each relay."""
     begun, heard, fault = parts.clock.now(), 0, ""
     try:
         heard = len(await parts.transport.heartbeats())

@@ -36,19 +36,21 @@ from swarm_node.recent import Recent
 from swarm_node.rollout import PolicyRef
 from swarm_node.storage import Storage
 
-#: Peers that are members no more, for their owner to see.
+#: The most former members that are kept for their owner to see.
 MAX_FORMER = 200
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples, `dialable` whether peers can dial this node (None while that is not known), and
-    `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
-    memory. `knock` dials for probes and `lan` finds peers on the own network, both None where there
-    is no network of hosts. `answered` keeps which relayed requests were. `memory` gives the bytes
-    that all processes take, and `metrics` writes the history; both take milliseconds, and both are
-    None in a simulation. `buffer` makes the replay buffer."""
+    """The parts of one node. `build.py` makes real ones, a simulation in-memory ones.
+
+    `engine` names the sampling engine. `dialable` returns True if peers can dial this node, None
+    while that is not known. `banned` are the peers that `Members` refuses here. `office` stores the
+    swarm's statements: a home, or memory. `knock` dials for probes and `lan` finds peers on the own
+    network; both are None without a network of hosts. `answered` records the relayed requests that
+    were answered. `memory` returns the bytes of all processes and `metrics` writes the history:
+    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer.
+    """
 
     transport: Transport
     sampler: Sampler
@@ -75,7 +77,7 @@ class Parts:
 
 @dataclass
 class Timing:
-    """Seconds of the node's clock that something took, and how often it happened."""
+    """Seconds of the node's clock that an action took, and its count."""
 
     seconds: float = 0.0
     count: int = 0
@@ -86,15 +88,15 @@ class Timing:
 
     @property
     def mean(self) -> float:
-        """Seconds each; 0 while the count is 0."""
+        """Return the mean seconds; 0 while the count is 0."""
         return self.seconds / self.count if self.count else 0.0
 
 
 @dataclass
 class Sums:
-    """Sums since the start, for the means of the history. Over the groups trained on: `rows` with
-    an advantage, `own_reward` and `own_answers` of own ones, their `lag` in versions, peers' `age`
-    in updates, and tokens. `sampled_tokens` are those of own answers."""
+    """Sums since the start, for the means of the history. The sums over groups trained on are
+    `rows` with an advantage, `own_reward` and `own_answers` of own groups, their `lag` in versions,
+    the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those of own answers."""
 
     rows: int = 0
     own_reward: float = 0.0
@@ -107,16 +109,15 @@ class Sums:
 
 @dataclass
 class Tally:
-    """What a node did, for its snapshot. Checkpoints keep the first three
-    fields and `taught`.
+    """Counts of a node, for its snapshot. Checkpoints keep the first three fields and `taught`.
 
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
-    groups that peers announced as informative. `sampling` is the time per own group
-    made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
-    `updating` the time per update. `trained_by` counts the groups trained on lately by author;
-    older ones count less. `taught` counts peers' groups that were trained on. `alarms` are
-    sentences for the owner, by kind; `updated_at` is when the newest update ended,
-    `last_applied` the newest one that was not skipped.
+    groups that peers announced as informative. `sampling` is the time per own group made, and
+    `drawing` the sampler's part of it. `judging` is the time per peer's group judged, `updating`
+    the time per update. `trained_by` counts the groups trained on lately by author; older ones
+    count less. `taught` counts peers' groups that were trained on. `alarms` are sentences for the
+    owner, by kind. `updated_at` is the end of the newest update, `last_applied` the newest one that
+    was not skipped.
     """
 
     updates: int = 0
@@ -145,9 +146,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the loops of one node share: its counters, the peers it knows, the groups it may train
-    on, the slots of groups under way, who is a member, what peers may take, and former members by
-    peer id."""
+    """State that the loops of one node share: its counters, the known peers, the members, the
+    replay buffer, the slots of groups under way, the peers' budgets (traffic, effort), and former
+    members by peer id."""
 
     tally: Tally
     directory: Directory

@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Writes a row of history after an update or a measurement, and at times without one."""
+    """Writes a row of history after an update or a measurement, and at intervals without one."""
 
     def __init__(self, parts: Parts, shared: Shared) -> None:
         self._parts = parts
@@ -28,7 +28,7 @@ class Recorder:
         self._told_of_fault = False
 
     async def run(self) -> None:
-        """Write rows until cancelled, and log one line on what the node does from time to time."""
+        """Write rows until cancelled, and log one line on the node's work from time to time."""
         clock = self._parts.clock
         reported = clock.now()
         self._before = self._totals()

@@ -1,7 +1,6 @@
-"""Rollout groups of the node's own: choose tasks, complete them, judge the completions.
+"""Rollout groups of the node's own: choose tasks, sample completions, judge the completions.
 
-A `TaskChooser` chooses the tasks. A `Sampler` completes them: an environment with several turns or
-with tools would be another implementation of that protocol.
+A `TaskChooser` chooses the tasks. A `Sampler` completes them in one turn each.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RolloutMaker:
         peer_id: str,
     ) -> None:
         """Every group takes its slots from `slots` when its sampling begins. `harvest` gathers the
-        groups of a sampler that can be interrupted; without it they are sampled in batches."""
+        groups of a sampler that can be interrupted. Without it, groups are sampled in batches."""
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
@@ -63,10 +62,10 @@ class RolloutMaker:
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
-        the group is judged; the group's `claimed` are the rewards found here.
+        the group is judged. The group's `claimed` are the rewards found here.
 
-        Tasks whose prompt and longest answer exceed the model's positions are left out, so there
-        may be fewer groups. The groups of interrupted tasks keep their slots.
+        Tasks are left out if their prompt and the longest answer exceed the model's positions, so
+        there may be fewer groups. The groups of interrupted tasks keep their slots.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
@@ -133,7 +132,7 @@ class RolloutMaker:
         return drawing
 
     async def _begin(self, count: int) -> list[PendingGroup]:
-        """The next `count` tasks as groups that hold their slots."""
+        """Return the next `count` tasks as groups that hold their slots."""
         sampling = self._sampling
         groups = [
             PendingGroup(
@@ -160,7 +159,8 @@ class RolloutMaker:
     async def _score(
         self, group: PendingGroup, completions: tuple[Completion, ...], version: int
     ) -> Scored:
-        """The rollout group to publish; `version` is the policy version of its first tokens."""
+        """Score a group and make the rollout group to publish. `version` is the policy version of
+        its first tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
         self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
@@ -174,13 +174,13 @@ class RolloutMaker:
         return made, group.prompt
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
-        """Judge a peer's texts, and count the scorer's faults and the author's time."""
+        """Judge a peer's texts. Count the scorer's faults, and the time against the author."""
         try:
             judged = await self._judge(ref, texts, "peers")
         except SlowTaskError as slow:
             self._effort.judged(author, slow.seconds, self._parts.clock.now())
             raise
-        # Several are judged at once, so the time that one waits for the others costs nothing.
+        # Several are judged at once, so the time that one waits for the others is not counted.
         self._tally.judging.add(judged.seconds, 1)
         self._effort.judged(author, judged.seconds, self._parts.clock.now())
         return judged
@@ -199,8 +199,8 @@ class RolloutMaker:
         return judged
 
     async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
-        """Reference, prompt and the prompt's token ids of the next tasks. A task is left out if its
-        prompt and the longest answer exceed the model's positions."""
+        """Return reference, prompt and the prompt's token ids of the next tasks. A task is left out
+        if its prompt and the longest answer exceed the model's positions."""
         parts = self._parts
         refs = await self._tasks.choose(count)
         prompts = await parts.environment.render(refs)

@@ -1,4 +1,4 @@
-"""Which tasks a node samples next."""
+"""Choice of the tasks that a node samples next."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class TaskChooser(Protocol):
     """Chooses tasks for the rollout maker."""
 
     async def choose(self, count: int) -> list[TaskRef]:
-        """The next `count` tasks; a restart repeats none of them."""
+        """Return the next `count` tasks; a restart repeats none of them."""
         ...
 
 
 class SeededTasks:
-    """Tasks in the order of a stored counter: the node's own ones, whose family and seed follow
-    from the node's seed, and a share of the swarm's common ones."""
+    """Tasks in the order of a stored counter: the node's own ones, and a share of the swarm's
+    common ones. Family and seed of an own task follow from the node's seed."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SeededTasks:
         swarm_id: bytes,
         common_share: float,
     ) -> None:
-        """The node samples `families` of the environment; `common_share` of its tasks are common
+        """The node samples `families` of the environment. `common_share` of its tasks are common
         ones."""
         self._info = info
         self._families = tuple(families)
@@ -72,7 +72,7 @@ class SeededTasks:
 
 
 def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:
-    """The task families that a node samples: those `wanted`, or all of the environment's.
+    """Return the task families that a node samples: the `wanted` ones, or all of the environment's.
 
     Raises:
         ConfigError: the environment has no family of that name.

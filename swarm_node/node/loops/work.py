@@ -1,4 +1,4 @@
-"""What the loops of a node work with, apart from what they share."""
+"""The workers of a node's loops, apart from the state that they share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm_node.p2p.reach.probe import Prober
 
 @dataclass(frozen=True)
 class Work:
-    """What the loops work with. It needs an environment that has started."""
+    """The workers of a node's loops. They need an environment that has started."""
 
     maker: RolloutMaker
     evaluator: Evaluator
@@ -26,5 +26,5 @@ class Work:
     coordinating: Coordinating | None = None
 
 
-#: Makes the work, given what the environment says of itself and the families that the node samples.
+#: Makes the `Work` from the environment's info and the families that the node samples.
 OpenWork = Callable[[EnvironmentInfo, tuple[str, ...]], Work]

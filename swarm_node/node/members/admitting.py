@@ -1,4 +1,4 @@
-"""Making tickets, and writing down whom they admit."""
+"""Tickets: made in a home, and recorded in its ledger with the members that they admit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
 
 
 class Invitation(NamedTuple):
-    """A ticket's text, and what it admits."""
+    """A ticket's text, and its entry in the ledger."""
 
     ticket: str
     admission: Admission
 
 
 def admissions(home: Home) -> Ledger[Admission]:
-    """The ledger of the tickets made in this home."""
+    """Return the ledger of the tickets made in this home."""
     return Ledger(home.path / "invitations.json", Admission)
 
 
@@ -37,7 +37,7 @@ def invite(
     member_seconds: int,
     uses: int,
 ) -> Invitation:
-    """A ticket for `name`, signed by root.key. It is in the ledger before anybody can have it.
+    """Make a ticket for `name`, signed by root.key. It is in the ledger before anybody can have it.
 
     Raises:
         HomeError: this home cannot invite, or the ledger cannot be written.
@@ -56,7 +56,8 @@ def invite(
 
 
 def invite_from_stock(home: Home, name: str, addresses: Sequence[str], now: float) -> Invitation:
-    """A ticket for `name` from an issuer file, which decided for how long and for how many.
+    """Take a ticket for `name` from an issuer file. The file fixes its validity and the number of
+    its uses.
 
     Raises:
         HomeError: there is none left, or a file cannot be written.
@@ -77,7 +78,7 @@ def invite_from_stock(home: Home, name: str, addresses: Sequence[str], now: floa
 
 
 def note_issuer_file(home: Home, made: Made) -> None:
-    """Write the certificates of a new issuer file into the ledger, so that each can be revoked.
+    """Record the certificates of a new issuer file in the ledger, so that each can be revoked.
 
     Raises:
         HomeError: the ledger cannot be written.

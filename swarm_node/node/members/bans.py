@@ -1,4 +1,4 @@
-"""Whom this node alone shuns, although they are members. Other nodes do not hear of it."""
+"""Bans: members that this node alone refuses. Other nodes do not hear of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _log = structlog.get_logger(__name__)
 
 
 def ban_ledger(home: Home) -> Ledger[Ban]:
-    """The bans of a home."""
+    """Return the ledger of a home's bans."""
     return Ledger(home.path / "bans.json", Ban)
 
 
 def add(home: Home, name: str, meant: Meant, now: float) -> None:
-    """Ban whom a person meant by `name`.
+    """Ban the peers and issuers that a person called `name`.
 
     Raises:
         HomeError: it is this node itself, or the file cannot be written.
@@ -35,7 +35,7 @@ def add(home: Home, name: str, meant: Meant, now: float) -> None:
 
 
 def remove(home: Home, name: str) -> None:
-    """End the bans of a name or of the end of a peer id.
+    """End the bans of a name, or of the end of a peer id.
 
     Raises:
         HomeError: nobody of this name is banned.
@@ -56,7 +56,7 @@ def remove(home: Home, name: str) -> None:
 
 
 class Bans:
-    """The bans of a running node's home, as they are now: a change of the file counts at once."""
+    """The current bans of a running node's home. A change of the file counts at once."""
 
     def __init__(self, home: Home) -> None:
         self._path = home.path / "bans.json"
@@ -65,7 +65,8 @@ class Bans:
         self._banned: frozenset[str] = frozenset()
 
     def covered(self) -> frozenset[str]:
-        """Who is banned: peer ids, and keys (hex) of issuers, which stand for all their members."""
+        """Return the banned peer ids and issuer keys (hex); a key stands for all members of its
+        issuer."""
         try:
             found = self._path.stat()
             state = (found.st_mtime_ns, found.st_ino)

@@ -22,7 +22,7 @@ from swarm_node.p2p.membership.ticket import MAX_TICKET_CHARS, Ticket, parse_tic
 from swarm_node.p2p.wire.identity import Identity, read_private
 
 MAX_TICKETS: Final = 1000
-#: The tickets of a home that are left.
+#: The file of a home's unused tickets.
 STOCK: Final = "tickets.json"
 _MAX_BYTES: Final = MAX_TICKETS * (MAX_TICKET_CHARS + 16)
 
@@ -30,8 +30,9 @@ _Tickets = Annotated[list[str], Meta(max_length=MAX_TICKETS)]
 
 
 class IssuerFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stock of tickets, and the seed and the certificate (hex) of a steward, empty without one:
-    who only hands out tickets, as a coordinator does, should not be able to expel."""
+    """A stock of tickets, and the seed and the certificate (hex) of a steward. Both are empty
+    without one: a program that only hands out tickets, such as a coordinator, should not be able to
+    expel."""
 
     version: Annotated[int, Meta(ge=1, le=1)]
     tickets: _Tickets
@@ -48,8 +49,8 @@ class Made(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a home took from an issuer file: how many tickets it has now, and its steward. If it
-    joined the swarm with one of them, that is `joined`."""
+    """Contents that a home took from an issuer file: the number of tickets that it has now, and its
+    steward. `joined` is the ticket by which the home joined the swarm, if it did."""
 
     tickets: int
     steward: IssuerBody
@@ -67,7 +68,8 @@ def make(
     uses: int,
     steward: bool = True,
 ) -> Made:
-    """An issuer file with `count` tickets, called "NAME 1" and so on, and perhaps "NAME steward".
+    """Make an issuer file with `count` tickets, called "NAME 1" and so on, and optionally a
+    steward, called "NAME steward".
 
     Raises:
         HomeError: root.key is not here.
@@ -107,8 +109,8 @@ def make(
 
 
 def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
-    """Take the tickets and the steward of an issuer file into `home`. A home that belongs to no
-    swarm joins with the first ticket. Tickets of `known` issuer keys (hex) are left out: they were
+    """Take the tickets and the steward of an issuer file into `home`. A home without a swarm joins
+    with the first ticket. Tickets of `known` issuer keys (hex) are left out, because they were
     given to somebody.
 
     Raises:
@@ -147,7 +149,7 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
 
 
 def take(home: Home, now: float) -> Ticket | None:
-    """The next ticket of the home's stock that has not expired, which is not in it any more.
+    """Remove the next ticket that has not expired from the home's stock and return it.
 
     Raises:
         HomeError: the stock is damaged or cannot be written.
@@ -163,7 +165,8 @@ def take(home: Home, now: float) -> Ticket | None:
 
 
 def tickets_of(source: Path, now: float) -> list[str]:
-    """The tickets of an issuer file that have not expired, for who hands out nothing else of it.
+    """Return the tickets of an issuer file that have not expired, for a program that hands out
+    tickets only.
 
     Raises:
         HomeError: the file cannot be used.
@@ -194,7 +197,7 @@ def _read(source: Path) -> IssuerFile:
 
 
 def _tickets(texts: Sequence[str], now: float) -> list[Ticket]:
-    """Those that have not expired."""
+    """Return the tickets that have not expired."""
     found = []
     for text in texts:
         try:

@@ -1,7 +1,7 @@
-"""What the owner of a home wrote down about others: whom tickets admit, and who is banned.
+"""Ledgers of a home's owner: the tickets made here, and the bans.
 
-Each is one small file of JSON with mode 0600. Both are for people and for this node alone: the
-swarm's own rules travel in certificates and in the revocation list.
+Each is one small JSON file with mode 0600. Both are for people and for this node alone: the swarm's
+own rules are in certificates and in the revocation list.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
 
 
 class Admission(Struct, frozen=True, forbid_unknown_fields=True):
-    """A ticket that was made here: `issuer_key` (hex) signs the certificates of those whom it
-    admits, `uses` of them (0: any number), until `expires`, each for `member_seconds`. A ticket of
-    an issuer file is not `given` to anybody yet; a `steward` admits nobody by a ticket."""
+    """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
+    of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
+    file is not `given` to anybody yet. A `steward` admits nobody by a ticket."""
 
     name: Name
     issuer_key: _Key
@@ -40,7 +40,8 @@ class Admission(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ban(Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer id, or an issuer key (hex) and so everybody whom its ticket admitted."""
+    """A banned peer id, or a banned issuer key (hex), which stands for all members of its
+    ticket."""
 
     name: Annotated[str, Meta(max_length=64)]
     since: UnixSeconds
@@ -52,14 +53,14 @@ Entry = TypeVar("Entry", Admission, Ban)
 
 
 class Ledger(Generic[Entry]):
-    """The entries of one file, oldest first; a file that is not there has none."""
+    """The entries of one file, the oldest first. A file that does not exist has none."""
 
     def __init__(self, path: Path, kind: type[Entry]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
     def entries(self) -> list[Entry]:
-        """All of them.
+        """Read all entries.
 
         Raises:
             HomeError: the file is damaged, or readable by others.
@@ -78,7 +79,7 @@ class Ledger(Generic[Entry]):
         return entries
 
     def write(self, entries: list[Entry]) -> None:
-        """Replace all of them; of more than MAX_ENTRIES, the oldest are dropped.
+        """Replace all entries. Beyond MAX_ENTRIES, the oldest are dropped.
 
         Raises:
             HomeError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Whom a person means: the names and ids of members, from tickets made here and peers met. Pure."""
+"""Look-up of names and ids of members, in the tickets made here and the peers met. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from swarm_node.node.home.home import Membership
 from swarm_node.node.members.ledger import Admission
 from swarm_node.p2p.wire.identity import public_key_of
 
-#: The end of a peer id that is enough where only one peer has it; all ids begin alike.
+#: Characters of a peer id's end that suffice if only one peer has it; all ids begin alike.
 SHORTEST = 6
 
 
 class Meant(NamedTuple):
-    """Peer ids, and issuer keys (hex) with all whom their tickets admit. Either may be empty."""
+    """Peer ids, and issuer keys (hex), which stand for all members of their tickets. Either may be
+    empty."""
 
     peer_ids: tuple[str, ...] = ()
     issuer_keys: tuple[str, ...] = ()
 
 
 def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -> Meant:
-    """Whom `text` names: a peer id or the end of one, or all who came by tickets of a name. The
-    names in the ledger count before those in certificates, which another home may have given.
+    """Find the peers that `text` names: a peer id or the end of one, or all members by tickets of a
+    name. The names in the ledger take precedence over those in certificates, which another home may
+    have given.
 
     Raises:
         HomeError: nobody, or more than one.
@@ -53,7 +55,7 @@ def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -
 
 
 def keys_of(meant: Meant, own: Membership) -> list[bytes]:
-    """The public keys of those to expel.
+    """Return the public keys to expel.
 
     Raises:
         HomeError: this node itself would be expelled.

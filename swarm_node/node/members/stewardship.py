@@ -1,4 +1,4 @@
-"""What the owner of a home decides of the whole swarm: who is out, and when its secret changes.
+"""Statements of a swarm's owner for the whole swarm: the revocation list, and its secret.
 
 Each call writes a statement into the home. A node that runs there reads it at its next heartbeat
 and hands it to its peers; one that starts later does the same.
@@ -22,7 +22,7 @@ from swarm_node.p2p.wire.identity import Identity
 
 
 def revoked(home: Home) -> Statement[Revocations] | None:
-    """The newest revocation list that this home holds, None without one.
+    """Return the newest revocation list of this home, None without one.
 
     Raises:
         HomeError: the file is damaged.
@@ -44,10 +44,10 @@ def revoke(
     outrank: bool = False,
     anew: bool = False,
 ) -> int:
-    """Expel the members and all guests of the issuers with these public keys (32 bytes each). The
-    result is the number of the new list. `outrank` is for a stolen steward's key and needs the
-    root's: no steward can make a list from then on. With `anew` the list names nobody else: the
-    thief may have expelled whom it liked, and as many as a list can name.
+    """Expel the members with these public keys (32 bytes each), and all guests of the issuers with
+    them. Returns the number of the new list. `outrank` needs the root's key, and is for a stolen
+    steward's key: from then on no steward can make a list. With `anew` the list names nobody else,
+    because the thief may have expelled any members, and filled the list.
 
     Raises:
         HomeError: no key that may sign lies here, or the list is full.
@@ -66,10 +66,10 @@ def revoke(
 
 
 def rotate_secret(home: Home, now: float) -> int:
-    """Replace the secret that hides the swarm's records, after members were expelled who know it.
-    The result is the number of the new one. Tickets made before it admit nobody who cannot reach
-    a member directly. After a steward's key was stolen, the root takes a number that no steward can
-    use.
+    """Replace the secret that hides the swarm's records, after the expulsion of members who know
+    it. Returns the number of the new secret. A ticket made before it admits only a newcomer that
+    can reach a member directly. After a steward's key was stolen, the root takes a number that no
+    steward can use.
 
     Raises:
         HomeError: no key that may sign lies here.
@@ -87,7 +87,7 @@ def rotate_secret(home: Home, now: float) -> int:
 
 
 def _signer(home: Home) -> Signer:
-    """The root's key if it lies here, else the steward's."""
+    """Return the root's key if it lies here, else the steward's."""
     if home.is_owner:
         return Signer(Identity.load(home.path / "root.key"), b"")
     steward = home.steward()

@@ -1,4 +1,4 @@
-"""What a node does where its user says nothing: by the model, and by what of it is trained. Pure.
+"""Defaults of a node's settings, by its model and by the weights that it trains. Pure.
 
 | | trained from nothing, as `tiny` | pretrained: adapters | pretrained: all weights |
 | --- | --- | --- | --- |
@@ -26,17 +26,17 @@ from swarm_node.config import Settings, Table
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.config import Qwen2Config
 
-#: A model with fewer weights was trained from nothing on tasks of a few tokens.
+#: A model with fewer weights counts as trained from nothing, on tasks of a few tokens.
 PRETRAINED_WEIGHTS = 50_000_000
 PRESET, LONGEST_ANSWER = "chat", 512
-#: Environments with a preset of that name.
+#: Environments that have this preset.
 _WITH_CHAT = frozenset({"drills", "reasoning_gym"})
 _SAMPLING = {"max_new_tokens": LONGEST_ANSWER, "group_size": 8, "tasks_per_call": 8}
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
 
 
 def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
-    """`settings` for a model of this shape. What the user set stays."""
+    """Return `settings` with the defaults for a model of this shape. Settings of the user stay."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
     changed: dict[str, Any] = {
@@ -52,13 +52,13 @@ def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
 
 
 def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
-    """`table` with those of `values` that the user did not set."""
+    """Return `table` with those of `values` that the user did not set."""
     others = {key: value for key, value in values.items() if key not in table.model_fields_set}
     return table.model_copy(update=others)
 
 
 def for_training(settings: Settings, shape: Qwen2Config, training: TrainingMethod) -> Settings:
-    """`settings` for training so much of a model of this shape."""
+    """Return `settings` with the defaults for a model of this shape and a training method."""
     chosen = "learning_rate" in settings.training.model_fields_set
     if chosen or shape.weight_count < PRETRAINED_WEIGHTS:
         return settings

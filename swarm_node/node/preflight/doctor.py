@@ -1,4 +1,5 @@
-"""Judges what a start depends on: `swarm-node doctor` shows all of it, `join` what is wrong. Pure.
+"""Judges the facts that a start depends on: `swarm-node doctor` shows all findings, `join` the
+faults. Pure.
 
 An error makes a start impossible. A warning says that the node will not work as its owner expects.
 """
@@ -33,12 +34,12 @@ _GIB = 1 << 30
 _DAY = 86_400
 _WARN_DAYS = 14
 _ON_CPU = "the CPU with `--set run.device=cpu`"
-#: The first driver of NVIDIA for a major version of CUDA.
+#: The first NVIDIA driver for each major version of CUDA.
 _DRIVERS = {12: 525, 13: 580}
 
 
 class Finding(NamedTuple):
-    """One judgement: what was `found`, and the `remedy` if something is wrong."""
+    """One judgement: the text `found`, and the `remedy` if something is wrong."""
 
     subject: str
     level: Level
@@ -47,7 +48,7 @@ class Finding(NamedTuple):
 
 
 def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list[Finding]:
-    """Everything that a start with `settings` depends on, for a model of `shape`, if known."""
+    """Judge all facts of a start with `settings`, for a model of `shape` if it is known."""
     findings = [_python(facts), _home(facts), _gpu(facts, settings)]
     try:
         machine = machine_of(facts, settings)
@@ -77,7 +78,7 @@ def refuse(findings: list[Finding]) -> None:
 
 
 def machine_of(facts: Facts, settings: Settings) -> Machine:
-    """The machine of these facts, as `fit.this_machine` finds it.
+    """Return the machine of these facts, as `fit.this_machine` finds it.
 
     Raises:
         ConfigError: see `computed_on`.
@@ -120,7 +121,7 @@ def _gpu(facts: Facts, settings: Settings) -> Finding:
 
 
 def _unseen(facts: Facts) -> tuple[str, str]:
-    """Why torch sees no GPU where there is one, and what to do."""
+    """Explain why torch sees none of the machine's GPUs, with a remedy."""
     card, torch = facts.card, facts.torch
     if card is None:
         why = f"NVIDIA's driver does not answer ({facts.smi_fault})"
@@ -193,7 +194,7 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 def _model(
     facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
 ) -> Iterator[Finding]:
-    """Whether the model fits memory, GPU, shared memory and disk."""
+    """Check that the model fits memory, GPU, shared memory and disk."""
     if shape is None:
         text = f"{settings.model}: its size is known after the download of its config.json"
         yield Finding("model", "ok", text)
@@ -222,7 +223,8 @@ def _model(
 
 
 def _stage(plan: Plan) -> tuple[bool, str, int]:
-    """What a user notices of a plan; the size of micro-batches is no reason to clear a card."""
+    """Return the parts of a plan that a user notices. The size of micro-batches is no reason to
+    clear a card."""
     return plan.training.lora_rank > 0, plan.sharing, plan.rows
 
 
@@ -263,7 +265,7 @@ def _clock(facts: Facts) -> Finding:
 
 
 def _environment(facts: Facts, settings: Settings) -> Iterator[Finding]:
-    """Only for an environment whose package is an extra."""
+    """Check the package of an environment that is an extra; others give no finding."""
     name = settings.environment.name
     if name not in EXTRAS:
         return
@@ -276,7 +278,7 @@ def _environment(facts: Facts, settings: Settings) -> Iterator[Finding]:
 
 
 def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
-    """Only for the stack that is not always installed."""
+    """Check the network stack that is not always installed; the other one gives no finding."""
     if settings.network.stack != "libp2p":
         return
     if facts.libp2p:
@@ -330,7 +332,7 @@ def _membership(facts: Facts) -> Iterator[Finding]:
 
 
 def _held(facts: Facts) -> str:
-    """Who holds the GPU's memory, in words."""
+    """List the processes that hold the GPU's memory."""
     return ", ".join(
         f"{holder.name} (process {holder.pid}"
         + (f", {gib(holder.held)} GiB)" if holder.held is not None else ")")
@@ -339,7 +341,7 @@ def _held(facts: Facts) -> str:
 
 
 def _same(version: str, wanted: str) -> bool:
-    """Whether versions agree; a build ("+cpu") counts where both name one."""
+    """Compare two versions. A build ("+cpu") counts only if both name one."""
     pair = version.partition("+"), wanted.partition("+")
     return pair[0][0] == pair[1][0] and (not (pair[0][2] and pair[1][2]) or pair[0] == pair[1])
 
@@ -349,10 +351,10 @@ def _date(seconds: float) -> str:
 
 
 def gib(size: int) -> str:
-    """The number of GiB, as GPUs are measured."""
+    """Format a size in GiB, the unit of GPU memory."""
     return f"{size / _GIB:,.1f}"
 
 
 def amount(size: int) -> str:
-    """An amount of main memory or disk, as `swarm-node` writes it."""
+    """Format a size of main memory or disk, as `swarm-node` writes it."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

@@ -1,5 +1,5 @@
-"""Checks of an environment, for `swarm-node env check`: it agrees with itself in two processes, and
-a model answers some of its tasks right and some wrong."""
+"""Checks of an environment, for `swarm-node env check`: two processes make the same tasks and
+rewards, and a model answers some of its tasks right and some wrong."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ async def check_environment(
     sampling: Sampling,
     answers: int,
 ) -> list[Said]:
-    """What is right and wrong with an environment, in the order of the checks. `model` is the
-    directory of the one that gives about so many `answers`, with the group size of `sampling`. A
-    check that fails ends the list where the next one needs it."""
+    """Judge an environment, in the order of the checks. `model` is the directory of the model that
+    gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
+    if the next check depends on it."""
     found: list[Said] = []
     async with AsyncExitStack() as stack:
         hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
@@ -116,7 +116,7 @@ async def _answered(
     sampling: Sampling,
     answers: int,
 ) -> list[Answered]:
-    """The model's answers to as many tasks of each family."""
+    """Return the model's answers to the same number of tasks of each family."""
     codec = Codec.from_directory(model)
     sampler = TorchSampler.from_directory(model, codec=codec)
     each = max(1, round(answers / sampling.group_size / len(families)))
@@ -145,7 +145,7 @@ async def _answered(
 
 
 async def _scoring(other: ProcessEnvironmentHost, made: Sequence[Answered]) -> Said:
-    """Score every answer again, in another process."""
+    """Score every answer again, in another process, and compare."""
     count = sum(len(each.answers) for each in made) or 1
     seconds = sum(each.judged.seconds for each in made) / count
     for each in made:
@@ -174,7 +174,7 @@ async def _scoring(other: ProcessEnvironmentHost, made: Sequence[Answered]) -> S
 
 
 def _learnable(made: Sequence[Answered], family: str, sampling: Sampling) -> Said:
-    """What the model answers right, and whether that is something to learn from."""
+    """Judge the model's answers to one family: some right and some wrong can be learnt from."""
     rewards = [reward for each in made for reward in each.judged.rewards]
     if not rewards:
         remedy = "lower sampling.max_new_tokens, or leave the family out"

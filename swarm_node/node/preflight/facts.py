@@ -1,7 +1,7 @@
-"""What a start of a node depends on: facts of the machine, the installation and the home.
+"""Facts that a node's start depends on, of the machine, the installation and the home.
 
-`gather` looks and decides nothing. It writes nothing, and each question that it asks another
-program has a deadline. `doctor.py` judges the facts. No torch is imported here.
+`gather` collects them and judges nothing. It writes nothing, and every query to another program has
+a deadline. `doctor.py` judges the facts. Torch is not imported here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ print(json.dumps([found.gpus, found.bfloat16]))
 
 
 class Card(NamedTuple):
-    """The GPU that the node would use, as nvidia-smi describes it. `cuda` is the newest CUDA that
-    the driver supports, as (major, minor)."""
+    """The GPU that the node would use, as nvidia-smi describes it. `cuda` is the newest CUDA
+    version that the driver supports, as (major, minor)."""
 
     name: str
     driver: str
@@ -62,7 +62,7 @@ class Card(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A process that computes on the GPU, and the bytes of the card that it holds, if known."""
+    """A process that computes on the GPU. `held` is its GPU memory in bytes, if known."""
 
     pid: int
     name: str
@@ -70,15 +70,15 @@ class Holder(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """The installed torch, and the CUDA that it was built with ("13.0"), if any."""
+    """The installed torch, and the CUDA version that it was built with ("13.0"), if any."""
 
     version: str
     cuda: str | None
 
 
 class Seen(NamedTuple):
-    """What torch sees of the GPUs, and torch's own words where it sees none. It says the `memory`
-    of the GPU that the node would use where nvidia-smi does not."""
+    """The GPUs that torch sees, and torch's own message if it sees none. Without nvidia-smi,
+    `memory` is that of the GPU that the node would use."""
 
     hardware: Hardware
     fault: str = ""
@@ -86,8 +86,8 @@ class Seen(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A ticket or a membership: the end of its time in Unix seconds, or why it cannot be used. A
-    ticket is not `needed` where its home is a member of its swarm already."""
+    """A ticket or a membership: the end of its validity in Unix seconds, or the reason why it
+    cannot be used. A ticket is not `needed` if its home is already a member of its swarm."""
 
     until: float | None
     fault: str = ""
@@ -96,14 +96,15 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
+    """All facts that `doctor` judges. Sizes are in bytes and free, times in Unix seconds.
 
-    With `ipc`, processes can share the GPU's memory; with `bitsandbytes` or `libp2p`, it is
-    installed. `extras` are the environments of `EXTRAS` whose package is.
-    `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
-    is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
-    without /dev/shm. `disk` is what the home's checkpoints may take. `busy` are
-    (address, reason) of addresses that cannot be listened on."""
+    With `ipc`, processes can share the GPU's memory. `bitsandbytes` and `libp2p` are True if they
+    are installed. `extras` are the environments of `EXTRAS` with an installed package. `smi_fault`
+    is the reason why nvidia-smi named no card, "" without an nvidia-smi. `built` is the time of
+    this program's installation. `synchronized` is None if unknown. `shared` is None without
+    /dev/shm. `disk` is the space for the home's checkpoints. `busy` are (address, reason) of
+    addresses that cannot be listened on.
+    """
 
     system: str
     python: tuple[int, int]
@@ -141,9 +142,10 @@ def gather(
     seen: Seen | None = None,
     cards: int = 1,
 ) -> Facts:
-    """The facts for a node that computes on `device` (the setting), or on so many `cards` from that
-    on, and wants to listen on these addresses, with the text of its ticket. `seen` is what torch
-    sees; without it another process asks torch, where nvidia-smi names a GPU."""
+    """Collect the facts for a node that computes on `device` (the setting), or on so many `cards`
+    from it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`.
+    `seen` is torch's view of the GPUs. Without it, another process asks torch if nvidia-smi names a
+    GPU."""
     now = time.time()
     index = int(device.partition(":")[2] or 0)
     card, smi_fault = find_card(index, cards)
@@ -183,8 +185,8 @@ def gather(
 
 
 def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
-    """The GPU that CUDA numbers `index`, or None and why nvidia-smi named none. Its memory is that
-    of the one with the least free of `count`."""
+    """Return the GPU with CUDA's number `index`, or None and the reason why nvidia-smi named none.
+    Its memory is that of the card with the least free among `count`."""
     if shutil.which("nvidia-smi") is None:
         return None, "a GPU of NVIDIA, and no nvidia-smi" if _has_nvidia() else ""
     visible = visible_gpu(index)
@@ -203,20 +205,22 @@ def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
 
 
 def parse_cuda(log: str) -> tuple[int, int] | None:
-    """The CUDA version of the driver in what `nvidia-smi -q` prints."""
+    """Read the driver's CUDA version from the output of `nvidia-smi -q`."""
     match = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d{1,3})\.(\d{1,3})", log)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def find_holders() -> tuple[Holder, ...]:
-    """The processes that compute on GPUs here; a container does not see those outside of it."""
+    """Return the processes that compute on GPUs here. A container does not see those outside of
+    it."""
     asked = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
     answer, _ = _asked(["nvidia-smi", *asked], _SMI_SECONDS)
     return parse_holders(answer or "")
 
 
 def parse_holders(answer: str) -> tuple[Holder, ...]:
-    """The rows "pid, name, MiB" of nvidia-smi; a name may hold commas, a size may be unknown."""
+    """Parse the rows "pid, name, MiB" of nvidia-smi. A name may hold commas, and a size may be
+    unknown."""
     rows = re.findall(r"^\s*(\d{1,10}), (.{1,4096}), (\d{1,9}|\[.{1,30}\])\s*$", answer, re.M)
     return tuple(
         Holder(int(pid), name[-60:], int(size) << 20 if size.isdecimal() else None)
@@ -225,7 +229,7 @@ def parse_holders(answer: str) -> tuple[Holder, ...]:
 
 
 def ask_torch(device: str) -> Seen:
-    """What torch sees of the GPUs, asked in a process that may die, hang or warn."""
+    """Ask torch for its GPUs, in a process that may die, hang or warn."""
     answer, fault = _asked([sys.executable, "-c", _LOOK, device], _TORCH_SECONDS)
     try:
         gpus, half = json.loads((answer or "").strip().rpartition("\n")[2])
@@ -235,7 +239,8 @@ def ask_torch(device: str) -> Seen:
 
 
 def installed_torch() -> Torch | None:
-    """The installed torch, by its metadata and the text of its version.py; it is not imported."""
+    """Return the installed torch, from its metadata and the text of its version.py. It is not
+    imported."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -249,8 +254,8 @@ def installed_torch() -> Torch | None:
 
 
 def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
-    """The addresses of `listen` that are none or whose port cannot be bound, and why; port 0 is the
-    home's `kept` one, or any."""
+    """Return the addresses of `listen` that are malformed or whose port cannot be bound, with the
+    reason. Port 0 stands for the home's `kept` port, or any port."""
     busy = []
     for address in listen:
         match = _LISTEN.fullmatch(address)
@@ -271,7 +276,7 @@ def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
 
 
 def read_ticket(text: str, home: Home, now: float) -> Paper:
-    """Until when a ticket admits, or why it does not."""
+    """Return the end of a ticket's validity, or the reason why it does not admit."""
     try:
         return Paper(parse_ticket(text, now).expires)
     except TicketExpiredError as error:
@@ -282,7 +287,7 @@ def read_ticket(text: str, home: Home, now: float) -> Paper:
 
 
 def read_membership(home: Home) -> Paper | None:
-    """Until when the home's node is a member of its swarm; None where it belongs to none."""
+    """Return the end of this home's membership, None if it belongs to no swarm."""
     try:
         if not home.has_swarm:
             return None
@@ -295,7 +300,7 @@ def read_membership(home: Home) -> Paper | None:
 
 
 def _has_nvidia() -> bool:
-    """Whether Linux lists a display controller (class 03) of NVIDIA."""
+    """Check Linux's list of PCI devices for a display controller (class 03) of NVIDIA."""
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             kind, vendor = (device / "class").read_text(), (device / "vendor").read_text()
@@ -312,7 +317,7 @@ def _synchronized() -> bool | None:
 
 
 def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
-    """What a program printed, None if it failed; and the last line of its complaint."""
+    """Return a program's output, None if it failed, and the last line of its error output."""
     try:
         done = bounded_run(command, seconds)
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""The first lines of `join`: what the node trains, on what, and where. Pure."""
+"""The first lines of `join`: device, sampler, model, training, tasks and home. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Line(NamedTuple):
 def start_lines(
     settings: Settings, facts: Facts, machine: Machine, found: Fit, shape: Qwen2Config
 ) -> Iterator[Line]:
-    """What a node will do that trains a model of `shape` as `found` says."""
+    """Describe a node that trains a model of `shape` as `found` says."""
     name, device = settings.model, found.where.device
     card = None if device == "cpu" else facts.card
     told = device.upper() if card is None else f"{card} ({device})"
@@ -85,13 +85,13 @@ def _training(
 
 
 def download_line(download: Download) -> Line:
-    """The line of a download that begins."""
+    """Return the line of a download that begins."""
     told = f"{download.files} files, {amount(download.size)} to {download.cache}"
     return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
 
 
 def invite_line(swarm: str, home: Path, default: Path) -> Line:
-    """What the founder of a swarm types, elsewhere, to admit the next node."""
+    """Return the founder's command that admits the next node."""
     option = "" if home == default else f" --home {home}"
     command = f"swarm-node invite{option} --name NAME --out NAME.ticket"
     told = f"founded swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
@@ -99,5 +99,5 @@ def invite_line(swarm: str, home: Path, default: Path) -> Line:
 
 
 def finding_line(finding: Finding) -> Line:
-    """The line of something that is wrong."""
+    """Return the line of a finding that is wrong."""
     return Line(finding.subject, f"{finding.found}\n→ {finding.remedy}", finding._asdict(), True)

@@ -1,4 +1,4 @@
-"""Check that a model fits a machine and its disk, and plan the machine's use: one answer for
+"""Fit of a model to a machine and its disk, and the plan of the machine's use: one answer for
 `swarm-node plan`, `join` and the engine. Pure, but for `this_machine` and `gpu_memory`.
 
 Cheap to import, as a command line must be.
@@ -52,7 +52,7 @@ from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
-#: lora_shrink_op.py of vLLM 0.32 asserts it: an engine in float32 dies of its first adapter.
+#: lora_shrink_op.py of vLLM 0.32 asserts it: an engine in float32 ends at its first adapter.
 _ADAPTERS_NEED_HALF = "on a GPU, vLLM takes adapters in bfloat16 only"
 _NO_HALF = (
     f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
@@ -61,7 +61,7 @@ _NO_HALF = (
 
 
 class GpuMemory(NamedTuple):
-    """Bytes of a card."""
+    """Free and total bytes of a card."""
 
     free: int
     total: int
@@ -69,10 +69,10 @@ class GpuMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides how a node works here: where the policy is computed, the bytes of main memory
-    that are free, the memory of that GPU (of several, of the one with the least free; None on a
-    CPU), the installed vLLM, whether processes can share the GPU's memory (CUDA IPC), and whether
-    bitsandbytes is installed."""
+    """Facts of a machine that decide its use: the device of the policy, the free main memory in
+    bytes, that GPU's memory (of several, the one with the least free; None on a CPU), the installed
+    vLLM, `ipc` if processes can share GPU memory by CUDA IPC, and `bitsandbytes` if it is
+    installed."""
 
     where: Placement
     free: int
@@ -84,10 +84,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
-    `training` says how the trainer uses its memory, `plan` how the GPU is divided, the first
-    of several: None on a CPU. With `ipc`, vLLM gets all weights through the GPU's memory. With
-    `shares_base`, the sampler shares the frozen base of adapters."""
+    """The use of a machine. With `vllm`, vLLM samples; `why` is the reason for the choice of
+    engine. `training` is the trainer's use of memory. `plan` divides the (first) GPU; None on a
+    CPU. With `ipc`, vLLM gets all weights through GPU memory. With `shares_base`, the sampler
+    shares the frozen base of adapters."""
 
     where: Placement
     vllm: bool
@@ -103,7 +103,7 @@ class Fit:
 
 
 def this_machine(settings: Settings) -> Machine:
-    """The machine this runs on, as `settings` want to use it.
+    """Return this machine, as `settings` want to use it.
 
     Raises:
         ConfigError: see `computed_on`.
@@ -118,8 +118,8 @@ def this_machine(settings: Settings) -> Machine:
 def computed_on(
     settings: Settings, found: Hardware, memory: Callable[[int, int], GpuMemory | None]
 ) -> tuple[Placement, GpuMemory | None]:
-    """Where `settings` want the policy to be computed, and the memory of that GPU, which `memory`
-    says of so many GPUs from one on; None on a CPU.
+    """Return the policy's device by `settings`, and that GPU's memory (None on a CPU). `memory` is
+    called with the first GPU's number and the number of GPUs.
 
     Raises:
         ConfigError: there is no such device, or nobody knows its memory.
@@ -138,8 +138,8 @@ def computed_on(
 
 
 def card(settings: Settings, vram: int) -> Machine:
-    """A machine with plenty of main memory and a card with `vram` bytes, all of them free. It has
-    the vLLM of this machine, or the right one if `settings` ask for vLLM."""
+    """Return a machine with plenty of main memory and a card of `vram` bytes, all free. It has this
+    machine's vLLM, or the right one if `settings` ask for vLLM."""
     half, vllm = settings.training.dtype != "float32", installed_vllm()
     if settings.sampling.engine == "vllm":
         vllm = VllmBuild("vllm", VLLM_VERSION, on_cpu=False)
@@ -150,8 +150,8 @@ def card(settings: Settings, vram: int) -> Machine:
 def engine_of(
     settings: Settings, machine: Machine, shape: Qwen2Config | None = None
 ) -> EngineChoice:
-    """The engine that samples on `machine`, and why. With the model's `shape`, "auto" takes the
-    built-in sampler where only that fits: it can share a base of four bits too.
+    """Return the engine that samples on `machine`, and the reason. With the model's `shape`, "auto"
+    takes the built-in sampler if only that fits: it can share a base of four bits, too.
 
     Raises:
         ModelError: the settings ask for vLLM, and the machine has none that fits its device, or
@@ -174,8 +174,8 @@ def engine_of(
 
 
 def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qwen2Config) -> Job:
-    """What a node with these settings and this engine asks of a GPU for a model of this shape; what
-    the user did not set is left open.
+    """Return this node's demands on a GPU for a model of this shape. Settings that the user did not
+    set stay open.
 
     Raises:
         ConfigError: settings do not fit together.
@@ -200,12 +200,12 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qw
 
 
 def rows_at_once(settings: Settings) -> int:
-    """How many answers are wanted at once."""
+    """Return the number of answers that are sampled at once."""
     return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
 def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
-    """How a node with these settings trains and samples a model of this shape on `machine`.
+    """Plan how a node with these settings trains and samples a model of this shape on `machine`.
 
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
@@ -253,8 +253,8 @@ def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
 
 
 def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) -> str | None:
-    """What there is to say of a disk on which checkpoints may take `room` bytes, those there
-    included; None if all fit that are kept.
+    """Check a disk on which checkpoints may take `room` bytes, existing ones included. Returns a
+    warning, None if all checkpoints to keep fit.
 
     Raises:
         HomeError: the first two do not fit. One must stay while the next is written.
@@ -282,7 +282,7 @@ def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) ->
 
 
 def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
-    """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
+    """Bytes of shared memory for passing weights to the sampler: the versions that are kept, the
     next one, and a base that both processes map."""
     rank, copies, width = found.training.lora_rank, KEEP_VERSIONS + 1, 2 if found.where.half else 4
     if found.ipc:
@@ -295,9 +295,9 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
 
 
 def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
-    """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says: of
-    `count` from the `first` on, of the one with the least free. None where one is not there, or no
-    nvidia-smi. Nothing is put on the GPUs for that."""
+    """Ask nvidia-smi for the memory of `count` GPUs from `first` on, as torch numbers them. Returns
+    that of the GPU with the least free, None without one of them or nvidia-smi. Uses no GPU
+    memory."""
     command = shutil.which("nvidia-smi")
     names = [visible_gpu(index) for index in range(first, first + count)]
     visible = ",".join(name for name in names if name)
@@ -308,7 +308,7 @@ def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
 
 
 def torch_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
-    """The same as torch says, in a process that may die, and whose context goes with it."""
+    """Ask torch the same, in a process that may die and whose context ends with it."""
     program = (
         "from swarm_node.policy.placement import hardware; hardware(); import torch; "
         f"[print(*(size >> 20 for size in torch.cuda.mem_get_info({first} + n)), sep=', ')"
@@ -326,12 +326,12 @@ def _answered(command: list[str], seconds: float) -> GpuMemory | None:
 
 
 def has_ipc() -> bool:
-    """Whether processes can share a GPU's memory by CUDA IPC, which does not exist on WSL2."""
+    """Check for CUDA IPC, by which processes share a GPU's memory. WSL2 does not have it."""
     return "microsoft" not in platform.release()
 
 
 def visible_gpu(index: int) -> str | None:
-    """How nvidia-smi names the GPU that CUDA numbers `index` here; None without one."""
+    """Return nvidia-smi's name of the GPU with CUDA's number `index`; None without one."""
     limited = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
     visible = "".join(names).strip()
@@ -340,8 +340,8 @@ def visible_gpu(index: int) -> str | None:
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
-    """The one with the least free of the cards that a program told, each in a line "free, total"
-    in MiB; None where one makes no sense."""
+    """Parse one line "free, total" in MiB for each card. Returns the card with the least free, None
+    if a line is malformed."""
     lines = [re.fullmatch(rb"\s*(\d{1,9}), *(\d{1,9})\s*", line) for line in answer.splitlines()]
     cards = [GpuMemory(int(one[1]) << 20, int(one[2]) << 20) for one in lines if one]
     sound = all(0 < free <= total <= _MOST_GIB * _GIB for free, total in cards)
@@ -351,8 +351,8 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
 def _unplanned(
     settings: Settings, shape: Qwen2Config, job: Job, machine: Machine
 ) -> TrainingMethod:
-    """How a trainer on a CPU works: the first way with which this machine's processes fit its
-    memory, else the one that takes least. All weights come before adapters, as in a plan."""
+    """Choose a CPU trainer's method: the first with which this machine's processes fit its memory,
+    else the one that takes least. All weights come before adapters, as in a plan."""
     for way in unplanned_ways(job):
         parts = footprint(
             shape,
@@ -370,7 +370,7 @@ def _unplanned(
 
 
 def _base(settings: Settings, *, possible: bool) -> Literal["auto", "whole", "nf4"]:
-    """How the base may be held. Four bits are tried where it is `possible`: where the library is
+    """Return the allowed forms of the base. Four bits are tried if it is `possible`: the library is
     installed, and the built-in sampler shares the base.
 
     Raises:

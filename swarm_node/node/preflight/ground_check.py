@@ -1,5 +1,5 @@
-"""Checks of the questions of an environment, for `swarm-node env check`: their number, the distance
-of held-out ones from training, and the reward of a model that always says the same."""
+"""Checks of an environment's questions, for `swarm-node env check`: their number, the overlap of
+held-out questions with training, and the reward of a constant answer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from swarm_node.environments.survey import Survey
 from swarm_node.node.figures.snapshot import Said
 from swarm_node.rollout import TaskRef
 
-#: Draws of a family, and the seconds after which they are cut off.
+#: The most draws of a family, and the seconds after which drawing is cut off.
 DRAWS, SECONDS = 10_000, 5.0
 #: A family with fewer questions can be learnt by heart.
 _FEW_QUESTIONS = 10_000
-#: A constant answer that scores more hides what a model learns.
+#: A constant answer with a higher reward hides the learning of a model.
 _GOOD_CONSTANT = 0.1
-#: Other tasks on which the frequent answers are scored, and the seconds for that.
+#: Other tasks on which the most frequent answers are scored, and the seconds for it.
 _SCORED, _SCORE_SECONDS = 200, 5.0
 _SHOWN_CHARS = 30
 
@@ -26,7 +26,7 @@ _SHOWN_CHARS = 30
 async def check_questions(
     host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str
 ) -> list[Said]:
-    """What is right and wrong with the questions of a family."""
+    """Judge the questions of a family."""
     found = await host.survey(family, DRAWS, SECONDS)
     said = [_questions(family, found)]
     if not found.answers:
@@ -65,7 +65,7 @@ def _constant(family: str, answer: str, reward: float, tasks: int) -> Said:
 async def _best_constant(
     host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str, answers: Sequence[str]
 ) -> tuple[str, float, int]:
-    """The best of `answers` on other tasks, its mean reward, and the number of tasks."""
+    """Return the best of `answers` on other tasks, its mean reward, and the number of tasks."""
     totals, tasks = [0.0] * len(answers), 0
     until = SYSTEM_CLOCK.now() + _SCORE_SECONDS
     while tasks < _SCORED and (not tasks or SYSTEM_CLOCK.now() < until):

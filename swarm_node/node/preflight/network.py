@@ -1,7 +1,7 @@
 """Judges the network for `swarm-node doctor --network`. Pure, but for `try_addresses`.
 
-Of a running node it judges what members found. Before a start it judges whether the nodes answer
-that the ticket names.
+For a running node it judges the findings of members. Before a start it judges the replies of the
+nodes that the ticket names.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from swarm_node.p2p.addresses.addresses import parse_address, resolve, split_end
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import NATS, Outcome, Verdict, listed, place
 
-#: Seconds by which a clock may be wrong: before its owner hears of it, and before certificates and
-#: heartbeats are refused.
+#: Seconds of clock error that warn the owner, and seconds from which peers refuse this node's
+#: certificates and heartbeats.
 _CLOCK_WARNING, _CLOCK_ERROR = 30.0, 300.0
 _MOST_TRIED = 8
 _UNREACHED: Mapping[Outcome, str] = {
@@ -30,7 +30,7 @@ _UNREACHED: Mapping[Outcome, str] = {
 
 
 def judge_network(report: NetworkReport) -> Iterator[Finding]:
-    """What a running node found."""
+    """Judge the network of a running node."""
     reach = report.reach
     yield judge_reach(reach)
     yield Finding("nat", "ok", NATS[reach.nat])
@@ -43,13 +43,13 @@ def judge_network(report: NetworkReport) -> Iterator[Finding]:
 
 
 def judge_reach(reach: Verdict) -> Finding:
-    """Whether members can reach a running node."""
+    """Judge members' access to a running node."""
     level: Level = "warning" if reach.kind == "unreachable" else "ok"
     return Finding("reach", level, reach.text, reach.remedy)
 
 
 def judge_addresses(tried: Mapping[str, Outcome]) -> Iterator[Finding]:
-    """What of the nodes answers that ticket and settings name, by address."""
+    """Judge the nodes that ticket and settings name, by address."""
     yield Finding("reach", "ok", "known while the node runs: start it, and ask again")
     for address, outcome in tried.items():
         shown = address.rpartition("/p2p/")[0] or address
@@ -63,7 +63,8 @@ def judge_addresses(tried: Mapping[str, Outcome]) -> Iterator[Finding]:
 
 
 async def try_addresses(addresses: Sequence[str]) -> dict[str, Outcome]:
-    """How a connection to each of these addresses ends, at most eight of them."""
+    """Try a connection to each of these addresses, at most eight of them, and return its
+    outcome."""
     chosen = list(dict.fromkeys(addresses))[:_MOST_TRIED]
     ends = await asyncio.gather(*map(_try, chosen))
     return dict(zip(chosen, ends, strict=True))

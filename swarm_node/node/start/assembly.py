@@ -1,4 +1,4 @@
-"""Assembles a node from its parts. A real node and a simulated one differ in the parts alone."""
+"""Assembles a node from its parts. A real node and a simulated one differ only in the parts."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-#: Answers to each of the unseen tasks by which pass@k is measured.
+#: Answers to each of the unseen tasks that measure pass@k.
 _EVAL_TRIES = 4
 
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
-    """A node of these parts, which does nothing until `Node.run`."""
+    """Make a node of these parts. It does nothing until `Node.run`."""
     shared = make_shared(
         settings, membership, parts.clock, parts.office, parts.banned, parts.buffer
     )
@@ -75,7 +75,7 @@ def make_shared(
     banned: Callable[[], frozenset[str]] = nobody,
     make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
 ) -> Shared:
-    """What the loops of the node of `membership` share, empty."""
+    """Make the empty state that the loops of the node of `membership` share."""
     buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
     members = Members(membership.swarm, clock.wall, keeper, banned)
     return Shared(
@@ -90,7 +90,7 @@ def make_shared(
 
 
 def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
-    """The learner of the node `peer_id`."""
+    """Make the learner of the node `peer_id`."""
     return Learner(
         parts,
         shared,
@@ -145,7 +145,7 @@ def _open_work(
         partial(check_tokens, parts.codec),
         parts.codec.encode_answer,
     )
-    # Server and exchange draw from one generator.
+    # Server and exchange share one generator.
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
     exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
@@ -181,7 +181,7 @@ def _evaluator(
 def _reaching(
     settings: Settings, membership: Membership, parts: Parts, shared: Shared
 ) -> ReachingTransport:
-    """The node's transport, with relays where peers cannot be dialled."""
+    """Make the node's transport, with relays for peers that cannot be dialled."""
     return ReachingTransport(
         parts.transport,
         membership.identity,
@@ -228,7 +228,7 @@ def _coordinating(
     own: Credentials,
     meeting: Meeting,
 ) -> Coordinating | None:
-    """The loop with the coordinator, if the settings or the ticket name one."""
+    """Make the loop with the coordinator, if the settings or the ticket name one."""
     url = settings.network.coordinator
     if not url:
         return None
@@ -304,7 +304,8 @@ def _probing(
     reaching: ReachingTransport,
     rng: random.Random,
 ) -> tuple[Mapping[str, Answer], Prober | None, Puncher | None]:
-    """What answers members that ask for a probe or a direct link, and what asks them for one."""
+    """Make the answers to members that ask for a probe or a direct link, and the parts that ask
+    members for one."""
     if parts.knock is None:
         return {}, None, None
     asker, transport, directory = exchange.asker, parts.transport, shared.directory
@@ -334,7 +335,7 @@ def _probing(
 def _puncher(
     exchange: Exchange, parts: Parts, shared: Shared, reaching: ReachingTransport
 ) -> Puncher:
-    """What opens direct links between nodes behind NAT."""
+    """Make the part that opens direct links between nodes behind NAT."""
 
     async def ask(peer_id: str, payload: bytes) -> bytes | None:
         peer = shared.directory.get(peer_id)
@@ -392,6 +393,6 @@ def _exchange(
 
 
 def _rng(purpose: str, settings: Settings, peer_id: str) -> random.Random:
-    """A generator for one purpose. What is drawn for training then does not depend on peers."""
+    """Make a generator for one purpose. Draws for training then do not depend on peers."""
     seed = f"{purpose}:{settings.run.seed}:{peer_id}"
     return random.Random(seed)  # noqa: S311 - reproducible, not secret

@@ -1,6 +1,6 @@
 """Builds a real node from its settings: the one place that picks engines and network stacks.
 
-This module makes the parts, and `assembly.py` makes the node of them.
+This module makes the parts, and `assembly.py` assembles them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from swarm_node.storage import Storage
 def build_parts(
     settings: Settings, home: Home, membership: Membership, model: Model, found: Fit
 ) -> Parts:
-    """The parts of a real node that trains `model` as `found` says.
+    """Make the parts of a real node that trains `model` as `found` says.
 
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
@@ -79,7 +79,7 @@ def build_parts(
     metrics = MetricsFile(home.metrics)
 
     def processes() -> dict[str, int]:
-        """Process ids of the running ones, by name."""
+        """Return the process ids of the running child processes, by name."""
         pids = {"trainer": trainer.pid, "network": transport.daemon_pid, **environment.pids}
         if isinstance(sampler, FallbackSampler):
             pids["engine"] = sampler.pid
@@ -157,7 +157,7 @@ def _make_trainer(
 
 
 def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler | FallbackSampler:
-    """The sampler; `found` says which one, and how much of the GPU it may take.
+    """Make the sampler. `found` says which one, and its share of the GPU.
 
     Raises:
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
@@ -173,7 +173,7 @@ def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler |
 
 
 def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
-    """The built-in sampler, by choice or in the place of an engine that failed.
+    """Make the built-in sampler, by choice or in place of an engine that failed.
 
     Raises:
         ModelError, ConfigError: see `TorchSampler.from_directory`.
@@ -199,9 +199,9 @@ async def run_node(
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
-    """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM).
-    `screen` tells how it goes, and `on_running` is told the node's addresses once others can dial
-    it. `reloading` reads its settings again (by API or SIGHUP).
+    """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM). `screen`
+    shows its progress. `on_running` gets the node's addresses once others can dial it. `reloading`
+    reads its settings again (by API or SIGHUP).
 
     Raises:
         SwarmNodeError: it cannot start.

@@ -1,5 +1,5 @@
-"""What of a node's settings each component gets: the only place that translates them. Pure, but for
-`resumed`, which reads what the newest checkpoint trains."""
+"""Translation of a node's settings into those of its components: the only place for it. Pure, but
+for `resumed`, which reads what the newest checkpoint trains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from swarm_node.policy.training.settings import Published, TrainerSettings
 
 
 def resumed(settings: Settings, checkpoints: Path) -> Settings:
-    """`settings` with the adapters of the newest checkpoint, unless the user says otherwise: a plan
-    of the GPU that has less free memory than last time must not put an end to what was begun."""
+    """Return `settings` with the adapters of the newest checkpoint, unless the user set otherwise.
+    A GPU with less free memory than last time must not end a training run that has begun."""
     rank = stored_rank(checkpoints)
     if rank is None or "lora_rank" in settings.training.model_fields_set:
         return settings
@@ -31,8 +31,8 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
 
 
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
-    """The trainer's settings. `found` decides what the user left open, and has kept to the rest;
-    without it, all is as set, and nothing is spared."""
+    """Return the trainer's settings. `found` fills in the settings that the user left open, and
+    keeps the others. Without `found`, all is as set, and no memory is spared."""
     found = found or Fit(ON_CPU, vllm=False, training=_as_set(settings))
     training = found.training
     return TrainerSettings(
@@ -60,7 +60,7 @@ def _as_set(settings: Settings) -> TrainingMethod:
 
 
 def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePlan:
-    """What vLLM may use: as the plan of the GPU says, where there is one.
+    """Return the limits of vLLM: those in the plan of the GPU, if there is one.
 
     Raises:
         ModelError: see `plan_engine`.
@@ -79,8 +79,8 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
 
 
 def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShape | None:
-    """The cache of the built-in sampler on a GPU, as the plan says where there is one; None on a
-    CPU, where it takes what each batch needs."""
+    """Return the shape of the built-in sampler's cache on a GPU, from the plan if there is one.
+    None on a CPU, where the cache grows with each batch."""
     if found.where.device == "cpu":
         return None
     rows = rows_at_once(settings) if found.plan is None else found.plan.rows
@@ -90,7 +90,8 @@ def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShap
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:
-    """Settings of the replay buffer; with `external = "auto"` it has space for any mixture."""
+    """Return the replay buffer's settings. With `external = "auto"` it has space for any
+    mixture."""
     experience, adaptive = settings.experience, mixture_settings(settings)
     if adaptive is None:
         own, external = experience.own, int(experience.external)
@@ -107,14 +108,14 @@ def replay_settings(settings: Settings) -> ReplaySettings:
 
 
 def mixture_settings(settings: Settings) -> MixtureSettings | None:
-    """Settings of the mixture's controller, which begins with `own` groups of each kind and keeps
-    their sum; None where the mixture is fixed."""
+    """Return the settings of the mixture's controller, None if the mixture is fixed. The controller
+    begins with `own` groups of each kind and keeps their sum."""
     experience = settings.experience
     return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
 
 
 def peers_wants(settings: Settings) -> Wants:
-    """What this node wants of its peers, by which it measures what they want."""
+    """Return this node's own demand. Peers' requests are limited in proportion to it."""
     replay = replay_settings(settings)
     return Wants.of(
         own=replay.own,
@@ -127,8 +128,8 @@ def peers_wants(settings: Settings) -> Wants:
 
 
 def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:
-    """The addresses to listen on; port 0 becomes the home's own, so that tickets stay good after a
-    restart."""
+    """Return the addresses to listen on. Port 0 becomes the home's own port, so tickets stay valid
+    after a restart."""
 
     def fixed(address: str) -> str:
         head, found, tail = address.partition("/tcp/0")
@@ -138,7 +139,7 @@ def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[st
 
 
 def _published(found: Fit) -> Published:
-    """How weights reach the sampler. Both samplers take adapters as they are, and can share
+    """Choose how weights reach the sampler. Both samplers take adapters as they are. Both can share
     the base with a trainer of one process."""
     if found.shares_base:
         return "shared"

@@ -1,4 +1,4 @@
-"""SIGHUP: somebody wants the settings read again, or the terminal of this node is gone."""
+"""SIGHUP: a request to read the settings again, or the loss of this node's terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _log = structlog.get_logger(__name__)
 
 
 def on_hangup(reload: Callable[[], Reloaded], stop: Callable[[], None]) -> Callable[[], None]:
-    """The handler of a node that is starting now. A kernel that hangs a terminal up makes its
-    descriptors fail before it sends the signal; a node without its terminal stops."""
+    """Return the handler of a node that is starting now. When a terminal hangs up, the kernel makes
+    its descriptors fail before it sends the signal. A node that has lost its terminal stops."""
     terminals = [number for number in _STREAMS if os.isatty(number)]
 
     def hung_up() -> None:

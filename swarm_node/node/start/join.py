@@ -1,4 +1,4 @@
-"""What `swarm-node join` does before the node runs: find or found its swarm, say so, log."""
+"""Steps of `swarm-node join` before the node runs: find or found its swarm, show the plan, log."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def join_swarm(
     settings: Settings, sources: Sources, code: str | None = None, screen: Screen | None = None
 ) -> None:
     """Run a node until it is stopped. A home without a swarm joins one by a ticket, or by a `code`
-    that its coordinator redeems for one. `settings` came from `sources`, which are read again when
-    somebody asks for it. `screen` tells what it does; by default the log does.
+    that its coordinator redeems for one. `settings` came from `sources`, which are read again on
+    request. `screen` shows the progress, by default in the log.
 
     Raises:
         SwarmNodeError: it cannot start; the message says what to do.
@@ -56,7 +56,7 @@ def join_swarm(
 
 def _join(settings: Settings, reloading: Reloading, code: str | None, screen: Screen) -> None:
     screen.step("home")
-    # Before anything is founded or started: a download may take long, and may be interrupted.
+    # Before anything is founded or started: a download may take long and may be interrupted.
     from swarm_node.node.start.derive import resumed  # imports torch
 
     home = Home(settings.home)
@@ -117,7 +117,7 @@ def _join(settings: Settings, reloading: Reloading, code: str | None, screen: Sc
 
 
 def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
-    """This node's membership, and whether it just founded the swarm.
+    """Return this node's membership, and True if it just founded the swarm.
 
     Raises:
         HomeError, TicketError: no membership can be had; the message says what to do.
@@ -128,7 +128,7 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
         try:
             return home.join_swarm(parse_ticket(text, now), now), False
         except TicketExpiredError as error:
-            # Services start with the same command for ever; a member needs no ticket.
+            # A service starts with the same command every time; a member needs no ticket.
             if not home.has_swarm or home.swarm().swarm_id != error.swarm_id:
                 raise
     if home.has_swarm:
@@ -138,8 +138,8 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
 
 
 def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
-    """`settings` with a ticket for `code`, if this home belongs to no swarm yet: a service starts
-    with the same command for ever.
+    """Return `settings` with a ticket for `code`, if this home belongs to no swarm yet. A service
+    starts with the same command every time, so later starts ignore the code.
 
     Raises:
         ConfigError, CoordinatorError, TicketError: none can be had; the message says why.
@@ -157,8 +157,8 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
 
 
 def with_ticket(settings: Settings) -> Settings:
-    """`settings` with the ticket's text in place of its file, because standard input can be read
-    only once.
+    """Return `settings` with the ticket's text in place of its file, because standard input can be
+    read only once.
 
     Raises:
         TicketError: its file cannot be read.
@@ -169,7 +169,7 @@ def with_ticket(settings: Settings) -> Settings:
 
 
 def ticket_text(settings: Settings) -> str | None:
-    """The text of the ticket that `settings` give or name, None without one.
+    """Return the text of the ticket that `settings` give or name, None without one.
 
     Raises:
         TicketError: its file cannot be read.

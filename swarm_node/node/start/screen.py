@@ -1,4 +1,4 @@
-"""Where the start, the life and the end of a node are told: this one writes log lines."""
+"""Progress of a node's start, run and end; this implementation writes log lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 def end_text(ended: Ended) -> str:
-    """How a node ended, for its owner, and what to type next."""
+    """Describe the end of a node for its owner, with the next command."""
     if not ended.stored:
         return (
             f"update {ended.updates:,} finished, but the checkpoint could not be stored: the next "
@@ -30,9 +30,9 @@ def end_text(ended: Ended) -> str:
 
 
 class Screen(AbstractContextManager[None]):
-    """Tells by log lines. `cli/live.py` draws on a terminal instead."""
+    """Shows progress as log lines. `cli/live.py` draws on a terminal instead."""
 
-    #: Whether it draws: then only warnings are worth a log line beside it.
+    #: True if it draws: then only warnings are worth a log line beside it.
     draws = False
 
     def __enter__(self) -> None:
@@ -42,14 +42,14 @@ class Screen(AbstractContextManager[None]):
         return None
 
     def step(self, name: str) -> None:
-        """The start has come to this part."""
+        """Show that the start has come to this part."""
         _log.info("starting", part=name)
 
     def done(self) -> None:
-        """The start has come to its end."""
+        """Show that the start is complete."""
 
     def tell(self, lines: Sequence[Line]) -> None:
-        """Lines about the start."""
+        """Show lines about the start."""
         for line in lines:
             said = {SAID: " ".join(line.text.split("\n"))}
             (_log.warning if line.warning else _log.info)(line.event, **line.fields, **said)
@@ -60,11 +60,11 @@ class Screen(AbstractContextManager[None]):
         snapshot: Callable[[], Snapshot],
         stop: Callable[[], None],
     ) -> None:
-        """A node runs in `loop`; `stop` ends it."""
+        """Show a node that runs in `loop`; `stop` ends it."""
 
     def detach(self) -> None:
-        """The node runs no more."""
+        """Show the node no more."""
 
     def ended(self, ended: Ended) -> None:
-        """The node has ended as it should."""
+        """Show that the node ended as it should."""
         _log.info("stopped", **msgspec.structs.asdict(ended), said=end_text(ended))

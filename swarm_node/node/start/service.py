@@ -1,4 +1,5 @@
-"""What a service manager is told: the protocol of sd_notify(3), one datagram to a Unix socket."""
+"""Notifications to a service manager: the protocol of sd_notify(3), one datagram to a Unix
+socket."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ _log = structlog.get_logger(__name__)
 
 
 def notify(state: str) -> None:
-    """Send `state`, such as "READY=1", to the socket in NOTIFY_SOCKET; nothing without one.
+    """Send `state`, such as "READY=1", to the socket in NOTIFY_SOCKET. Without one, do nothing.
 
-    A manager that cannot be told is logged and no reason to stop: it decides what follows.
+    A failure to send is logged and does not stop the node: the manager decides what follows.
     """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
