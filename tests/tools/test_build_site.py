@@ -41,5 +41,5 @@ def test_what_a_browser_would_fetch_from_another_host_is_found(tmp_path: Path) -
 def test_the_menu_names_every_page_once() -> None:
     menu = (ROOT / ".ci" / "tools" / "mkdocs.yml").read_text()
     listed = re.findall(r": (\S+\.md)$", menu, re.MULTILINE)
-    docs = [f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")]
+    docs = [str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(listed) == sorted([*PAGES, *docs])

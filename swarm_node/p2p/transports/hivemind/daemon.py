@@ -111,8 +111,7 @@ class DhtNode:
             try:
                 self._node = await DHTNode.create(
                     p2p=p2p,
-                    # The id follows from the peer id, so that a restarted node keeps its entry in
-                    # others' tables.
+                    # From the peer id, so that a restarted node keeps its entry in others' tables.
                     node_id=DHTID.generate(source=identity.peer_id),
                     num_replicas=REPLICAS,
                     wait_timeout=RPC_SECONDS,
