@@ -186,4 +186,5 @@ def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:
 def test_a_node_alone_comes_to_fill_its_batches() -> None:
     # An update takes time in the controller's eyes, too: otherwise no mixture is worth more.
     report = run(nodes=1, rounds=24, eval_rounds=24)
-    assert report.rounds.made[-4:] == [16] * 4
+    # A call of the sampler makes sixteen groups, which are two batches of eight.
+    assert sorted(report.rounds.made[-4:]) == [0, 0, 16, 16]
