@@ -95,9 +95,10 @@ def test_samplers_hold_weights_as_old_as_stated_and_their_bytes_are_counted() ->
     fed, alone = run(1, turns, samplers=4, rounds=3), run(1, turns, rounds=3)
     (prompt,) = fed.nodes
     assert prompt.own_lag_most == 0
-    # They make the same answers in a quarter of the time; three updates take a second each.
+    # They make the same answers in a quarter of the time, but for hundredths of a second in which
+    # other loops run; three updates take a second each.
     assert prompt.weights == alone.nodes[0].weights
-    assert fed.virtual_seconds - 3 == pytest.approx((alone.virtual_seconds - 3) / 4)
+    assert fed.virtual_seconds - 3 == pytest.approx((alone.virtual_seconds - 3) / 4, abs=0.05)
     late = run(1, flags, samplers=4, behind=2, rounds=8, eval_at=(1, 3))
     (node,) = late.nodes
     assert node.own_lag_most == 4  # two late, and two batches under way
