@@ -46,7 +46,7 @@ ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, seed=3)
 LONG = replace(ASKED, n=16, max_new_tokens=1000)
 QWEN2 = Qwen2Config(320, 64, 96, 2, 2, 1, head_dim=32, tie_word_embeddings=True)
 #: An untied head, normalised heads, and a vocabulary that vLLM pads.
-QWEN3 = replace(QWEN2, vocab_size=276, model_type="qwen3", tie_word_embeddings=False)
+QWEN3 = replace(QWEN2, vocab_size=277, model_type="qwen3", tie_word_embeddings=False)
 SETTINGS = load_settings(
     {"sampling.engine": "vllm", "training.lora_rank": 3, "training.learning_rate": 0.02}, environ={}
 )
@@ -177,8 +177,8 @@ def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path)
         await sampler.load(host.published, 0)
         own = size(theirs.embedding, theirs.head_weight)
         shared = size(*theirs.parameters()) - own
-        # Of a vocabulary of 276, vLLM makes 320.
-        assert sampler.last_start == EngineStarted(shared, copied=own // 276 * 320)
+        # Of a vocabulary of 277, vLLM makes 320.
+        assert sampler.last_start == EngineStarted(shared, copied=own // 277 * 320)
         assert sampler.faults == {"base_copied": 1}
         (group,) = await sampler.sample([ASKED])
         assert largest_gap(theirs, group) < 1e-4
