@@ -22,7 +22,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import (
-    Finding,
+    PeerFigures,
     Report,
     SignedBatch,
     next_batch,
@@ -171,7 +171,7 @@ class Service:
             caller.peer_id not in self._reports,
         )
 
-    async def report(self, caller: Member, asked: api.Reported) -> api.Taken | Rejected:
+    async def report(self, caller: Member, asked: api.Reported) -> api.ReportReceipt | Rejected:
         """Store the caller's report, unless a newer one is here."""
         report = open_report(asked.report, self._swarm.swarm_id)
         if isinstance(report, Rejected):
@@ -190,7 +190,7 @@ class Service:
         if not self._issuer_reports.take(issuer, self._clock.now()):
             return Rejected("rate", "too many reports of one ticket's members")
         rewards = [reward for _, reward in body.held_out]
-        row = api.HistoryRow(
+        row = api.ReportRow(
             id=0,
             at=wall,
             peer_id=caller.peer_id,
@@ -204,7 +204,7 @@ class Service:
         self._note(caller.peer_id, body, wall)
         self._fresh = True
         await self.store.run(self.store.report, caller.peer_id, asked.report, row, issuer)
-        return api.Taken(self._last.body.number if self._last else 0)
+        return api.ReportReceipt(self._last.body.number if self._last else 0)
 
     async def tick(self) -> None:
         """Sign a batch of the reports since the last one, weigh all reports, and tidy up. Called
@@ -367,7 +367,7 @@ class Service:
         self._reported[peer_id] = at
 
 
-def _useful(found: Finding) -> float:
+def _useful(found: PeerFigures) -> float:
     """Groups that were of use, less those that were refused for a fault of their author."""
     faults = sum(count for reason, count in found.refused if reason not in BLAMELESS)
     return float(max(0, found.received - faults))

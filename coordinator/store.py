@@ -20,7 +20,7 @@ from typing import Final, ParamSpec, TypeVar
 import msgspec
 
 from swarm_node.errors import HomeError, Rejected
-from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, HistoryRow
+from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
 from swarm_node.schema import explain
 
 #: Reports of the past, batches, and members with a report that are kept.
@@ -139,7 +139,7 @@ class Store:
                 [(member.peer_id, *member.chain, member.seen) for member in members],
             )
 
-    def report(self, peer_id: str, sealed: bytes, row: HistoryRow, issuer: str) -> None:
+    def report(self, peer_id: str, sealed: bytes, row: ReportRow, issuer: str) -> None:
         """Store a member's newest report, in the place of the last, and its row of history."""
         with self._writing():
             self._db.execute(
@@ -186,7 +186,7 @@ class Store:
         row = self._db.execute("SELECT sealed FROM batches ORDER BY number DESC LIMIT 1").fetchone()
         return None if row is None else row[0]
 
-    def history(self, after: int, since: float, limit: int) -> list[HistoryRow]:
+    def history(self, after: int, since: float, limit: int) -> list[ReportRow]:
         """Rows above id `after` that came at `since` (Unix seconds) or later."""
         rows = self._db.execute(
             # The row to begin with is found by time: a walk over all takes a tenth of a second.
@@ -195,7 +195,7 @@ class Store:
             "ORDER BY id LIMIT ?",
             (since, after, since, limit),
         )
-        return [HistoryRow(*row) for row in rows]
+        return [ReportRow(*row) for row in rows]
 
     def tidy(self, wall: float, gone: Sequence[str]) -> None:
         """Thin out the history, and forget the members `gone`. If the history is too long, delete

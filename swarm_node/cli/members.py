@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swarm_node.node.figures.snapshot import PeerRow
     from swarm_node.node.home.home import Home
     from swarm_node.node.members.admitting import Invitation
-    from swarm_node.node.members.ledger import Admission
+    from swarm_node.node.members.ledger import IssuedTicket
 
 DAY = 86_400
 _UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
@@ -132,7 +132,7 @@ def _admit(
     return admitting.invite_from_stock(home, name, addresses, time.time())
 
 
-def _explain(admission: Admission, out: Path | None) -> None:
+def _explain(admission: IssuedTicket, out: Path | None) -> None:
     """Say what a ticket does and what to type; beside a ticket on stdout, on stderr."""
     nodes = "1 node" if admission.uses == 1 else f"{admission.uses or 'any number of'} nodes"
     days = f"{admission.member_seconds / DAY:g} days"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from swarm_node.cli.views import day_of, plain, short, standing
 from swarm_node.node.figures.snapshot import PeerRow
-from swarm_node.node.members.ledger import Admission, Ban
+from swarm_node.node.members.ledger import Ban, IssuedTicket
 
 
 class TicketRow(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class TicketRow(msgspec.Struct, frozen=True):
 
 
 def ticket_rows(
-    admissions: Sequence[Admission],
+    admissions: Sequence[IssuedTicket],
     met: Sequence[PeerRow],
     revoked: frozenset[str],
     bans: Sequence[Ban],
@@ -39,7 +39,7 @@ def ticket_rows(
     used = Counter(peer.issuer_key for peer in met)
     banned = {ban.issuer_key for ban in bans}
 
-    def state(ticket: Admission) -> str:
+    def state(ticket: IssuedTicket) -> str:
         if ticket.issuer_key in revoked:
             return "revoked"
         if ticket.issuer_key in banned:

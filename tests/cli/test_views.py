@@ -28,7 +28,7 @@ from swarm_node.node.figures.snapshot import (
     Snapshot,
 )
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.members.ledger import Admission, Ban
+from swarm_node.node.members.ledger import Ban, IssuedTicket
 from swarm_node.p2p.reach.verdict import Probed, Verdict, judge
 
 QUIET = quiet_snapshot()
@@ -166,7 +166,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
         membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
         reach=Verdict("unreachable", HOSTILE, HOSTILE),
     )
-    tickets = ticket_rows([Admission("a", KEY, 1, 2, 1, 3)], [row], frozenset(), [], 1.0)
+    tickets = ticket_rows([IssuedTicket("a", KEY, 1, 2, 1, 3)], [row], frozenset(), [], 1.0)
     for text in (
         printed(peers_view(snapshot, {})),
         shown(snapshot),
@@ -178,7 +178,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
 
 def test_a_ticket_is_open_until_it_is_not() -> None:
     def state(*, now: float = 5.0, revoked: str = "", banned: str = "", **changes: Any) -> str:
-        entry = msgspec.structs.replace(Admission("a", KEY, 1, 10, 2, 3), **changes)
+        entry = msgspec.structs.replace(IssuedTicket("a", KEY, 1, 10, 2, 3), **changes)
         met = [peer("a"), peer("b", issuer_key="c" * 64)]
         bans = [Ban("x", 1, issuer_key=banned)] if banned else []
         ((row),) = ticket_rows([entry], met, frozenset({revoked}), bans, now)

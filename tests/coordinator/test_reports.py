@@ -160,7 +160,7 @@ async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trus
 
 def _fill(store: Store, peer_id: str, issuer: str, times: Iterable[float]) -> None:
     for at in times:
-        store.report(peer_id, b"r", api.HistoryRow(0, at, peer_id, 0, None, 0, 0, 0, 0), issuer)
+        store.report(peer_id, b"r", api.ReportRow(0, at, peer_id, 0, None, 0, 0, 0, 0), issuer)
 
 
 def test_a_ticket_with_many_keys_pushes_no_history_of_others_out(
@@ -246,7 +246,7 @@ def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     day = 86_400.0
     for minute in range(0, 48 * 60, 5):
-        row = api.HistoryRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
+        row = api.ReportRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
         store.report("one", b"r", row, "i")
     store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]

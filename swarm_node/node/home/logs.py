@@ -49,7 +49,7 @@ def set_up_logging(
 
 def keep_log(journal: Journal | None) -> None:
     """Write every event into `journal` from now on, as JSON. None writes none."""
-    _Kept.journal = journal
+    _ProcessJournal.journal = journal
 
 
 def as_text(_: object, __: str, event: _Event) -> str:
@@ -88,9 +88,9 @@ def _shown(value: object) -> str:
 
 
 def _keep(_: object, __: str, event: _Event) -> _Event:
-    if _Kept.journal is not None:
+    if _ProcessJournal.journal is not None:
         with suppress(OSError):  # a full disk ends no node, and the line still goes to stderr
-            _Kept.journal.append(as_json(_, __, event).encode("utf-8", "replace"))
+            _ProcessJournal.journal.append(as_json(_, __, event).encode("utf-8", "replace"))
     return event
 
 
@@ -100,7 +100,7 @@ def _only_warnings(_: object, __: str, event: _Event) -> _Event:
     return event
 
 
-class _Kept:
+class _ProcessJournal:
     """The journal of the process: structlog is configured per process, so the journal is, too."""
 
     journal: Journal | None = None

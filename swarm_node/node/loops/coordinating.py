@@ -32,7 +32,7 @@ from swarm_node.p2p.coordinator.coordination import (
     MAX_REASONS,
     MAX_REPORTED_FAMILIES,
     MAX_REPORTED_PEERS,
-    Finding,
+    PeerFigures,
     Report,
     SignedBatch,
     follow,
@@ -232,9 +232,9 @@ def hints_of(reputation: api.Reputation) -> dict[str, float]:
     }
 
 
-def _finding(row: PeerRow) -> Finding:
+def _finding(row: PeerRow) -> PeerFigures:
     refused = sorted(row.refused.items(), key=lambda item: -item[1])[:MAX_REASONS]
-    return Finding(
+    return PeerFigures(
         public_key_of(row.peer_id),
         row.received,
         tuple((_label(reason), count) for reason, count in refused),

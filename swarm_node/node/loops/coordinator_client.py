@@ -83,8 +83,8 @@ class CoordinatorClient:
     async def introduce(self, asked: api.Introduction) -> api.Introduced:
         return await self._call("POST", "/introductions", api.Introduced, asked)
 
-    async def report(self, asked: api.Reported) -> api.Taken:
-        return await self._call("POST", "/reports", api.Taken, asked)
+    async def report(self, asked: api.Reported) -> api.ReportReceipt:
+        return await self._call("POST", "/reports", api.ReportReceipt, asked)
 
     async def batches(self, since: int) -> api.Batches:
         return await self._call("GET", f"/batches?since={since}", api.Batches)

@@ -10,7 +10,7 @@ import msgspec
 from swarm_node.errors import HomeError, TicketError
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.issuers import Made, take
-from swarm_node.node.members.ledger import Admission, Ledger
+from swarm_node.node.members.ledger import IssuedTicket, Ledger
 from swarm_node.p2p.membership.membership import IssuerBody, Name
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
 
@@ -19,12 +19,12 @@ class Invitation(NamedTuple):
     """A ticket's text, and its entry in the ledger."""
 
     ticket: str
-    admission: Admission
+    admission: IssuedTicket
 
 
-def admissions(home: Home) -> Ledger[Admission]:
+def admissions(home: Home) -> Ledger[IssuedTicket]:
     """Return the ledger of the tickets made in this home."""
-    return Ledger(home.path / "invitations.json", Admission)
+    return Ledger(home.path / "invitations.json", IssuedTicket)
 
 
 def invite(
@@ -87,15 +87,15 @@ def note_issuer_file(home: Home, made: Made) -> None:
     _note(home, [_admission(body.name, body, body.not_before, given=False) for body in bodies])
 
 
-def _note(home: Home, entries: Sequence[Admission]) -> None:
+def _note(home: Home, entries: Sequence[IssuedTicket]) -> None:
     ledger, keys = admissions(home), {entry.issuer_key for entry in entries}
     with home.editing():
         kept = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
         ledger.write([*kept, *entries])
 
 
-def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -> Admission:
-    return Admission(
+def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -> IssuedTicket:
+    return IssuedTicket(
         name,
         issuer.issuer_key.hex(),
         int(made),

@@ -24,7 +24,7 @@ _Key = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
 
 
-class Admission(Struct, frozen=True, forbid_unknown_fields=True):
+class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
     file is not `given` to anybody yet. A `steward` admits nobody by a ticket."""
@@ -49,7 +49,7 @@ class Ban(Struct, frozen=True, forbid_unknown_fields=True):
     issuer_key: _Key | None = None
 
 
-Entry = TypeVar("Entry", Admission, Ban)
+Entry = TypeVar("Entry", IssuedTicket, Ban)
 
 
 class Ledger(Generic[Entry]):

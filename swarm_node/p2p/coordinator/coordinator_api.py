@@ -86,7 +86,7 @@ class Reported(Wire, frozen=True):
     report: ReportBytes
 
 
-class Taken(Struct, frozen=True):
+class ReportReceipt(Struct, frozen=True):
     """Receipt for a stored report. `number` is that of the newest batch. The report goes into the
     next."""
 
@@ -168,7 +168,7 @@ class ReportView(Struct, frozen=True):
     peers: list[FindingRow]
 
 
-class HistoryRow(Struct, frozen=True):
+class ReportRow(Struct, frozen=True):
     """One report of a member at `at`, in Unix seconds; `held_out` is the mean over families."""
 
     id: Counter
@@ -185,7 +185,7 @@ class HistoryRow(Struct, frozen=True):
 class History(Struct, frozen=True):
     """Rows in order of arrival. `next` is the `after` of the next page, 0 at the end."""
 
-    rows: Annotated[list[HistoryRow], Meta(max_length=MAX_ROWS)]
+    rows: Annotated[list[ReportRow], Meta(max_length=MAX_ROWS)]
     next: Counter
 
 
@@ -198,7 +198,7 @@ class Picture(Struct, frozen=True):
     time: Seconds
     members: Annotated[list[MemberRow], Meta(max_length=MAX_ROWS)]
     reputation: Annotated[list[ReputationRow], Meta(max_length=MAX_ROWS)]
-    history: Annotated[list[HistoryRow], Meta(max_length=MAX_ROWS)]
+    history: Annotated[list[ReportRow], Meta(max_length=MAX_ROWS)]
     next: Counter
 
 
