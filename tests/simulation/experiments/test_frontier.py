@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from swarm_node.errors import ConfigError, SwarmNodeError
@@ -189,6 +193,26 @@ def test_a_pilot_decides_and_a_final_is_shown(
         assert word in shown
     show_picture(final, tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow(reason="starts two processes that import torch")
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells of a parent's death")
+def test_a_helper_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarm_node", "experiment", "frontier", "--regimes", "dense"]
+    options = ["--sizes", "16,32", "--arms", "default", "--jobs", "2", "--raw", str(tmp_path)]
+    with subprocess.Popen([*command, *options]) as main:
+        try:
+            helpers: list[psutil.Process] = []
+            while main.poll() is None and not helpers:
+                time.sleep(0.2)
+                children = psutil.Process(main.pid).children()
+                # A helper has the signal set once its first line has run; a claim shows that.
+                claims = list(tmp_path.iterdir())
+                helpers = [c for c in children if "spawn_main" in str(c.cmdline()) and claims[1:]]
+        finally:
+            main.kill()
+    assert helpers
+    assert psutil.wait_procs(helpers, timeout=30)[1] == []
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
