@@ -183,6 +183,8 @@ class RolloutMaker:
         # Several are judged at once, so the time that one waits for the others is not counted.
         self._tally.judging.add(judged.seconds, 1)
         self._effort.judged(author, judged.seconds, self._parts.clock.now())
+        if judged.unjudged:
+            self._tally.faults[f"judge_{judged.unjudged}"] += 1
         return judged
 
     async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose) -> Judgement:

@@ -199,6 +199,8 @@ class Puller:
                     self._asker.reject(result, peer.peer_id)
                     continue
                 self._asker.reject(result, offer.author)
+                if result.reason == "unjudged":  # this machine may judge it later
+                    self._directory.give_back(offer)
                 return None
             if self._asker.ended(offer.author):  # while it was judged
                 return None

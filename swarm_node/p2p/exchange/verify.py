@@ -24,8 +24,8 @@ from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """The result of judging a group: the derived prompt, one reward per text, and `lost`. `lost` is
-    "" or describes how the texts ended the judging process."""
+    """The result of judging a group: the derived prompt and one reward per text. `lost` is "" or
+    describes how the texts ended the judging process, `unjudged` how this node failed to judge."""
 
     @property
     def prompt(self) -> str: ...
@@ -33,6 +33,8 @@ class Judged(Protocol):
     def rewards(self) -> tuple[float, ...]: ...
     @property
     def lost(self) -> str: ...
+    @property
+    def unjudged(self) -> str: ...
 
 
 #: Judges the texts of a group by the author. The author's share of the judging time is limited.
@@ -125,6 +127,8 @@ class GroupVerifier:
             return Rejected("task", str(error))
         if judged.lost:
             return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
+        if judged.unjudged:
+            return Rejected("unjudged", f"this node could not judge it ({judged.unjudged})")
         verified = VerifiedGroup(
             id=offer.id,
             author=offer.author,

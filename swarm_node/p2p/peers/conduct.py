@@ -34,7 +34,7 @@ REASONS: Final = {
     **_table(
         Blame.NONE,
         "altered anew banned capacity copied duplicate elsewhere expired future not_here "
-        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unknown_member "
+        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unjudged unknown_member "
         "unreachable used_up",
     ),
     **_table(

@@ -142,6 +142,9 @@ ATTACKS = {
     "take another's descriptor": "call(438, call(434, {outside}, 0), 1, 0)",
     "signal the node": "os.kill({outside}, 0)",
     "signal everybody": "os.kill(-1, 0)",
+    "end as if it were killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "end as if it were ended": "signal.pthread_kill(threading.get_ident(), signal.SIGTERM)",
+    "stop as if it were stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
     "signal the group": "os.kill(0, 0)",
     "signal through a descriptor": "os.pidfd_open({outside})",
     "queue a signal": "call(129, {outside}, 10, None)",
@@ -190,6 +193,7 @@ HARMFUL = {
     *("change another's limits", "change another's priority", "load a module", "reboot"),
     *("set the clock", "hoard", "hoard by parts", "grow the stack", "trace the node"),
     *("replace itself", "run from a descriptor", "take another's descriptor"),
+    *("end as if it were killed", "end as if it were ended", "stop as if it were stopped"),
 }
 UNCONFINED = """
 import os, sys
@@ -322,7 +326,7 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
         ("os.abort()", "crashed"),
         ("ctypes.string_at(0)", "crashed"),
         ("os.kill(os.getpid(), 40)", "crashed"),
-        ("os.kill(os.getpid(), signal.SIGPROF)", "timeout"),
+        ("os.kill(os.getpid(), signal.SIGPROF)", "crashed"),
         ("[os.write(n, b'x' * 99) for n in range(3, 9)]", "forged"),
         ("send(verdicts=[[1.0, '', '']] * 2)", "forged"),
         ("send(id=7, verdicts=[[1.0, '', '']])", "forged"),
