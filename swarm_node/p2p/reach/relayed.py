@@ -19,8 +19,7 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
-from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
+from swarm_node.errors import Rejected
 from swarm_node.p2p.limits.admission import BusyError, PeerSlots
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
@@ -28,13 +27,16 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply, answer, check_size
 from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
-from swarm_node.p2p.wire.transport import (
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    RELAY,
-    RELAYED,
-    Handler,
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.reasons import (
+    ASKER_CUT_OFF,
+    BAD_REQUEST,
+    NOT_ANSWERED,
+    NOT_SERVED,
+    RATE,
+    UNKNOWN_MEMBER,
 )
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 from swarm_node.recent import Recent
 
 NONCE_BYTES: Final = 16
@@ -269,24 +271,24 @@ class Target:
         the relay, which runs the same checks. A fault of its asker is not."""
         if not self._pace.take(relay, self._clock.now()):
             self._refuse(relay, Rejected("flood", "it passes on more than any relay does"))
-            raise TransportError("too many requests; slow down")
+            raise RATE.error()
         if not self._is_member(relay):
-            raise TransportError(UNKNOWN_MEMBER)
+            raise UNKNOWN_MEMBER.error()
         asked = open_request(payload, self._swarm_id)
         if isinstance(asked, Asked) and asked.body.target != self._identity.public_key:
             asked = Rejected("route", "a request for another peer")
         if isinstance(asked, Rejected):
             self._refuse(relay, asked)
-            raise TransportError(f"bad request: {asked.reason}")
+            raise BAD_REQUEST.error(asked.reason)
         asker, body = asked.asker, asked.body
         if asker in self._severed:
-            raise TransportError("the asker broke the protocol: ask again later")
+            raise ASKER_CUT_OFF.error()
         seen = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
         if seen is not None:
-            raise TransportError(f"not answered: {seen.reason}")
+            raise NOT_ANSWERED.error(seen.reason)
         handler = self._handlers.get(body.protocol)
         if handler is None:
-            reply = Reply.refusal(f"the peer does not serve {body.protocol}")
+            reply = Reply.refusal(NOT_SERVED.words(body.protocol))
         else:
             try:
                 async with self._slots.hold(asker, PER_ASKER):
