@@ -154,8 +154,8 @@ def valid() -> list[dict[str, Any]]:
     return [
         opened("golden", NODE, Kind.RECORD, b"hello, swarm"),
         opened("empty body", NODE, Kind.HEAD, b""),
-        opened("body of 255 bytes", NODE, Kind.CERT, bytes(255)),
-        opened("body of 256 bytes", NODE, Kind.CERT, bytes(256)),
+        opened("body of 255 bytes", NODE, Kind.RECORD, bytes(255)),
+        opened("body of 256 bytes", NODE, Kind.RECORD, bytes(256)),
         opened("64 KiB, signed whole", NODE, Kind.ROLLOUT, bytes(65536)),
         opened("64 KiB + 1, signed by digest", NODE, Kind.ROLLOUT, bytes(65537)),
         stranger | {"expected_author": NODE.peer_id, "expect": "author"},

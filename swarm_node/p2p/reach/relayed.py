@@ -24,7 +24,7 @@ from swarm_node.p2p.limits.admission import BusyError, PeerSlots
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed, seal
 from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply, answer, check_size
 from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
 from swarm_node.p2p.wire.protocols import RELAY, RELAYED
@@ -42,7 +42,7 @@ from swarm_node.recent import Recent
 NONCE_BYTES: Final = 16
 #: Largest overhead of a sealed request over its payload, and of a sealed reply.
 REQUEST_ROOM: Final = 512
-REPLY_ROOM: Final = 512
+REPLY_ROOM: Final = SEALED_BYTES[Kind.REPLY]
 MAX_PAYLOAD_BYTES: Final = MAX_REQUEST_BYTES - REQUEST_ROOM
 #: Rate and burst of requests that a relay passes on to one target. A target cuts the link of a
 #: relay that passes on twice as many, because the relay may invent their askers.
@@ -126,7 +126,7 @@ def seal_request(identity: Identity, swarm_id: bytes, body: Request) -> bytes:
 def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
     """Check a sealed request. Reasons besides those of `open_sealed`: "schema", and "route" for one
     that must not be forwarded, because it is for its asker or leads to a second relay."""
-    opened = open_sealed(data, swarm_id, Kind.RELAY, max_bytes=MAX_REQUEST_BYTES)
+    opened = open_sealed(data, swarm_id, Kind.RELAY)
     if isinstance(opened, Rejected):
         return opened
     body = wire.unpack(Request, opened.body, max_bytes=MAX_REQUEST_BYTES)
