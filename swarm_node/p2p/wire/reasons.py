@@ -46,68 +46,68 @@ REASONS: Final[dict[str, Reason]] = {
         _class(
             Blame.NONE,
             ("altered", "relayed reply", "its target did not seal it for this request"),
-            ("anew", "group", "its task again, in a new epoch of its author"),
-            ("banned", "chain", "the owner of this node shuns the member"),
-            ("capacity", "group", "the buffer is full, or wants none of others"),
-            ("copied", "group", "these answers to this question came before"),
+            ("anew", "group", "its task again, in a new epoch"),
+            ("banned", "chain", "this node's owner shuns it"),
+            ("capacity", "group", "the buffer is full"),
+            ("copied", "group", "its answers came before"),
             ("duplicate", "group, relayed request", "it was here before"),
-            ("elsewhere", "announcement", "of an environment that this node does not have"),
+            ("elsewhere", "announcement", "of an environment not here"),
             ("expired", "chain, statement, renewal", "it has ended"),
-            ("future", "presence, relayed request", "issued more than 300 s ahead of this clock"),
-            ("not_here", "pull", "the peer does not hold the group"),
+            ("future", "presence, relayed request", "over 300 s ahead of this clock"),
+            ("not_here", "pull", "the peer lacks the group"),
             ("not_yet_valid", "chain, statement", "it begins later than this clock"),
             ("old_epoch", "group", "its author has begun a greater epoch"),
             ("outdated", "presence, relayed request", "too old by this clock"),
             ("quota", "group", "its author has its share of the buffer"),
             ("rate", "request", "more than the caller's budgets allow"),
-            ("revoked", "chain", "the revocation list names member or issuer"),
-            ("stale", "group", "it waited too long, or its policy is too old"),
+            ("revoked", "chain", "the list names member or issuer"),
+            ("stale", "group", "too old for training"),
             ("too_old", "group", "its number is below the window"),
-            ("unknown_member", "request, renewal", "no chain was shown, or of another issuer"),
+            ("unknown_member", "request, renewal", "no chain, or of another issuer"),
             ("unreachable", "request", "no answer"),
-            ("used_up", "chain", "its issuer admitted as many as it may"),
+            ("used_up", "chain", "its issuer admits no more"),
         )
     ),
     **dict(
         _class(
             Blame.USELESS,
-            ("environment", "group", "of an environment that this node does not have"),
-            ("implausible", "group", "this node's policy would hardly say it"),
-            ("own_copied", "group", "of a task that this node chose for itself"),
-            ("repeated", "group", "its author made one of this task before"),
-            ("slow_task", "group", "making its task takes too long here"),
-            ("too_large", "group, announcement", "more completions than this node takes"),
-            ("too_long", "group, announcement", "longer completions than this node takes"),
+            ("environment", "group", "of an environment not here"),
+            ("implausible", "group", "unlikely under this node's policy"),
+            ("own_copied", "group", "of a task that this node chose"),
+            ("repeated", "group", "its author's second of this task"),
+            ("slow_task", "group", "its task takes too long to make"),
+            ("too_large", "group, announcement", "too many completions"),
+            ("too_long", "group, announcement", "too long completions"),
             ("zero_advantage", "group", "all its rewards are equal"),
         )
     ),
     **dict(
         _class(
             Blame.VIOLATION,
-            ("author", "any envelope", "by another key than the one expected"),
+            ("author", "envelope", "not by the key expected"),
             ("chain_depth", "chain", "not two certificates"),
-            ("content", "group, statement", "its fields contradict each other or the swarm"),
-            ("encoding", "any envelope", "not its one encoding"),
+            ("content", "group, statement", "its fields contradict each other"),
+            ("encoding", "envelope", "not its one encoding"),
             ("flood", "request", "sent on and on after refusals"),
-            ("hash", "group", "not the bytes of the id that was asked for"),
+            ("hash", "group", "not the bytes asked for"),
             ("held_out", "group", "its task is kept for evaluation"),
             ("judging", "group", "its texts end or stall the judge"),
-            ("key", "any envelope, chain", "a public key that is not sound"),
-            ("kind", "any envelope", "of another kind"),
+            ("key", "envelope, chain", "an unsound public key"),
+            ("kind", "envelope", "of another kind"),
             ("not_steward", "chain, statement, renewal", "its issuer is no steward"),
             ("outside_issuer", "chain, statement", "begun when its issuer might not"),
-            ("route", "relayed request, punch", "not to be passed on, or to no public host"),
-            ("schema", "any message", "not the fields of its type"),
-            ("seq_jump", "group", "its number is over 1,000,000 above the newest"),
-            ("sequence", "group", "its epoch or number is not the announced one"),
-            ("signature", "any envelope", "not valid in this swarm"),
-            ("size", "any message", "more bytes than allowed or announced"),
+            ("route", "relayed request, punch", "not to be passed on, or not public"),
+            ("schema", "message", "not the fields of its type"),
+            ("seq_jump", "group", "over 1,000,000 above the newest"),
+            ("sequence", "group", "not the announced epoch and number"),
+            ("signature", "envelope", "not valid in this swarm"),
+            ("size", "message", "more bytes than allowed or announced"),
             ("task", "group", "its reference names no task"),
-            ("tokens", "group", "its token ids do not spell its text"),
+            ("tokens", "group", "its ids do not spell its text"),
             ("too_long_period", "chain", "longer than its issuer may give"),
-            ("wrong_issuer", "chain, statement", "not by the key of its issuer certificate"),
+            ("wrong_issuer", "chain, statement", "not by its issuer's key"),
             ("wrong_root", "chain, statement", "not by the swarm's root"),
-            ("wrong_subject", "chain", "for another key, or one that is not sound"),
+            ("wrong_subject", "chain", "for another or an unsound key"),
         )
     ),
 }  # fmt: skip
@@ -165,20 +165,20 @@ UNKNOWN_MEMBER: Final = Refusal(
     "unknown_member",
     "say hello first",
     "all but hello",
-    "the caller is no member to this node: it greets, and asks once more",
+    "no member here yet: greet, and ask once more",
 )
 NO_MEMBER: Final = Refusal(
     "no_member",
     "no member of this swarm",
     "hello",
-    "the chain is refused; the caller's owner is told why",
+    "the chain is refused: tell the owner why",
     "reason",
 )
 NOT_HERE: Final = Refusal(
-    "not_here", "not here (any more)", "pull", "the group is not held, which is no failure"
+    "not_here", "not here (any more)", "pull", "the group is not held: no failure"
 )
 BAD_REQUEST: Final = Refusal(
-    "bad_request", "bad request", "all but keep", "the body or the sealed request fails", "reason"
+    "bad_request", "bad request", "all but keep", "body or envelope fail", "reason"
 )
 REFUSED: Final = Refusal(
     "refused",
@@ -198,7 +198,7 @@ QUEUE_FULL: Final = Refusal(
     "queue_full",
     "too many of your requests at once: slow down",
     "all",
-    "too many of the caller's streams wait",
+    "too many of its streams wait",
 )
 BUSY: Final = Refusal("busy", "busy: ask again later", "all", "too many streams of all peers")
 INTERNAL: Final = Refusal("internal", "internal error", "all", "a fault of the answering node")
@@ -207,7 +207,7 @@ NOT_CONNECTED: Final = Refusal(
     "not_connected",
     "not connected to that member",
     "relay",
-    "the target has no link to the relay, or an end is no member",
+    "no link, or an end is no member",
 )
 NO_CIRCUIT: Final = Refusal(
     "no_circuit", "the relay is busy: ask again later", "relay", "no circuit within 10 s"
@@ -216,22 +216,22 @@ OVER_BUDGET: Final = Refusal(
     "over_budget",
     "too much at once; slow down",
     "relay",
-    "the bytes of the caller, or requests to the target, exceed a budget",
+    "bytes of the caller or requests to the target",
 )
 NO_ANSWER: Final = Refusal(
     "no_answer",
     "the other peer did not answer in time",
     "relay",
-    "the target's reply did not begin within 15 s",
+    "nothing within 15 s",
 )
 ASKER_CUT_OFF: Final = Refusal(
     "asker_cut_off",
     "the asker broke the protocol: ask again later",
     "relayed",
-    "the target has cut the asker off",
+    "the asker is cut off",
 )
 NOT_ANSWERED: Final = Refusal(
-    "not_answered", "not answered", "relayed", "time or nonce of the request fail", "reason"
+    "not_answered", "not answered", "relayed", "its time or nonce fail", "reason"
 )
 NOT_SERVED: Final = Refusal(
     "not_served",
