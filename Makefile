@@ -9,7 +9,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier image clean
-.PHONY: settings-page site release check-minimal
+.PHONY: settings-page protocol-page site release check-minimal
 .PHONY: campaigns campaign-coverage mutants fuzz-coordinator
 
 setup: $(STAMP)
@@ -85,6 +85,10 @@ bench-trl: setup-reasoning-gym .venv-trl/.ready
 settings-page: setup
 	$(BIN)/python .ci/tools/settings_page.py
 	$(BIN)/python .ci/tools/schemas.py
+
+# The tables of docs/protocol.md from those of the program; a test says when they are stale.
+protocol-page: setup
+	$(BIN)/python .ci/tools/protocol_page.py
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.
 site: .venv-site/.ready

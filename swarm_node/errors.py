@@ -68,7 +68,14 @@ class OversizeError(TransportError):
 
 
 class RefusedError(TransportError):
-    """The peer refused the request; the text is the peer's."""
+    """The peer refused the request. The message is the peer's and decides nothing. `code` is that
+    of the refusal (p2p/wire/reasons.py), "" for words that are none, and `named` the reason or
+    protocol that it names."""
+
+    def __init__(self, message: str, code: str = "", named: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.named = named
 
 
 class CoordinatorError(SwarmNodeError):

@@ -17,7 +17,7 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.p2p.exchange.exchange import open_exchange
-from swarm_node.p2p.exchange.serving import LIST, PULL, Server
+from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
@@ -27,6 +27,7 @@ from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.rollout import (

@@ -20,19 +20,20 @@ from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.company import Company
 from swarm_node.p2p.exchange.exchange import open_exchange
-from swarm_node.p2p.exchange.serving import LIST, PEERS, Server
+from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.peers import Directory, Peer
-from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Knock, Prober, ProbeServer
+from swarm_node.p2p.reach.probe import Knock, Prober, ProbeServer
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Reach, Relay
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.protocols import LIST, PEERS, PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import EPOCH

@@ -20,6 +20,7 @@ from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.wire.reasons import UNKNOWN_MEMBER
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 WHO = "/swarm-node/who/1"
@@ -72,7 +73,9 @@ class End:
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
         if payload == b"no":
-            raise TransportError("say hello first")
+            raise UNKNOWN_MEMBER.error()
+        if payload == b"prose":
+            raise TransportError("you need not say hello first")
         return caller.encode()
 
     async def keep(self, times: int = 1) -> None:

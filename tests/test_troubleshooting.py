@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from builders import ROOT
 
-from swarm_node.p2p.peers.conduct import REASONS, Blame
+from swarm_node.p2p.wire.reasons import REASONS, Blame
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 SECTIONS = {
@@ -51,10 +51,11 @@ def _beginning(named: ast.expr) -> str:
     return f"{named.values[0].value}…"
 
 
-# That `REASONS` has all reasons of the code is held by tests/p2p/peers/test_conduct.py.
+# That `REASONS` has all reasons of the code is held by tests/p2p/wire/test_reasons.py.
 @pytest.mark.parametrize("blame", SECTIONS)
 def test_every_reason_of_a_refusal_stands_in_the_table_of_its_class(blame: Blame) -> None:
-    assert rows(SECTIONS[blame]) == sorted(why for why, said in REASONS.items() if said is blame)
+    of_class = sorted(code for code, reason in REASONS.items() if reason.blame is blame)
+    assert rows(SECTIONS[blame]) == of_class
 
 
 def test_every_further_reason_of_a_coordinator_stands_in_its_table() -> None:

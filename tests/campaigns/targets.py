@@ -401,7 +401,8 @@ def _envelope(kind: Kind) -> Target:
     seeds = [seal(NODE, SWARM.swarm_id, kind, body) for body in (b"", b"x" * 300, group_body())]
 
     def run(data: bytes) -> bool:
-        return not isinstance(open_sealed(data, SWARM.swarm_id, kind), Rejected)
+        opened = open_sealed(data, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
+        return not isinstance(opened, Rejected)
 
     return Target(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
 
@@ -414,7 +415,7 @@ def _resigned(kind: Kind) -> Target:
         return seal(NODE, SWARM.swarm_id, kind, body[: wire.MAX_GROUP_BYTES])
 
     def run(sealed: bytes) -> bool:
-        opened = open_sealed(sealed, SWARM.swarm_id, kind)
+        opened = open_sealed(sealed, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
         if isinstance(opened, Rejected):
             raise Defect(f"a sealed body was refused: {opened}")
         return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)

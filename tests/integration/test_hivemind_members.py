@@ -18,7 +18,7 @@ from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.affairs import Affairs
 from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.exchange.meeting import Meeting
-from swarm_node.p2p.exchange.serving import PEERS, Server
+from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.limits.budgets import Traffic, Wants
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.members import Members
@@ -27,6 +27,7 @@ from swarm_node.p2p.peers.addressbook import AddressBook
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.storage import Storage
 
 

@@ -35,7 +35,15 @@ from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import open_reply, open_request
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
+from swarm_node.p2p.wire.envelope import (
+    SEALED_BYTES,
+    Kind,
+    Opened,
+    content_id,
+    open_sealed,
+    seal,
+    signed_bytes,
+)
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
 VECTORS = ROOT / "tests" / "vectors"
@@ -54,6 +62,13 @@ SWARM_ID = bytes.fromhex(ENVELOPES["swarm_id"])
 
 def joined(parts: list[dict[str, Any]]) -> bytes:
     return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
+
+
+def test_no_envelope_that_is_taken_is_over_the_limit_of_its_kind() -> None:
+    taken = [case for case in ENVELOPES["cases"] if case["expect"] != "size"]
+    assert len(taken) == len(ENVELOPES["cases"]) - 1
+    over = [c["name"] for c in taken if len(joined(c["sealed"])) > SEALED_BYTES[Kind(c["kind"])]]
+    assert over == []
 
 
 @pytest.mark.parametrize("case", ENVELOPES["cases"], ids=lambda case: case["name"])

@@ -83,7 +83,7 @@ def refusals(peers: Sequence[Peer]) -> list[str]:
     why = Counter(peer.refusal for peer in peers if peer.refusal)
     if not why:
         return []
-    reason = why.most_common(1)[0][0].rpartition(": ")[2]
+    reason = why.most_common(1)[0][0]
     return [
         f"{why.total()} of {len(peers)} peers say that this node is no member ({reason}): ask the "
         "owner of the swarm, perhaps for a new ticket"

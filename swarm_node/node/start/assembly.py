@@ -33,10 +33,11 @@ from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Keeper, Members, nobody
 from swarm_node.p2p.peers.peers import Directory
-from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
-from swarm_node.p2p.reach.punch import MAX_BODY, PUNCH, Puncher, place_of
+from swarm_node.p2p.reach.probe import Prober, ProbeServer
+from swarm_node.p2p.reach.punch import MAX_BODY, Puncher, place_of
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
+from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR, PUNCH
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.membership.membership import Chain
-from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import (
     Agent,
@@ -34,14 +34,14 @@ from swarm_node.p2p.wire.wire import (
 )
 
 MAX_TARGET_CHARS: Final = 256
-MAX_CALL_BYTES: Final = 576
+MAX_CALL_BYTES: Final = SEALED_BYTES[Kind.CALL]
 #: A call, two certificates and their headers.
 MAX_SHOWN_BYTES: Final = MAX_CALL_BYTES + 2 * 320 + 10
-MAX_REPORT_BYTES: Final = 32 * 1024
+MAX_REPORT_BYTES: Final = SEALED_BYTES[Kind.REPORT]
 MAX_REPORTED_PEERS: Final = 64
 MAX_REPORTED_FAMILIES: Final = 64
 MAX_REASONS: Final = 12
-MAX_BATCH_BYTES: Final = 320
+MAX_BATCH_BYTES: Final = SEALED_BYTES[Kind.BATCH]
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Nonce = Annotated[bytes, Meta(min_length=16, max_length=16)]

@@ -14,12 +14,12 @@ import structlog
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
-from swarm_node.p2p.exchange.serving import RENEW, REVOKED, SECRET
 from swarm_node.p2p.membership.credentials import Credentials, Shelf
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import RENEW, REVOKED, SECRET
 
 #: Peers that a node tells of a new statement. Each of them tells as many. Three beats reach 4,096
 #: nodes.

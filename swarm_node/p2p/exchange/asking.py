@@ -11,12 +11,14 @@ import structlog
 from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.exchange.serving import HELLO, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Member, Members
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
+from swarm_node.p2p.wire.protocols import HELLO
+from swarm_node.p2p.wire.reasons import NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
@@ -73,12 +75,12 @@ class Asker:
                 try:
                     reply = await ask()
                 except RefusedError as error:
-                    if UNKNOWN_MEMBER not in str(error):
+                    if error.code != UNKNOWN_MEMBER.code:
                         raise
                     await self._greet(peer)  # it restarted and forgot us
                     reply = await ask()
         except (TransportError, TimeoutError) as error:
-            if isinstance(error, RefusedError) and NOT_HERE in str(error):
+            if isinstance(error, RefusedError) and error.code == NOT_HERE.code:
                 peer.answered(self._clock.now())  # no failure: a peer need not hold a group
                 self._rejected["not_here"] += 1
                 return None
@@ -86,8 +88,8 @@ class Asker:
                 at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
                 self.reject(Rejected("size", str(error)), at_fault)
                 return None
-            if isinstance(error, RefusedError) and NO_MEMBER in str(error):
-                peer.refusal = wire.printable(str(error), 80)
+            if isinstance(error, RefusedError) and error.code == NO_MEMBER.code:
+                peer.refusal = error.named
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))

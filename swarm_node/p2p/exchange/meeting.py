@@ -19,7 +19,6 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.affairs import Affairs
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
-from swarm_node.p2p.exchange.serving import PEERS
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.addressbook import AddressBook, Known
@@ -28,6 +27,7 @@ from swarm_node.p2p.peers.revisits import Revisits
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.p2p.wire.transport import Transport
 from swarm_node.schema import KnownPeer
 from swarm_node.storage import MAX_PEERS, Storage

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.exchange.asking import Asker
-from swarm_node.p2p.exchange.serving import LIST, PULL
 from swarm_node.p2p.exchange.verify import GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.membership.members import Members
@@ -19,6 +18,7 @@ from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.peers.peers import Directory, Offer, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.rollout import VerifiedGroup
 
 _LIST_LIMIT = 128

@@ -15,27 +15,29 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.limits.budgets import Traffic
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.conduct import REASONS, Blame
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
+from swarm_node.p2p.wire.reasons import (
+    BAD_REQUEST,
+    CUT_OFF,
+    NO_MEMBER,
+    NO_RENEWAL,
+    NOT_HERE,
+    RATE,
+    REFUSED,
+    UNKNOWN_MEMBER,
+    Blame,
+    blame_of,
+)
 from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES, Handler, Transport
 from swarm_node.storage import Storage
 
-HELLO = "/swarm-node/hello/1"
-LIST = "/swarm-node/list/1"
-PULL = "/swarm-node/pull/1"
-PEERS = "/swarm-node/peers/1"
-REVOKED = "/swarm-node/revoked/1"
-SECRET = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
-RENEW = "/swarm-node/renew/1"
-UNKNOWN_MEMBER = "say hello first"
-NO_MEMBER = "no member of this swarm"
-NOT_HERE = "not here (any more)"
 #: Seconds for which the link of a stranger is cut after it broke the protocol.
 _STRANGER_SECONDS = 60.0
 
@@ -116,7 +118,7 @@ class Server:
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._refuse(caller, member)
-            raise TransportError(f"{NO_MEMBER}: {member.reason}")
+            raise NO_MEMBER.error(member.reason)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = peer.failed_until = now
@@ -137,7 +139,7 @@ class Server:
         request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
-            raise TransportError(NOT_HERE)
+            raise NOT_HERE.error()
         self._directory.took(caller)
         self._on_pull()
         return sealed
@@ -162,7 +164,7 @@ class Server:
     async def _renew(self, caller: str, payload: bytes) -> bytes:
         chain = self._credentials.renewal_of(caller)
         if isinstance(chain, Rejected):
-            raise TransportError(f"no renewal: {chain.reason}")
+            raise NO_RENEWAL.error(chain.reason)
         return wire.pack(wire.RenewReply(*chain))
 
     async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
@@ -173,14 +175,14 @@ class Server:
         because it checks each that it passes on."""
         if isinstance(answer, Rejected):
             self._refuse(caller, answer)
-            raise TransportError(f"refused: {answer.reason}")
+            raise REFUSED.error(answer.reason)
         return answer
 
     async def _admit(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if its caller has greeted this node and is a member now."""
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
-            raise TransportError(UNKNOWN_MEMBER)
+            raise UNKNOWN_MEMBER.error()
         peer.heard(self._clock.now())
         return await handler(caller, payload)
 
@@ -189,18 +191,18 @@ class Server:
         peer = self._directory.get(caller)
         if cut := self._directory.cut(caller, now):
             self._transport.sever(caller, cut)  # it may have been cut before a restart
-            raise TransportError("you broke the protocol: ask again later")
+            raise CUT_OFF.error()
         if not self._traffic.asks(caller, now, guest=peer is None or peer.standing.useful < 1.0):
             self._rejected["rate"] += 1
             if self._traffic.floods(caller, now):
                 self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
-            raise TransportError("too many requests; slow down")
+            raise RATE.error()
 
     def _parse(self, caller: str, kind: type[Body], payload: bytes) -> Body:
         body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
         if isinstance(body, Rejected):
             self._refuse(caller, body)
-            raise TransportError(f"bad request: {body.reason}")
+            raise BAD_REQUEST.error(body.reason)
         return body
 
     def _refuse(self, caller: str, rejected: Rejected) -> None:
@@ -227,5 +229,5 @@ def refuse(
     honest program sends such a request."""
     counts[rejected.reason] += 1
     cut = directory.refused(caller, rejected.reason, now)
-    if REASONS.get(rejected.reason) is Blame.VIOLATION:
+    if blame_of(rejected.reason) is Blame.VIOLATION:
         transport.sever(caller, cut or _STRANGER_SECONDS)

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.wire.transport import RELAY, RELAYED
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.reasons import BUSY, QUEUE_FULL
 from swarm_node.recent import Recent
 
 #: Streams of one peer that may wait while others of it run, and the limit for all peers together.
@@ -47,10 +48,10 @@ class PeerSlots:
             BusyError: its queue, its group's share or the node is full.
         """
         if self._streams[key] >= most + MAX_WAITING_PER_PEER:
-            raise BusyError("too many of your requests at once: slow down")
+            raise BusyError(QUEUE_FULL.words())
         free = MAX_STREAMS - self._streams.total()
         if free <= (0 if group is None else self._groups[group]):
-            raise BusyError("busy: ask again later")
+            raise BusyError(BUSY.words())
         self._streams[key] += 1
         self._groups[group or ""] += 1
         working = self._working.setdefault(key, asyncio.Semaphore(most))

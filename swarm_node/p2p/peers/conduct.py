@@ -1,5 +1,4 @@
-"""Penalties for a peer's conduct: the class of every reason of refusal, and a peer's standing.
-Pure.
+"""Penalties for a peer's conduct: the consequences of refusals, and a peer's standing. Pure.
 
 A violation of the protocol cuts the peer off for a minute, and for twice as long after each further
 one. A group that broke no rule but is useless is a strike: the peer is asked for nothing for a
@@ -13,42 +12,11 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 
+from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
-class Blame(Enum):
-    """The class of a refusal: its meaning for the peer that caused it."""
-
-    NONE = auto()  # nothing: bad luck, a full buffer, a clock
-    USELESS = auto()  # a group that an honest peer with other settings might send
-    VIOLATION = auto()  # no honest program sends it
-
-
-def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
-    return dict.fromkeys(reasons.split(), blame)
-
-
-#: The class of each reason. tests/p2p/peers/test_conduct.py finds reasons that are missing here.
-REASONS: Final = {
-    **_table(
-        Blame.NONE,
-        "altered anew banned capacity copied duplicate elsewhere expired future not_here "
-        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unjudged unknown_member "
-        "unreachable used_up",
-    ),
-    **_table(
-        Blame.USELESS,
-        "environment implausible own_copied repeated slow_task too_large too_long zero_advantage",
-    ),
-    **_table(
-        Blame.VIOLATION,
-        "author chain_depth content encoding flood hash held_out judging key kind not_steward "
-        "outside_issuer route schema seq_jump sequence signature size task tokens too_long_period "
-        "wrong_issuer wrong_root wrong_subject",
-    ),
-}
-BLAMELESS: Final = frozenset(reason for reason, blame in REASONS.items() if blame is Blame.NONE)
+BLAMELESS: Final = frozenset(code for code, reason in REASONS.items() if reason.blame is Blame.NONE)
 
 #: Useless groups in a row that drop a peer. The last strike before that pauses it for 4 s, each
 #: earlier one for half as long: 8 s in all. An honest peer's single strike costs almost nothing.
@@ -87,7 +55,7 @@ class Standing:
 
     def refused(self, reason: str, now: float) -> Blame:
         """Count a refusal, and set its penalty."""
-        blame = REASONS.get(reason, Blame.USELESS)
+        blame = blame_of(reason)
         if blame is Blame.NONE:
             return blame
         self._count(useless=1.0)

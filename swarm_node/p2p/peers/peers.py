@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 
-from swarm_node.p2p.peers.conduct import Blame, Standing, draw
+from swarm_node.p2p.peers.conduct import Standing, draw
+from swarm_node.p2p.wire.reasons import Blame
 from swarm_node.recent import Recent
 
 OFFERS_PER_PEER = 64
@@ -58,8 +59,8 @@ class Offer:
 @dataclass(slots=True)
 class Peer:
     """The state of one peer. Times are seconds of the node's monotonic clock. `refusal` is the
-    peer's text for not accepting this node as a member. `environment` is the name and version in
-    its newest announcement, None without one."""
+    reason for which the peer says that this node is no member, "" without one. `environment` is the
+    name and version in its newest announcement, None without one."""
 
     peer_id: str
     last_seen: float

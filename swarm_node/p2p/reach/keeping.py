@@ -13,15 +13,14 @@ from typing import Final
 from swarm_node.clock import Clock
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
 from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.wire.protocols import KEEP
+from swarm_node.p2p.wire.reasons import UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Transport
 from swarm_node.recent import Recent
 
-#: A member asks whether the other end relays for it.
-KEEP: Final = "/swarm-node/keep/1"
 #: Relays that a node keeps links to.
 KEPT: Final = 2
 #: Seconds between two checks of the relays, and limits for a relay's answer and for dialling one.
@@ -94,7 +93,7 @@ class Relays:
         try:
             return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
         except RefusedError as error:
-            if UNKNOWN_MEMBER not in str(error) or not await self._introduced(relay):
+            if error.code != UNKNOWN_MEMBER.code or not await self._introduced(relay):
                 raise
         return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
 

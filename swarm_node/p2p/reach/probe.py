@@ -32,10 +32,9 @@ from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import Transport
 
-PROBE: Final = "/swarm-node/probe/1"
-PROBE_FOR: Final = "/swarm-node/probe-for/1"
 MAX_PORTS: Final = 4
 _MAX_BODY = 512
 #: Rates and bursts of a member's dials: probes per caller, and ports per host.

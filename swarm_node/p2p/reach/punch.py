@@ -29,7 +29,6 @@ from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
 from swarm_node.p2p.wire import wire
 
-PUNCH: Final = "/swarm-node/punch/1"
 #: Seconds for which a SYN is held, and for which the asker dials. A lost SYN is repeated after 1
 #: and 3 s.
 HOLD_SECONDS: Final = 8.0

@@ -26,7 +26,7 @@ from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.peers import Directory
-from swarm_node.p2p.reach.keeping import DIAL_SECONDS, KEEP, Relays, in_parallel
+from swarm_node.p2p.reach.keeping import DIAL_SECONDS, Relays, in_parallel
 from swarm_node.p2p.reach.lan import Lan, own_networks
 from swarm_node.p2p.reach.relayed import (
     NONCE_BYTES,
@@ -38,14 +38,8 @@ from swarm_node.p2p.reach.relayed import (
 )
 from swarm_node.p2p.reach.relaying import Carried, Relaying
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import (
-    MAX_REPLY_BYTES,
-    RELAY,
-    RELAYED,
-    Handler,
-    Route,
-    Transport,
-)
+from swarm_node.p2p.wire.protocols import KEEP, RELAY, RELAYED
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, Handler, Route, Transport
 from swarm_node.recent import Recent
 
 #: Peers whose routes are remembered, and relays of one peer.

@@ -39,14 +39,8 @@ from swarm_node.p2p.wire.frames import (
     send_request,
 )
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import (
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    RELAY,
-    RELAYED,
-    Handler,
-    Route,
-)
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler, Route
 
 #: (protocol, remote peer id, reader, writer). It owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -15,12 +15,8 @@ from typing import Final, Protocol
 #: an error. Any other exception is a bug: it is logged and answered with an error.
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
-MAX_REQUEST_BYTES = 64 * 1024
-MAX_REPLY_BYTES = 8 * 1024 * 1024
-#: Requests for a third peer (reach/), on both hops: asker to relay, relay to target. One such link
-#: carries requests of many askers, so its peer is not blamed for all of them.
-RELAY: Final = "/swarm-node/relay/1"
-RELAYED: Final = "/swarm-node/relayed/1"
+MAX_REQUEST_BYTES: Final = 64 * 1024
+MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from exchange_sides import (
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
-from swarm_node.p2p.exchange.serving import PULL
 from swarm_node.p2p.exchange.verify import restored_group, restored_groups
 from swarm_node.p2p.peers.conduct import BLAMELESS, STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.protocols import PULL
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore

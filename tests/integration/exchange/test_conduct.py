@@ -13,13 +13,13 @@ from exchange_sides import Side, right_answer, serve_raw
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Home
-from swarm_node.p2p.exchange.serving import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
 from swarm_node.p2p.membership.statements import NewSecret, Revocations, Signed, revocations
 from swarm_node.p2p.peers.conduct import FIRST_OFF_SECONDS, Standing
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
 
 
 def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:

@@ -11,13 +11,13 @@ import pytest
 from exchange_sides import Side, announce_raw, larger, make_group, right_answer
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p.exchange.serving import LIST, PULL
 from swarm_node.p2p.limits.budgets import FREE_SECONDS
 from swarm_node.p2p.membership.statements import revocations
 from swarm_node.p2p.peers.conduct import STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.rollout import TaskRef
 
 

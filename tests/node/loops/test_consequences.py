@@ -129,7 +129,7 @@ def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
 def test_a_node_that_peers_take_for_no_member_says_how_many_and_why() -> None:
     peers = [Peer(name, 0.0) for name in ("anna", "bert", "carl")]
     assert refusals(peers) == []
-    peers[0].refusal = peers[2].refusal = "no member of this swarm: used_up"
-    peers[1].refusal = "no member of this swarm: revoked"
+    peers[0].refusal = peers[2].refusal = "used_up"
+    peers[1].refusal = "revoked"
     (alarm,) = refusals(peers)
     assert alarm.startswith("3 of 3 peers say that this node is no member (used_up)")

@@ -32,9 +32,9 @@ from swarm_node.p2p.coordinator.coordination import (
     show_call,
 )
 from swarm_node.p2p.membership.ticket import make_ticket, parse_ticket
-from swarm_node.p2p.peers.conduct import REASONS
 from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.reasons import REASONS
 from swarm_node.p2p.wire.wire import pack
 from swarm_node.simulation.seeded import EPOCH
 

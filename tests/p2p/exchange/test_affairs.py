@@ -12,13 +12,13 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.affairs import Affairs
-from swarm_node.p2p.exchange.serving import RENEW, REVOKED
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.membership.stewards import Signer, issue_renewal, next_list
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import RENEW, REVOKED
 
 SWARM = Swarm()
 KEY = b"k" * 32

@@ -1,15 +1,12 @@
-"""What follows from a peer's deeds: the classes of all refusals, standings, and the draw."""
+"""What follows from a peer's deeds: consequences of refusals, standings, and the draw."""
 
 from __future__ import annotations
 
-import ast
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from builders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
@@ -19,45 +16,15 @@ from swarm_node.p2p.peers.conduct import (
     FIRST_OFF_SECONDS,
     LONGEST_OFF_SECONDS,
     NEWCOMERS_SHARE,
-    REASONS,
     STRIKES,
-    Blame,
     Standing,
     draw,
     lower_quantile,
 )
+from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
-VIOLATIONS = sorted(reason for reason, blame in REASONS.items() if blame is Blame.VIOLATION)
-USELESS = sorted(reason for reason, blame in REASONS.items() if blame is Blame.USELESS)
-
-
-def _reasons() -> Iterator[tuple[str, str]]:
-    """Every reason that the code gives for a refusal, with its place."""
-    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            match node:
-                case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
-                    yield str(first.value) if isinstance(first, ast.Constant) else "", place
-                case ast.Call(
-                    func=ast.Attribute(attr="_displace"), args=[*_, ast.Constant() as last]
-                ):
-                    yield str(last.value), place
-                case ast.Subscript(
-                    value=ast.Attribute(attr="rejected" | "_rejected"),
-                    slice=ast.Constant(value=str(said)),
-                ):
-                    yield said, place
-
-
-def test_every_reason_of_a_refusal_has_a_class() -> None:
-    found = list(_reasons())
-    assert len({reason for reason, _ in found}) > 30, "refusals look otherwise than here"
-    assert [f"{place}: {said}" for said, place in found if said and said not in REASONS] == []
-    # A reason that is no literal comes from `_displace`, whose callers are found above.
-    assert [place.partition(":")[0] for said, place in found if not said] == [
-        "swarm_node/policy/experience/replay.py"
-    ]
+VIOLATIONS = sorted(reason for reason in REASONS if blame_of(reason) is Blame.VIOLATION)
+USELESS = sorted(reason for reason in REASONS if blame_of(reason) is Blame.USELESS)
 
 
 @pytest.mark.parametrize("reason", sorted(BLAMELESS))

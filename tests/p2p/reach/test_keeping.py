@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-from reach_world import End, World, in_world
+from reach_world import WHO, End, World, in_world
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import RefusedError, TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
+from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS
 from swarm_node.p2p.transports.memory import MemoryTransport
+from swarm_node.p2p.wire.protocols import KEEP
 
 
 def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_meanwhile() -> None:
@@ -98,6 +99,26 @@ def test_relays_of_one_issuer_do_not_take_both_places_because_they_answer() -> N
         assert len(issuers) == 2
 
     in_world(body, relays=12)
+
+
+@pytest.mark.parametrize(("payload", "greetings"), [(b"no", 1), (b"prose", 0)])
+def test_a_relay_is_greeted_anew_for_that_refusal_and_not_for_prose_that_quotes_it(
+    payload: bytes, greetings: int
+) -> None:
+    async def body(world: World) -> None:
+        relay, relays = world.relays[0], world.two.reaching.relays
+        greeted = list[str]()
+
+        async def introduce(peer_id: str) -> bool:
+            greeted.append(peer_id)
+            return True
+
+        relays.introduce = introduce
+        with pytest.raises(RefusedError, match="say hello first"):
+            await relays.ask(relay.peer_id, WHO, payload, 100)
+        assert greeted == [relay.peer_id] * greetings
+
+    in_world(body, relays=1)
 
 
 def test_a_relay_is_announced_at_its_own_address_only() -> None:

@@ -17,8 +17,6 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.reach.probe import (
     LEAST_PAUSE,
-    PROBE,
-    PROBE_FOR,
     PortOutcome,
     ProbeForReply,
     ProbeForRequest,
@@ -30,6 +28,7 @@ from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 PORT = 31330

@@ -43,7 +43,8 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.frames import Reply
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, RELAY, RELAYED
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 
 SWARM = bytes([7]) * 32
 ASKER, TARGET, THIRD = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))

@@ -29,7 +29,8 @@ from swarm_node.p2p.reach.relaying import (
 )
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import RELAY, RELAYED, Onward
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.transport import Onward
 
 WANTS = Wants(groups=4.0, size=1000, external=1.0)
 
