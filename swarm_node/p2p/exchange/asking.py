@@ -88,7 +88,7 @@ class Asker:
                 return None
             if isinstance(error, RefusedError) and NO_MEMBER in str(error):
                 peer.refusal = wire.printable(str(error), 80)
-            peer.failed(self._clock.now())
+            peer.missed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None

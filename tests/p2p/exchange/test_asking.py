@@ -105,7 +105,7 @@ def test_any_other_refusal_is_taken_as_it_is(tmp_path: Path, reason: str) -> Non
         assert one.transport.sent == [HELLO, PEERS]
         gone = reason == NOT_HERE
         assert one.rejected == {"not_here" if gone else "unreachable": 1}
-        assert (peer.failures == 0) == gone, "a peer need not hold a group"
+        assert (peer.retry.failures == 0) == gone, "a peer need not hold a group"
         assert (peer.refusal != "") == reason.startswith(NO_MEMBER), "only this is for its owner"
 
     _play(tmp_path, scene, reason)

@@ -12,7 +12,8 @@ from reach_world import End, World, in_world
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
+from swarm_node.p2p.peers.liveness import SOON_SECONDS
+from swarm_node.p2p.reach.keeping import KEEP
 from swarm_node.p2p.transports.memory import MemoryTransport
 
 
@@ -152,7 +153,7 @@ def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone() -> No
         asked = [counting(relay) for relay in world.relays]
         await world.two.keep(2)
         assert list(map(len, asked)) == [1, 0, 0]
-        await asyncio.sleep(_LEFT_ALONE_SECONDS)  # less long, because there is no other
+        await asyncio.sleep(SOON_SECONDS)  # less long, because there is no other
         await world.two.keep()
         assert list(map(len, asked)) == [2, 0, 0]
         assert not world.two.reaching.relays.kept()
@@ -168,9 +169,7 @@ def test_relays_that_stopped_answering_are_tried_after_the_others() -> None:
             if number:
                 peer.failed(0.0)
         for _ in range(8):
-            first = next(
-                r for r, _ in world.two.reaching.relays._candidates(0.0) if directory.get(r)
-            )
+            first = next(r for r, _ in world.two.reaching.relays._candidates() if directory.get(r))
             assert first == world.relays[0].peer_id
 
     in_world(body, relays=10)
