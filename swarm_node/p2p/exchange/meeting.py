@@ -169,24 +169,24 @@ class Meeting:
         lost, known = self._directory.get(peer_id), self._book.get(peer_id)
         if lost is None:
             return await self._try(known) if known is not None else None
-        asked_before, since, pause = lost.retry.tried_at, lost.last_seen, lost.retry.pause
+        asked_before, since, lost_at = lost.retry.tried_at, lost.last_seen, lost.retry.lost_at
         lost.retry.begin(self._clock.now())
         answered = await self._asker.greet(lost)
         self._note(lost.peer_id, answered, since)
         self._directory.dismiss(lost, asked_before)
         if answered:
-            self._came_back(pause)
+            self._came_back(lost_at)
         return answered
 
-    def _came_back(self, pause: float) -> None:
-        """Note that a lost peer answers again after this `pause`."""
+    def _came_back(self, lost_at: float) -> None:
+        """Note that a peer that was lost then answers again."""
         now = self._clock.now()
-        came_back(self._silent(now).values(), pause, now)
+        came_back(self._silent(now).values(), lost_at, now)
 
     async def _try(self, known: Known) -> bool:
         """Try a peer of the book. Return True if it answers."""
         now = self._clock.now()
-        pause = known.retry.pause if known.tried and known.retry.failures else None
+        lost_at = known.retry.lost_at if known.tried and known.retry.failures else now
         known.retry.begin(now)
         peer = self._directory.get(known.peer_id)
         if peer is None:
@@ -202,8 +202,8 @@ class Meeting:
         self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
         if known.heartbeat:
             self._hear(known.heartbeat, expected=known.peer_id, teller=None)
-        if pause is not None:
-            self._came_back(pause)
+        if lost_at < now:
+            self._came_back(lost_at)
         return True
 
     def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:

@@ -4,7 +4,7 @@ The table below holds every pause, and `Retry` the state of one thing that is tr
 
 | event | next try |
 | --- | --- |
-| `failed` | after the pause of its row, which grows with each failure |
+| `failed` | after the pause of its row, which grows with the failures and with the silence |
 | `failed` before the pause was over | when the pause is over: an early try lengthens none |
 | `failed`, and the fault may be this node's own (not `counts`) | after the same pause as before |
 | `answered` | at once, and the next pause is the first again |
@@ -68,8 +68,8 @@ PROBE_ROUND: Final = Backoff(15.0, 2.0, 600.0)
 SOON_SECONDS: Final = 6.0
 #: A try that is not reported for so long is no longer awaited.
 TRY_SECONDS: Final = 60.0
-#: Peers were lost together if their pauses differ by at most this factor, and these seconds, within
-#: which a fault is noticed.
+#: Peers were lost together if their silences differ by at most this factor, and these seconds,
+#: within which a fault is noticed.
 _TOGETHER, _NOTICED_SECONDS = 2.0, 20.0
 
 
@@ -77,10 +77,12 @@ _TOGETHER, _NOTICED_SECONDS = 2.0, 20.0
 class Retry:
     """The state of one thing that is tried again. Times are seconds of the node's monotonic clock.
     It may be asked from `ask_at`, which is infinite while it does not answer. It may be tried from
-    `due_at`, or from `soon_at` after a hint."""
+    `due_at`, or from `soon_at` after a hint. It was lost with the first failure, at `lost_at`."""
 
     backoff: Backoff
     failures: int = 0
+    pause: float = 0.0
+    lost_at: float = math.inf
     ask_at: float = -math.inf
     due_at: float = -math.inf
     soon_at: float = math.inf
@@ -91,11 +93,6 @@ class Retry:
     def silent(self) -> bool:
         """True if it stopped answering. Then it is tried, and asked for nothing."""
         return self.ask_at == math.inf
-
-    @property
-    def pause(self) -> float:
-        """The pause after its latest failure."""
-        return self.backoff.after(max(0, self.failures - 1))
 
     def due(self, now: float, *, alone: bool = False) -> bool:
         """Check that it may be tried. `alone` says that nothing else of its kind answers."""
@@ -116,13 +113,20 @@ class Retry:
         early = now < self.due_at
         self.ask_at = self.soon_at = math.inf
         self.trying = False
-        if not early:
-            self.failures += counts
-            self.due_at = now + self.pause
+        self.lost_at = min(self.lost_at, now)
+        if early:
+            return
+        if counts:
+            # A try takes seconds and may wait for others, so the count alone tells too little.
+            silence = (self.backoff.factor - 1.0) * (now - self.lost_at)
+            grown = max(self.backoff.after(self.failures), silence)
+            self.pause = min(self.backoff.longest, grown)
+            self.failures += 1
+        self.due_at = now + max(self.pause, self.backoff.first)
 
     def answered(self, now: float) -> None:
         """Record an answer. It forgives all failures."""
-        self.failures, self.trying = 0, False
+        self.failures, self.pause, self.lost_at, self.trying = 0, 0.0, math.inf, False
         self.ask_at, self.due_at, self.soon_at = now, -math.inf, math.inf
 
     def greeted(self, now: float) -> None:
@@ -149,17 +153,20 @@ class Retry:
 def choose(
     rng: random.Random, retries: Mapping[str, Retry], now: float, *, alone: bool
 ) -> str | None:
-    """Choose what to try now, None without any. Of several that are due, one of the shortest pause
-    comes first: the dead of yesterday never keep those waiting that were lost a minute ago."""
-    due = {name: retry.pause for name, retry in retries.items() if retry.due(now, alone=alone)}
-    shortest = min(due.values(), default=0.0)
-    first = [name for name, pause in due.items() if pause == shortest]
-    return rng.choice(first) if first else None
+    """Choose what to try now, None without any. Half of the tries go to what was lost last, so the
+    dead of yesterday keep nobody waiting who was lost a minute ago. The others are random, so
+    nobody takes all tries by coming and going."""
+    due = {name: retry.lost_at for name, retry in retries.items() if retry.due(now, alone=alone)}
+    if not due:
+        return None
+    latest = not alone and rng.random() < 0.5
+    return max(due, key=due.__getitem__) if latest else rng.choice(list(due))
 
 
-def came_back(silent: Iterable[Retry], pause: float, now: float) -> None:
-    """Try soon what was lost together with a peer that answers again after this `pause`: a cut line
+def came_back(silent: Iterable[Retry], lost_at: float, now: float) -> None:
+    """Try soon what was lost together with a peer that was lost then and answers again: a cut line
     takes many peers, and its return brings all of them."""
+    longest = _TOGETHER * (now - lost_at) + _NOTICED_SECONDS
     for retry in silent:
-        if retry.pause <= _TOGETHER * pause + _NOTICED_SECONDS:
+        if now - retry.lost_at <= longest:
             retry.soon(now)

@@ -34,8 +34,8 @@ Events = list[tuple[float, str]]
 CASES: dict[str, tuple[Backoff, Events, float]] = {
     "a peer fails once": (PEER, [(10, "failed")], 11),
     "a second failure is followed by a longer pause": (
-        *(PEER, [(10, "failed"), (11, "begin"), (16, "failed")]),
-        17.5,
+        *(PEER, [(10, "failed"), (11, "begin"), (11, "failed")]),
+        12.5,
     ),
     "requests that fail together are one failure": (
         *(PEER, [(10, "failed"), (10.1, "failed"), (10.2, "failed")]),
@@ -47,11 +47,11 @@ CASES: dict[str, tuple[Backoff, Events, float]] = {
     ),
     "a greeting forgives nothing": (
         *(PEER, [(10, "failed"), (20, "failed"), (21, "greeted"), (30, "failed")]),
-        32.25,
+        40,
     ),
     "a failure that may be this node's own lengthens no pause": (
         *(PEER, [(10, "failed"), (20, "failed"), (30, "own fault"), (40, "own fault")]),
-        41.5,
+        45,
     ),
     "a hint brings the next try forward": (
         *(PEER, [(t * 1000, "failed") for t in range(20)] + [(19_050, "soon")]),
@@ -199,23 +199,41 @@ def test_a_peer_that_answers_again_is_asked_within_the_longest_pause(
             retry.answered(now)
 
 
-def _lost(failures: int, due_at: float = 0.0) -> Retry:
-    return Retry(PEER, failures=failures, ask_at=math.inf, due_at=due_at, tried_at=-100.0)
+def _lost(lost_at: float, due_at: float = 0.0) -> Retry:
+    return Retry(PEER, lost_at=lost_at, ask_at=math.inf, due_at=due_at, tried_at=-100.0)
 
 
-def test_those_lost_last_come_first_and_nobody_is_tried_before_its_time() -> None:
-    retries = {f"dead {n}": _lost(20) for n in range(50)} | {"one": _lost(3), "other": _lost(3)}
+def test_half_of_the_tries_go_to_those_lost_last_and_none_comes_before_its_time() -> None:
+    retries = {f"dead {n}": _lost(-1000.0) for n in range(50)} | {"one": _lost(-60.0)}
     rng = random.Random(0)
-    assert {choose(rng, retries, 1.0, alone=False) for _ in range(50)} == {"one", "other"}
-    assert choose(rng, {"peer": _lost(3, 2.0)}, 1.0, alone=False) is None
-    assert choose(rng, {"peer": _lost(3, 2.0)}, 1.0, alone=True) == "peer"
+    tried = [choose(rng, retries, 1.0, alone=False) for _ in range(400)]
+    assert 160 < tried.count("one") < 260
+    assert len(set(tried)) > 40
+    assert choose(rng, {"peer": _lost(0.0, 2.0)}, 1.0, alone=False) is None
+    assert choose(rng, {"peer": _lost(0.0, 2.0)}, 1.0, alone=True) == "peer"
     assert choose(rng, {}, 1.0, alone=True) is None
 
 
+def test_while_nobody_answers_those_lost_last_do_not_keep_out_the_others() -> None:
+    retries = {f"dead {n}": _lost(-60.0 + n) for n in range(4)} | {"live": _lost(-1000.0)}
+    rng = random.Random(0)
+    tried = [choose(rng, retries, 1.0, alone=True) for _ in range(100)]
+    assert 10 < tried.count("live") < 40
+
+
 def test_a_return_brings_back_those_that_were_lost_together() -> None:
-    together, dead = [_lost(9, 1e9), _lost(11, 1e9)], _lost(20, 1e9)
-    came_back([*together, dead], PEER.after(9), 50.0)
-    assert all(retry.due(50.0) for retry in together)
-    assert not dead.due(50.0)
-    came_back([dead], PEER.after(19), 50.0)
-    assert dead.due(50.0)
+    together, dead = [_lost(-40.0, 1e9), _lost(-130.0, 1e9)], _lost(-500.0, 1e9)
+    came_back([*together, dead], -50.0, 10.0)
+    assert all(retry.due(10.0) for retry in together)
+    assert not dead.due(10.0)
+    came_back([dead], -300.0, 10.0)
+    assert dead.due(10.0)
+
+
+def test_who_waits_for_others_to_be_tried_waits_no_less_for_that() -> None:
+    """A node tries one peer at a time. So of many dead ones each is tried late."""
+    retry = Retry(PEER)
+    retry.failed(0.0)
+    retry.begin(95.0)
+    retry.failed(100.0)
+    assert (retry.failures, retry.due_at) == (2, 150.0)

@@ -112,7 +112,7 @@ def test_requests_that_fail_together_count_as_one_failure() -> None:
     assert _lost(directory, 20.0) is None, "a retry is under way"
     peer.failed(6.0)
     peer.missed(6.0)
-    assert (peer.retry.failures, peer.retry.due_at) == (2, 7.5)
+    assert (peer.retry.failures, peer.retry.due_at) == (2, 9.0)
 
 
 def test_a_peer_that_answers_no_retry_leaves_once_others_are_heard() -> None:
