@@ -38,7 +38,7 @@ BUCKETS_PER_ISSUER: Final = 16
 SLOTS: Final = 8
 #: It takes two hours. ADDRMAN_MAX_FAILURES is 10 in Bitcoin Core, over at least a week. Peers of a
 #: swarm return by greeting.
-MAX_FAILURES: Final = 36
+MAX_FAILURES: Final = 64
 #: The teller of addresses from this node's settings, its ticket or earlier runs.
 CONFIGURED: Final = "configured"
 _MAX_IGNORED = 2048

@@ -33,7 +33,7 @@ _ENOUGH = 8
 #: Partners that are kept over a restart: those with the longest partnership.
 ANCHORS = 8
 #: Retries of a peer that stopped answering.
-LOST_TRIES = 7
+LOST_TRIES = 12
 #: Requests for a group before its offer is forgotten.
 TRIES = 3
 #: Standings that are remembered of forgotten peers that were dropped once.

@@ -112,7 +112,7 @@ def test_requests_that_fail_together_count_as_one_failure() -> None:
     assert _lost(directory, 20.0) is None, "a retry is under way"
     peer.failed(6.0)
     peer.missed(6.0)
-    assert (peer.retry.failures, peer.retry.due_at) == (2, 9.0)
+    assert (peer.retry.failures, peer.retry.due_at) == (2, 7.125)
 
 
 def test_a_peer_that_answers_no_retry_leaves_once_others_are_heard() -> None:
@@ -178,7 +178,7 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
 def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
     directory = _directory(partners=2)
     silent = directory.meet("peer 000", 0.0)
-    due = _fail_retries(silent, 10)
+    due = _fail_retries(silent, 30)
     began = silent.retry.tried_at
     assert _lost(directory, began + 7.0) is None
     silent.heard(began + 5.0)
@@ -195,7 +195,7 @@ def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
 def test_retries_do_not_wait_while_nobody_answers_nor_after_a_repair() -> None:
     directory = _directory(partners=2)
     one, other = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
-    _fail_retries(one, 12)
+    _fail_retries(one, 30)
     began = one.retry.tried_at
     other.missed(began)
     assert _lost(directory, began + 5.0) is other  # after a second
