@@ -152,7 +152,8 @@ class Side:
     def forgive(self) -> None:
         """End every pause, for what is not about how long to leave a peer alone."""
         for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
-            peer.standing.left_until = peer.failed_until = 0.0
+            peer.standing.left_until = 0.0
+            peer.retry.answered(0.0)
 
     async def pull(self) -> list[VerifiedGroup]:
         """Pull everything on offer."""

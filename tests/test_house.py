@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from builders import ROOT
 
 PACKAGE = ROOT / "swarm_node"
@@ -50,6 +51,14 @@ QUESTIONS = {"What", "Whether", "How", "Where", "Which", "Why", "Who", "Of", "By
 HOMONYMS_LEFT = 2
 #: Packages whose modules lie in rooms.
 HAVE_ROOMS = ("policy", "p2p", "node")
+#: What grows a pause outside the table of back-offs, and why it is none: it asks no peer again.
+GROWS_PAUSES = {
+    "node/loops/company.py": "announcements, which become rarer after a start",
+    "node/loops/coordinating.py": "rounds with the coordinator, which become rarer after a start",
+    "node/loops/learner.py": "restarts of the trainer's process",
+    "p2p/reach/punch.py": "SYNs of one request",
+    "p2p/transports/libp2p/hardened.py": "looks at the window of one stream",
+}
 RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and modules that no layer names.
 PLANTED = {
@@ -146,6 +155,39 @@ def test_components_do_not_take_all_settings() -> None:
         and path.parent.name != "config"
         and path.name not in TAKES_ALL_SETTINGS
     ] == []
+
+
+def test_pauses_grow_in_the_table_of_back_offs_only() -> None:
+    found = defaultdict(list)
+    for place in ("p2p", "node"):
+        for path in sorted((PACKAGE / place).rglob("*.py")):
+            for node in tree(path):
+                if grows(node):
+                    name = str(path.relative_to(PACKAGE))
+                    found[name].append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    assert "p2p/peers/liveness.py" in found, "the table writes it in another form than this test"
+    offenders = found.keys() - GROWS_PAUSES.keys() - {"p2p/peers/liveness.py"}
+    assert [found[name] for name in sorted(offenders)] == [], "add a row to liveness.py"
+    assert GROWS_PAUSES.keys() <= found.keys(), "take out what grows nothing"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("seconds = min(longest, shortest * 2.0**failures)", True),
+        ("seconds = shortest * factor ** min(failures, 16)", True),
+        ("pause *= 2", True),
+        ("self.pause = min(60.0, 1.5 * self.pause)", True),
+        ("longer = min(60.0, max(5.0, pause * 1.5))", True),
+        ("size = 2**20", False),
+        ("weight = 0.5 ** (1.0 / half_life)", False),
+        ("error = (value - mean) ** 2", False),
+        ("most = 4 * own_demand", False),
+        ("total *= share", False),
+    ],
+)
+def test_growing_pauses_are_told_from_other_products(code: str, expected: bool) -> None:
+    assert any(map(grows, ast.walk(ast.parse(code)))) is expected
 
 
 def test_nothing_runs_foreign_code() -> None:
@@ -248,6 +290,29 @@ def nodes(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
 def tree(path: Path) -> list[ast.AST]:
     """Every node of a file's tree, parents before children."""
     return list(ast.walk(ast.parse(path.read_text())))
+
+
+def grows(node: ast.AST) -> bool:
+    """Check that an expression grows with a count, or a pause with itself: the forms of a
+    back-off."""
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Mult) and above_one(node.value)
+    if not isinstance(node, ast.BinOp):
+        return False
+    if isinstance(node.op, ast.Pow):
+        base_grows = above_one(node.left) or not isinstance(node.left, ast.Constant)
+        return base_grows and not isinstance(node.right, ast.Constant)
+    sides = (node.left, node.right)
+    return (
+        isinstance(node.op, ast.Mult)
+        and any(map(above_one, sides))
+        and any(re.search(r"(?i)pause|delay|wait|backoff", ast.unparse(side)) for side in sides)
+    )
+
+
+def above_one(node: ast.AST) -> bool:
+    """Check that a node is a number over 1."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value > 1
 
 
 def first_word(text: str) -> str:

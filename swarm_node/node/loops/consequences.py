@@ -10,7 +10,8 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.presets import environment_name
 from swarm_node.node.figures.snapshot import DroppedRow, PeerRow
 from swarm_node.node.loops.parts import Shared
-from swarm_node.p2p.peers.conduct import LONGEST_OFF_SECONDS, Standing
+from swarm_node.p2p.peers.conduct import Standing
+from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory, Peer
 
 #: The latest drops that a checkpoint keeps.
@@ -38,7 +39,7 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
     now, wall = clock.now(), clock.wall()
     for row in rows:
         off, cut = (
-            now + min(LONGEST_OFF_SECONDS, until - wall) for until in (row.off_until, row.cut_until)
+            now + min(OFFENCE.longest, until - wall) for until in (row.off_until, row.cut_until)
         )
         standing = Standing(offences=row.offences, left_until=off, off_until=off, cut_until=cut)
         directory.recall(row.peer_id, standing)

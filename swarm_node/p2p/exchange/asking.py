@@ -90,7 +90,7 @@ class Asker:
                 return None
             if isinstance(error, RefusedError) and error.code == NO_MEMBER.code:
                 peer.refusal = error.named
-            peer.failed(self._clock.now())
+            peer.missed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None

@@ -121,7 +121,8 @@ class Server:
             raise NO_MEMBER.error(member.reason)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
-        peer.last_seen = peer.failed_until = now
+        peer.last_seen = now
+        peer.retry.greeted(now)
         # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
         peer.greeted = True
         if hello.addresses:

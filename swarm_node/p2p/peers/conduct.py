@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from swarm_node.p2p.peers.liveness import OFFENCE, STRIKE
 from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
 BLAMELESS: Final = frozenset(code for code, reason in REASONS.items() if reason.blame is Blame.NONE)
@@ -21,10 +22,6 @@ BLAMELESS: Final = frozenset(code for code, reason in REASONS.items() if reason.
 #: Useless groups in a row that drop a peer. The last strike before that pauses it for 4 s, each
 #: earlier one for half as long: 8 s in all. An honest peer's single strike costs almost nothing.
 STRIKES: Final = 10
-_LAST_STRIKE_SECONDS = 4.0
-#: First and longest duration of a cut after a violation. After the longest duration without another
-#: violation, all are forgotten.
-FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS = 60.0, 86_400.0
 #: The prior of a peer's useful share, and the half-life of a group's count in later groups.
 _PRIOR = (1.0, 4.0)
 _HALF_LIFE = 256.0
@@ -63,8 +60,7 @@ class Standing:
         if blame is Blame.VIOLATION or self.strikes >= STRIKES:
             self._drop(now)
         else:
-            pause = _LAST_STRIKE_SECONDS * 2.0 ** (self.strikes - STRIKES + 1)
-            self.left_until = max(self.left_until, now + pause)
+            self.left_until = max(self.left_until, now + STRIKE.after(self.strikes - 1))
         if blame is Blame.VIOLATION:
             self.cut_until = self.off_until
         return blame
@@ -93,10 +89,9 @@ class Standing:
         self.strikes = 0
         if now < self.off_until:
             return  # what was under way when it was dropped prolongs nothing
-        if now > self.off_until + LONGEST_OFF_SECONDS:
+        if now > self.off_until + OFFENCE.longest:
             self.offences = 0
-        off = FIRST_OFF_SECONDS * 2.0**self.offences
-        self.off_until = now + min(LONGEST_OFF_SECONDS, off)
+        self.off_until = now + OFFENCE.after(self.offences)
         self.left_until = max(self.left_until, self.off_until)
         self.offences = min(self.offences + 1, 16)
 

@@ -29,6 +29,7 @@ from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.liveness import PROBE_ROUND
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
 from swarm_node.p2p.wire import wire
@@ -48,11 +49,8 @@ _STRANGERS, _STRANGERS_SECONDS, _ASK_SECONDS = 3, 6.0, 15.0
 #: Members asked in a round, members drawn to choose them from, and members checked between rounds
 #: in search of one on the Internet.
 _ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
-#: Longest and shortest pause between two rounds. While nothing is certain, each pause is twice the
-#: last.
-_PAUSE, LEAST_PAUSE = 600.0, 15.0
 #: Age at which findings are forgotten, when nobody could be asked since.
-_FORGET_SECONDS = 3 * _PAUSE
+_FORGET_SECONDS = 3 * PROBE_ROUND.longest
 #: Seconds between two checks whether a round is due, and before the first round.
 _TICK, _FIRST_TICK = 5.0, 1.0
 _log = structlog.get_logger(__name__)
@@ -246,13 +244,13 @@ class Prober:
         self._rng = rng
         self._addresses: list[str] = []
         self._begun = self._next = self._answered = -math.inf
-        self._pause = LEAST_PAUSE
+        self._uncertain = 0
 
     async def run(self) -> None:
         """Ask at the start, after a change, and from time to time."""
         while True:
             now = self._clock.now()
-            if now >= self._begun + LEAST_PAUSE and await self._due():
+            if now >= self._begun + PROBE_ROUND.first and await self._due():
                 await self._round()
             if now > self._answered + _FORGET_SECONDS:
                 self._reach.probes = ()
@@ -260,7 +258,7 @@ class Prober:
 
     async def refresh(self) -> None:
         """Ask now, unless a round has just ended."""
-        if self._clock.now() >= self._begun + LEAST_PAUSE:
+        if self._clock.now() >= self._begun + PROBE_ROUND.first:
             await self._round()
 
     async def _due(self) -> bool:
@@ -305,8 +303,9 @@ class Prober:
             if (before.kind, before.nat) != (now.kind, now.nat):
                 _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
         certain = len(votes) > 1 and reach.dialable() is not None and 2 * sum(votes) != len(votes)
-        self._next = self._clock.now() + (_PAUSE if certain else self._pause)
-        self._pause = LEAST_PAUSE if certain else min(_PAUSE, 2.0 * self._pause)
+        pause = PROBE_ROUND.longest if certain else PROBE_ROUND.after(self._uncertain)
+        self._next = self._clock.now() + pause
+        self._uncertain = 0 if certain else self._uncertain + 1
         self._addresses = self._own()  # with what was found
 
     def _chosen(self, links: dict[str, str]) -> list[str]:

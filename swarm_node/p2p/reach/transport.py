@@ -25,6 +25,7 @@ from swarm_node.p2p.exchange.serving import refuse
 from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.liveness import DIRECT, Retry
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.keeping import DIAL_SECONDS, Relays, in_parallel
 from swarm_node.p2p.reach.lan import Lan, own_networks
@@ -44,10 +45,6 @@ from swarm_node.recent import Recent
 
 #: Peers whose routes are remembered, and relays of one peer.
 _WAYS, _RELAYS_OF_A_PEER = 512, 4
-#: Seconds between two tries to reach a relayed peer directly.
-_DIRECT_SECONDS = 120.0
-#: The first such pause, and its growth, while one of the two ends may not know its position yet.
-_SOON_SECONDS, _LATER = 2.0, 1.25
 #: Relayed peers that are tried at once.
 _UPGRADES = 8
 #: Seconds for which a presence from the own network is valid.
@@ -63,8 +60,7 @@ class Way:
 
     relays: dict[str, str] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
-    direct_at: float = 0.0
-    soon: float = _SOON_SECONDS
+    upgrade: Retry = field(default_factory=lambda: Retry(DIRECT))
 
     def learn(self, relay: str, address: str) -> None:
         """Add a relay. The one that failed longest ago makes room."""
@@ -268,7 +264,8 @@ class ReachingTransport:
         for target, way in targets.items():
             own = tuple(text for text in direct if text.endswith("/" + target))
             if own != way.direct:
-                way.direct, way.direct_at = own, 0.0
+                way.direct = own
+                way.upgrade.renew(self._clock.now())
         reached = await in_parallel(self._approach(*item, patience) for item in targets.items())
         there = {target for target, found in zip(targets, reached, strict=True) if found}
         left = [text for text in direct if text.rpartition("/")[2] not in there]
@@ -293,9 +290,9 @@ class ReachingTransport:
         """Try to reach some relayed peers directly, those tried longest ago first."""
         now = self._clock.now()
         due = sorted(
-            (way.direct_at, peer)
+            (way.upgrade.tried_at, peer)
             for peer, way in self._ways.items()
-            if way.relays and way.direct_at <= now and self._directory.get(peer) is not None
+            if way.relays and way.upgrade.due(now) and self._directory.get(peer) is not None
         )
         await in_parallel(self._upgrade(peer, self._ways[peer]) for _, peer in due[:_UPGRADES])
 
@@ -346,7 +343,8 @@ class ReachingTransport:
             raise _UndeliveredError(reply.detail)
         self.usage.relayed += 1
         if self.usage.via.get(peer) == "":
-            self._way(peer).direct_at = 0.0  # it had a direct link, which can come back
+            # It had a direct link, which can come back.
+            self._way(peer).upgrade.renew(self._clock.now())
         self.usage.via[peer] = relay
         return reply.unwrap(max_reply)
 
@@ -360,13 +358,15 @@ class ReachingTransport:
 
     async def _upgrade(self, peer: str, way: Way) -> bool:
         now = self._clock.now()
-        way.direct_at = now + _DIRECT_SECONDS
+        way.upgrade.begin(now)
         if await self._inner.connected(peer):
+            way.upgrade.rest(now)
             return True
         punched = await self.punch(peer) if self.punch is not None else False
-        if punched is None:
-            way.direct_at = now + way.soon
-            way.soon = min(_DIRECT_SECONDS, _LATER * way.soon)
+        if punched is None:  # an end does not know its position yet
+            way.upgrade.failed(now)
+        else:
+            way.upgrade.rest(now)
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
     def _issued(self, presence: bytes, peer: str) -> int:

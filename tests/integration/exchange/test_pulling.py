@@ -113,7 +113,7 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
         assert carol.rejected["not_here"] == 1
         innocent = carol.directory.get(bob.peer_id)
         assert innocent is not None
-        assert innocent.failures == 0
+        assert innocent.retry.failures == 0
         assert innocent.rejected.total() == 0
 
     in_swarm(body, 3)

@@ -9,7 +9,7 @@ from swarm_node.node.loops.consequences import kept, peer_rows, recall, refusals
 from swarm_node.node.loops.parts import Shared, Tally
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.conduct import FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS
+from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
@@ -40,14 +40,14 @@ def test_who_was_cut_off_stays_so_after_a_restart_and_a_second_time_for_longer()
     before = Directory(OWN)
     before.meet("junk", 0.0)
     before.meet("honest", 0.0)
-    assert before.refused("junk", "hash", 1000.0) == FIRST_OFF_SECONDS
+    assert before.refused("junk", "hash", 1000.0) == OFFENCE.first
     rows = kept(before, _clock(now=1010.0, wall=5010.0))
     assert [row.peer_id for row in rows] == ["junk"]
     after = Directory(OWN)
     recall(after, rows, _clock(now=3.0, wall=5020.0))  # ten seconds later
-    assert after.cut("junk", 3.0) == FIRST_OFF_SECONDS - 20.0
-    assert after.meet("junk", 3.0).retry_at == 3.0 + FIRST_OFF_SECONDS - 20.0
-    assert after.refused("junk", "hash", 100.0) == 2 * FIRST_OFF_SECONDS
+    assert after.cut("junk", 3.0) == OFFENCE.first - 20.0
+    assert after.meet("junk", 3.0).retry_at == 3.0 + OFFENCE.first - 20.0
+    assert after.refused("junk", "hash", 100.0) == 2 * OFFENCE.first
 
 
 def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
@@ -57,7 +57,7 @@ def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
     rows = kept(before, _clock(now=0.0, wall=2e9))
     after = Directory(OWN)
     recall(after, rows, _clock(now=0.0, wall=1e9))
-    assert after.cut("junk", 0.0) == LONGEST_OFF_SECONDS
+    assert after.cut("junk", 0.0) == OFFENCE.longest
 
 
 def test_a_dropped_peer_keeps_its_standing_when_the_directory_forgets_it() -> None:
@@ -67,7 +67,7 @@ def test_a_dropped_peer_keeps_its_standing_when_the_directory_forgets_it() -> No
     for index in range(5):
         directory.meet(f"peer {index}", 1.0)
     assert directory.get("junk") is None
-    assert directory.meet("junk", 2.0).retry_at == FIRST_OFF_SECONDS
+    assert directory.meet("junk", 2.0).retry_at == OFFENCE.first
 
 
 def test_a_peer_that_costs_much_judging_raises_an_alarm_until_it_is_over(shared: Shared) -> None:

@@ -13,14 +13,13 @@ from scipy.stats import beta
 
 from swarm_node.p2p.peers.conduct import (
     BLAMELESS,
-    FIRST_OFF_SECONDS,
-    LONGEST_OFF_SECONDS,
     NEWCOMERS_SHARE,
     STRIKES,
     Standing,
     draw,
     lower_quantile,
 )
+from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
 VIOLATIONS = sorted(reason for reason in REASONS if blame_of(reason) is Blame.VIOLATION)
@@ -37,11 +36,11 @@ def test_bad_luck_has_no_consequence(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", VIOLATIONS)
 def test_one_violation_cuts_a_peer_off_and_each_further_one_for_twice_as_long(reason: str) -> None:
-    standing, now, before = Standing(), 1000.0, FIRST_OFF_SECONDS / 2
+    standing, now, before = Standing(), 1000.0, OFFENCE.first / 2
     for _ in range(20):
         assert standing.refused(reason, now) is Blame.VIOLATION
         off = standing.cut_until - now
-        assert off == min(2 * before, LONGEST_OFF_SECONDS)
+        assert off == min(2 * before, OFFENCE.longest)
         assert standing.left_until == standing.off_until == standing.cut_until
         now, before = standing.cut_until, off
 
@@ -50,16 +49,16 @@ def test_what_was_under_way_when_a_peer_was_cut_off_prolongs_nothing() -> None:
     standing = Standing()
     for now in (0.0, 0.1, 0.2):
         standing.refused("hash", now)
-    assert (standing.cut_until, standing.offences) == (FIRST_OFF_SECONDS, 1)
+    assert (standing.cut_until, standing.offences) == (OFFENCE.first, 1)
 
 
 def test_after_a_long_peace_offences_are_forgotten() -> None:
     standing = Standing()
     standing.refused("hash", 0.0)
     standing.refused("hash", standing.cut_until)
-    later = standing.off_until + LONGEST_OFF_SECONDS + 1.0
+    later = standing.off_until + OFFENCE.longest + 1.0
     standing.refused("hash", later)
-    assert standing.cut_until == later + FIRST_OFF_SECONDS
+    assert standing.cut_until == later + OFFENCE.first
 
 
 @pytest.mark.parametrize("reason", USELESS)
@@ -76,7 +75,7 @@ def test_useless_groups_leave_a_peer_alone_for_longer_and_longer_and_then_drop_i
     assert 5.0 < now < 10.0, "an attacker is dropped within ten seconds"
     assert standing.offences == 0
     standing.refused(reason, now)
-    assert standing.left_until == standing.off_until == now + FIRST_OFF_SECONDS
+    assert standing.left_until == standing.off_until == now + OFFENCE.first
     assert standing.cut_until == 0.0, "an honest peer with other settings still gets answers"
 
 

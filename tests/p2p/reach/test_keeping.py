@@ -12,7 +12,7 @@ from reach_world import WHO, End, World, in_world
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS
+from swarm_node.p2p.peers.liveness import SOON_SECONDS
 from swarm_node.p2p.transports.memory import MemoryTransport
 from swarm_node.p2p.wire.protocols import KEEP
 
@@ -173,7 +173,7 @@ def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone() -> No
         asked = [counting(relay) for relay in world.relays]
         await world.two.keep(2)
         assert list(map(len, asked)) == [1, 0, 0]
-        await asyncio.sleep(_LEFT_ALONE_SECONDS)  # less long, because there is no other
+        await asyncio.sleep(SOON_SECONDS)  # less long, because there is no other
         await world.two.keep()
         assert list(map(len, asked)) == [2, 0, 0]
         assert not world.two.reaching.relays.kept()
@@ -189,9 +189,7 @@ def test_relays_that_stopped_answering_are_tried_after_the_others() -> None:
             if number:
                 peer.failed(0.0)
         for _ in range(8):
-            first = next(
-                r for r, _ in world.two.reaching.relays._candidates(0.0) if directory.get(r)
-            )
+            first = next(r for r, _ in world.two.reaching.relays._candidates() if directory.get(r))
             assert first == world.relays[0].peer_id
 
     in_world(body, relays=10)
