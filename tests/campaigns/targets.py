@@ -22,6 +22,7 @@ import msgpack
 import msgspec
 import numpy as np
 from noise_responder import Responder
+from swarm_keys import verify_chain
 
 from swarm_node.clock import Clock
 from swarm_node.environments.judging.judge import Reply as JudgeReply
@@ -468,9 +469,7 @@ def _statement() -> Target:
 def _chain() -> Target:
     def run(data: bytes) -> bool:
         chain = (data[:split], data[split:])
-        return not isinstance(
-            membership.verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected
-        )
+        return not isinstance(verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected)
 
     split = len(ISSUER_CERTIFICATE)
     return Target("chain", [b"".join(CHAIN)], run, signed=True)
@@ -483,7 +482,7 @@ def _forged_chain() -> Target:
         certificate = seal(ISSUER, SWARM.swarm_id, Kind.CERT, body[:2000])
         now = NOW + 10
         chain = (ISSUER_CERTIFICATE, certificate)
-        member = membership.verify_chain(chain, SWARM, NODE.public_key, now)
+        member = verify_chain(chain, SWARM, NODE.public_key, now)
         if isinstance(member, Rejected):
             return False
         if member.subject != NODE.public_key or member.not_after - member.not_before > 3600:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
 from swarm_node.node.members import issuers
 from swarm_node.node.members.admitting import admissions, invite_from_stock, note_issuer_file
 from swarm_node.node.members.stewardship import revoke, rotate_secret
-from swarm_node.p2p.membership.membership import MemberBody, verify_chain
+from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
 
