@@ -54,6 +54,8 @@ RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and modules that no layer names.
 PLANTED = {
     "policy/choices.py": "swarm_node.config",
+    "policy/training/process.py": "swarm_node.node.hosts.hosts",
+    "node/hosts/hosts.py": "swarm_node.node.home.home",
     "policy/experience/advantage.py": "swarm_node.policy.sampling.sampler",
     "environments/base.py": "swarm_node.policy.choices",
     "newcomer.py": "swarm_node.errors",

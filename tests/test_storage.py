@@ -418,19 +418,3 @@ def test_only_the_newest_digests_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         b"\4",
         b"\5",
     ]
-
-
-def test_a_database_of_the_second_version_gets_the_table_of_contents(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "node.db")
-    storage.publish([(group(storage.epoch, 1), None)])
-    storage.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "node.db")) as db:
-        db.execute("DROP TABLE contents")
-        for column in ("issuer", "failures", "anchor"):
-            db.execute(f"ALTER TABLE peers DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 2")
-    storage = Storage(tmp_path / "node.db")
-    assert storage.head() == 1
-    row, window = received(1)
-    assert storage.accept(replace(row, digests=(b"a",)), window)
-    assert storage.authors_of(b"a") == {b"a": row.author}

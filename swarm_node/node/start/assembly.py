@@ -15,6 +15,7 @@ from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.node import Node
@@ -125,11 +126,12 @@ def _open_work(
     )
     sampler, max_lag = parts.sampler, settings.experience.max_lag
     harvest = Harvest(sampler, max_lag) if isinstance(sampler, InterruptibleSampler) else None
+    judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
     maker = RolloutMaker(
         settings.sampling,
         parts,
         shared.tally,
-        shared.effort,
+        judging,
         tasks,
         shared.slots,
         harvest,
@@ -141,7 +143,7 @@ def _open_work(
         membership.swarm.swarm_id,
         _expected(settings, peer_id, parts, info),
         parts.storage,
-        maker.judge,
+        judging.of_peer,
         partial(check_tokens, parts.codec),
         parts.codec.encode_answer,
     )
