@@ -27,7 +27,7 @@ from swarm_keys import verify_chain
 from swarm_node.clock import Clock
 from swarm_node.environments.judging.judge import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
-from swarm_node.node.control.control import ControlClient, decoded
+from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.addresses.addresses import is_here, split_endpoint
@@ -41,6 +41,7 @@ from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.wire import frames, wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.page.entrance import decoded
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
 

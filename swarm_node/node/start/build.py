@@ -22,7 +22,6 @@ from swarm_node.node.control.control import ControlServer
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.home.logs import set_up_logging
 from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.bans import Bans
@@ -49,6 +48,7 @@ from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
+from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
 
 

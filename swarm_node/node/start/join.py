@@ -15,7 +15,6 @@ from swarm_node.config.reloading import Reloading
 from swarm_node.durable import Journal
 from swarm_node.errors import ConfigError, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.home.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 from swarm_node.node.preflight.defaults import for_model, for_training
 from swarm_node.node.preflight.doctor import examine, machine_of, refuse
 from swarm_node.node.preflight.facts import Seen, gather
@@ -34,6 +33,7 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import TINY, Model, resolve
 from swarm_node.policy.placement import hardware
+from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 _MAX_TICKET_FILE = 16 * 1024
 
