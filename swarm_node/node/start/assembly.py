@@ -124,8 +124,8 @@ def _open_work(
         swarm_id=membership.swarm.swarm_id,
         common_share=settings.sampling.common_share,
     )
-    sampler, max_lag = parts.sampler, settings.experience.max_lag
-    harvest = Harvest(sampler, max_lag) if isinstance(sampler, InterruptibleSampler) else None
+    sampler, lag = parts.sampler, shared.buffer.settings.max_lag
+    harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
     judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
     maker = RolloutMaker(
         settings.sampling,

@@ -28,6 +28,7 @@ from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import (
+    Resolved,
     cache_shape,
     engine_plan,
     listen_addresses,
@@ -190,11 +191,10 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
 
 
 async def run_node(
-    settings: Settings,
+    start: Resolved,
     home: Home,
     membership: Membership,
     model: Model,
-    found: Fit,
     screen: Screen,
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], None] | None = None,
@@ -206,8 +206,8 @@ async def run_node(
     Raises:
         SwarmNodeError: it cannot start.
     """
-    parts = build_parts(settings, home, membership, model, found)
-    node = assemble(settings, membership, parts)
+    parts = build_parts(start.settings, home, membership, model, start.fit)
+    node = assemble(start.settings, membership, parts)
 
     def reload() -> Reloaded:
         changed, told = reloading.reload(node.settings)
