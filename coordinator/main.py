@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.members import date_of, seconds_of
-from swarm_node.cli.options import version_option
-from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.errors import ConfigError
+from swarm_node.program.terminal import (
+    RefusingGroup,
+    date_of,
+    seconds_of,
+    show_page,
+    version_option,
+)
 
 if TYPE_CHECKING:
     from coordinator.admin import AdminClient
@@ -67,7 +71,7 @@ def serve(
 ) -> None:
     """Run until Ctrl-C. It speaks HTTP: put a proxy with TLS before it."""
     from coordinator.server import Options, serve
-    from swarm_node.node.home.logs import set_up_logging
+    from swarm_node.program.logs import set_up_logging
 
     set_up_logging(False)
     options = Options(
@@ -160,8 +164,6 @@ def open_page(
     ] = False,
 ) -> None:
     """Open the swarm's page in a browser: members, reward, what was exchanged, reputation."""
-    from swarm_node.cli.page import show_page
-
     show_page(asyncio.run(_admin(data).page()), only_print=show)
 
 

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from swarm_node.cli.config_view import SettingRow, explain_settings
-from swarm_node.config import RETIRED, Settings
+from swarm_node.config import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """\
@@ -35,14 +35,6 @@ keeps its comments, and has the running node read it. After an edit by hand `kil
 with a mistake changes nothing: reply and log say why. What the command line or a variable of the
 node names stays as it is.
 """
-_RETIRED = """\
-## Settings of earlier versions
-
-Each is refused by name, with what took its place.
-
-| setting | instead |
-| --- | --- |
-"""
 
 
 def settings_page() -> str:
@@ -54,8 +46,6 @@ def settings_page() -> str:
         title = f"{table}: {_first_line(model)}" if table else "Of the node"
         parts.append(f"## {title}\n\n| setting | accepted | default | in use | meaning |\n")
         parts.append("| --- | --- | --- | --- | --- |\n" + "".join(map(_row, members)))
-    parts.append(_RETIRED)
-    parts[-1] += "".join(f"| `{key}` | {_cell(text)} |\n" for key, text in RETIRED.items())
     joined = "\n".join(parts)
     return joined.replace("meaning |\n\n|", "meaning |\n|")
 

@@ -9,8 +9,8 @@ import typer
 
 from swarm_node.cli.home import ask, show
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
-from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.errors import ConfigError, NotRunningError
+from swarm_node.program.terminal import RefusingGroup
 
 config_app = typer.Typer(cls=RefusingGroup, help="List every setting, or change some.")
 

@@ -30,15 +30,14 @@ from swarm_node.cli.options import (
     ModelOption,
     SamplerOption,
     TicketFileOption,
-    version_option,
 )
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
-from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
 from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
+from swarm_node.program.terminal import RefusingGroup, version_option
 
 app = typer.Typer(
     name="swarm-node",

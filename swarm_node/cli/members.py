@@ -5,7 +5,6 @@ Cheap to import, so that `--help` is quick.
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ import typer
 from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import ConfigError, NotRunningError, TicketError
+from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 if TYPE_CHECKING:
     from swarm_node.node.figures.snapshot import PeerRow
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from swarm_node.node.members.admitting import Invitation
     from swarm_node.node.members.ledger import IssuedTicket
 
-DAY = 86_400
-_UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
 _LONGEST_TICKET = 90 * DAY
 MEMBER_DAYS = 90
 
@@ -276,27 +274,6 @@ def unban(who: WhoArgument, home: HomeOption = None) -> None:
 
     remove(chosen_home(home), who)
     typer.echo(f"{who} is no longer banned here.")
-
-
-def seconds_of(text: str, most: int) -> int:
-    """The seconds of a time such as 12h, 7d or 2w.
-
-    Raises:
-        ConfigError: it has another form, or is longer than `most`.
-    """
-    match = re.fullmatch(r"([1-9][0-9]{0,6})([mhdw])", text.strip())
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= most:
-        raise ConfigError(
-            f"--expires {text}: write a number and m, h, d or w, {most // DAY}d at most, such as "
-            "12h or 7d"
-        )
-    return seconds
-
-
-def date_of(seconds: float) -> str:
-    """A time for people, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def quoted(name: str) -> str:

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from swarm_node import __version__
-
-
-def version_option(program: str) -> Any:
-    """The option `--version` of a program."""
-
-    def show(wanted: bool) -> None:
-        if wanted:
-            typer.echo(f"{program} {__version__}")
-            raise typer.Exit
-
-    return typer.Option("--version", callback=show, is_eager=True, help="Show the version.")
-
 
 HomeOption = Annotated[
     Path | None,

@@ -28,9 +28,9 @@ def train_host(
     from swarm_node.config import load_settings
     from swarm_node.errors import ConfigError
     from swarm_node.node.home.home import Home
+    from swarm_node.node.hosts.attending import Attendant
     from swarm_node.p2p.wire.identity import Identity
     from swarm_node.policy.models.model import policy_digests, resolve
-    from swarm_node.policy.training.attending import Attendant
 
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}", node):
         raise ConfigError(f"train-host takes HOST:PORT, such as 10.0.0.1:29400, not {node!r}")

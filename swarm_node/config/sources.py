@@ -3,7 +3,7 @@
 A key is written `training.learning_rate` in messages, `[training] learning_rate` in TOML,
 `SWARM_NODE_TRAINING__LEARNING_RATE` as a variable and `--set training.learning_rate=…` on the
 command line (common settings have their own flag). Unknown keys and impossible values are refused
-with the key's name, retired keys with their replacement.
+with the key's name.
 """
 
 from __future__ import annotations
@@ -27,33 +27,6 @@ MAX_FILE_BYTES = 64 * 1024
 _ENV_OTHER = {"SWARM_NODE_CONFIG"}
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
-#: Keys of earlier versions, and what replaces each.
-RETIRED: Mapping[str, str] = {
-    **{
-        f"policy.{key}": f"use {table}.{key}"
-        for table, keys in (
-            ("experience", "own external max_lag max_age filter_own correction"),
-            ("training", "loss advantage learning_rate optimizer dtype lora_rank"),
-        )
-        for key in keys.split()
-    },
-    **dict.fromkeys(
-        ("policy.activation_checkpointing", "training.activation_checkpointing"),
-        "activations are recomputed where the memory is too small to keep them (docs/models.md)",
-    ),
-    **dict.fromkeys(("policy.reuse", "experience.reuse"), "every group is trained on once"),
-    "policy.draw": "peers' groups are drawn uniformly: weights gained nothing (docs/mixture.md)",
-    "policy.half_life": "peers' groups are drawn uniformly: weights gained nothing",
-    "policy.off_policy_mask": "no experiment gained by it (docs/experiments.md)",
-    "environment.preset": "use environment.options.preset",
-    "environment.datasets": "use environment.options.datasets",
-    "environment.scoring": "use environment.options.scoring",
-    "network.heartbeat_seconds": "a node publishes a heartbeat every ten network.poll_seconds",
-    "sampling.over_provision": "vLLM begins 1.5 groups per group awaited (docs/engines.md)",
-    "sampling.sync": "vLLM reads weights in the GPU's memory if two copies fit, else files",
-    "sampling.kv_gib": "it follows from the model and the number of answers at once",
-    "ticket_file": 'use ticket = "@FILE", or --ticket-file',
-}
 
 
 @dataclass(frozen=True)
@@ -75,8 +48,8 @@ class Sources:
         """Read and merge them now.
 
         Raises:
-            ConfigError: an unknown or retired key, an impossible value or an unreadable file; the
-                message names it.
+            ConfigError: an unknown key, an impossible value or an unreadable file; the message
+                names it.
         """
         merged: dict[str, Any] = {}
         for _, values in self._named(text_of(self.file)):
@@ -112,11 +85,11 @@ class Sources:
 
     def _named(self, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """(name of the source, nested values), the weakest source first."""
-        yield str(self.file), _checked(read_toml(text, self.file))
+        yield str(self.file), read_toml(text, self.file)
         for key, given in _from_environ(self.environ).items():
-            yield variable_of(key), _checked(_nest({key: _parse_value(given)}))
+            yield variable_of(key), _nest({key: _parse_value(given)})
         flags = {key: value for key, value in self.flags.items() if value is not None}
-        yield "command line", _checked(_nest(flags))
+        yield "command line", _nest(flags)
 
 
 def load_settings(
@@ -148,10 +121,10 @@ def validated(values: Mapping[str, Any]) -> Settings:
     """Nested values as settings.
 
     Raises:
-        ConfigError: a key is unknown or retired, or a value impossible; the message names it.
+        ConfigError: a key is unknown or a value impossible; the message names it.
     """
     try:
-        return Settings.model_validate(_checked(values))
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(error))) from None
 
@@ -214,18 +187,6 @@ def lines_of(text: str) -> dict[str, int]:
     return found
 
 
-def _checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`values`, if none of its keys is retired.
-
-    Raises:
-        ConfigError: one is retired.
-    """
-    for key in dotted_keys(values):
-        if key in RETIRED:
-            raise ConfigError(f"{key} is gone: {RETIRED[key]}")
-    return values
-
-
 def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
     """The dotted keys of nested values."""
     for name, value in values.items():
@@ -238,7 +199,7 @@ def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings among the variables, as text by dotted key."""
     known = [key for key, _ in settings_keys()]
-    by_variable = {variable_of(key): key for key in (*known, *RETIRED)}
+    by_variable = {variable_of(key): key for key in known}
     found: dict[str, str] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _ENV_OTHER:

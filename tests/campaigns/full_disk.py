@@ -35,8 +35,7 @@ from swarm_node.p2p.wire.envelope import content_id
 from swarm_node.policy.training import checkpoint
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
-from swarm_node.schema import KnownPeer
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 PAGE = 4096
 MOST = 4 << 20

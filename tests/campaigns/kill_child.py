@@ -29,8 +29,7 @@ from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
-from swarm_node.schema import KnownPeer
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 NOW = 1_800_000_000.0
 KEEP_OWN, KEEP_RECEIVED = 20, 20

@@ -12,11 +12,12 @@ from typer.testing import CliRunner, Result
 
 from coordinator.server import read_swarm
 from swarm_node.cli.main import app
-from swarm_node.cli.members import dialled_first, seconds_of
+from swarm_node.cli.members import dialled_first
 from swarm_node.errors import ConfigError
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.program.terminal import seconds_of
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 PEER = Identity.generate().peer_id

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.config import RETIRED, Sources, load_settings, parse_assignments, settings_keys
+from swarm_node.config import Sources, load_settings, parse_assignments, settings_keys
 from swarm_node.errors import ConfigError
 
 
@@ -50,17 +50,8 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ('[run]\ntrainer_hosts = "10.0.0.1:29400"', "run.trainer_hosts"),
         ('[run]\ntrainer_hosts = "10.0.0.1:29400*1"', "run.trainer_hosts"),
         ("experience = 3", "experience"),
-        ("[policy]\nown = 3", "policy.own is gone: use experience.own"),
         ("[policy]\nreply = 3", "policy"),
-        ('[environment]\npreset = "sapo"', "use environment.options.preset"),
-        ('[sampling]\nsync = "ipc"', "sampling.sync is gone: vLLM reads weights in the GPU"),
-        ("[sampling]\nover_provision = 2", "sampling.over_provision is gone: vLLM begins 1.5"),
-        ("[experience]\nreuse = 2", "experience.reuse is gone: every group is trained on once"),
-        (
-            "[training]\nactivation_checkpointing = true",
-            "training.activation_checkpointing is gone: activations are recomputed where",
-        ),
-        ('ticket_file = "ticket"', "--ticket-file"),
+        ('ticket_file = "ticket"', "unknown setting ticket_file: did you mean ticket?"),
     ],
 )
 def test_a_bad_file_is_refused_by_the_name_of_the_key(tmp_path: Path, text: str, key: str) -> None:
@@ -102,16 +93,3 @@ def test_assignments_read_as_toml_and_else_as_text() -> None:
 def test_a_ticket_does_not_show_in_the_settings() -> None:
     settings = load_settings({"ticket": "swarmjoin1.secret"}, environ={})
     assert "secret" not in repr(settings)
-
-
-def test_a_retired_variable_says_what_took_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.own is gone: use experience\.own"):
-        load_settings({}, environ={"SWARM_NODE_POLICY__OWN": "3"})
-
-
-def test_a_retired_key_is_no_key_and_what_took_its_place_is_one() -> None:
-    known = {key for key, _ in settings_keys()}
-    assert not known & set(RETIRED)
-    for told in RETIRED.values():
-        named = re.match(r"use (\w+\.\w+)(\.\w+)?$", told)
-        assert named is None or named[1] in known

@@ -15,9 +15,9 @@ from swarm_keys import DAY, Swarm
 from swarm_node.errors import CoordinatorError, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.coordinator_client import redeem as ask_for_ticket
-from swarm_node.node.members.issuers import tickets_of
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.issuer_file import tickets_of
 from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.membership.ticket import parse_ticket, redeem, with_addresses
 from swarm_node.p2p.wire.identity import Identity

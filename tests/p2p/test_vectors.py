@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from builders import ROOT
+from swarm_keys import verify_chain
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
@@ -26,7 +27,7 @@ from swarm_node.p2p.coordinator.coordination import (
     open_report,
 )
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.membership.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.membership.membership import MemberBody, SwarmInfo
 from swarm_node.p2p.membership.statements import Statement, verify_revocations, verify_secret
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.reach.lan import Lan

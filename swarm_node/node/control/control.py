@@ -25,7 +25,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
@@ -36,7 +36,7 @@ from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNode
 from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
-from swarm_node.page.entrance import Entrance, Key, bearer
+from swarm_node.page.entrance import Entrance, Key, bearer, decoded
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
@@ -48,7 +48,6 @@ _MAX_ANSWER = 16 * 1024 * 1024
 #: Access for Prometheus: the path, the file of its token, and the file with the node's address
 #: (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
-_Answer = TypeVar("_Answer")
 
 
 class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,20 +327,6 @@ class ControlClient:
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "
                 f"in {patience:g} s"
             ) from None
-
-
-def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
-    """Decode JSON that a node of this version sent or wrote.
-
-    Raises:
-        SwarmNodeError: it is something else.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (ValueError, RecursionError) as error:
-        raise SwarmNodeError(
-            f"this is not what a node of this version says ({error}): restart the node"
-        ) from error
 
 
 def _json(value: Any) -> web.Response:

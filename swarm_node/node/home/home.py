@@ -25,7 +25,6 @@ from pathlib import Path
 import msgpack
 
 from swarm_node.errors import HomeError, Rejected, TicketError
-from swarm_node.node.home.private_directory import PrivateDirectory
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.membership.membership import (
     IssuerBody,
@@ -40,6 +39,7 @@ from swarm_node.p2p.membership.statements import verify_secret
 from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.membership.ticket import Ticket, make_ticket, redeem
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.program.private_directory import PrivateDirectory
 
 _MAX_SMALL_FILE = 8192
 OWNER_MEMBER_SECONDS = 10 * 365 * 86_400

@@ -47,8 +47,11 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list[Finding]:
-    """Judge all facts of a start with `settings`, for a model of `shape` if it is known."""
+def examine(
+    facts: Facts, settings: Settings, shape: Qwen2Config | None, found: Fit | None = None
+) -> list[Finding]:
+    """Judge all facts of a start with `settings`, for a model of `shape` if it is known, and which
+    fits as `found` says if that is known, too."""
     findings = [_python(facts), _home(facts), _gpu(facts, settings)]
     try:
         machine = machine_of(facts, settings)
@@ -60,7 +63,7 @@ def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list
         sampler = [*_sampler(facts, settings, machine, shape)]
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":  # a plan depends on the engine
-            findings += _model(facts, settings, machine, shape)
+            findings += _model(facts, settings, machine, shape, found)
     findings += [*_environment(facts, settings), _clock(facts), *_stack(facts, settings)]
     findings.append(_port(facts, settings))
     return [*findings, *_ticket(facts), *_membership(facts)]
@@ -192,7 +195,11 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 
 
 def _model(
-    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
+    facts: Facts,
+    settings: Settings,
+    machine: Machine,
+    shape: Qwen2Config | None,
+    found: Fit | None,
 ) -> Iterator[Finding]:
     """Check that the model fits memory, GPU, shared memory and disk."""
     if shape is None:
@@ -201,7 +208,7 @@ def _model(
     if shape is None or facts.running:
         return
     try:
-        found = fit(settings, shape, machine)
+        found = found or fit(settings, shape, machine)
     except ModelError as error:
         text, _, remedy = str(error).partition(": ")
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""

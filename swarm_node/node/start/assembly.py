@@ -15,6 +15,7 @@ from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.node import Node
@@ -124,13 +125,14 @@ def _open_work(
         swarm_id=membership.swarm.swarm_id,
         common_share=settings.sampling.common_share,
     )
-    sampler, max_lag = parts.sampler, settings.experience.max_lag
-    harvest = Harvest(sampler, max_lag) if isinstance(sampler, InterruptibleSampler) else None
+    sampler, lag = parts.sampler, shared.buffer.settings.max_lag
+    harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
+    judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
     maker = RolloutMaker(
         settings.sampling,
         parts,
         shared.tally,
-        shared.effort,
+        judging,
         tasks,
         shared.slots,
         harvest,
@@ -142,7 +144,7 @@ def _open_work(
         membership.swarm.swarm_id,
         _expected(settings, peer_id, parts, info),
         parts.storage,
-        maker.judge,
+        judging.of_peer,
         partial(check_tokens, parts.codec),
         parts.codec.encode_answer,
     )

@@ -29,8 +29,7 @@ from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.p2p.wire.transport import Transport
-from swarm_node.schema import KnownPeer
-from swarm_node.storage import MAX_PEERS, Storage
+from swarm_node.storage import MAX_PEERS, KnownPeer, Storage
 
 _PEERS_LIMIT = 8
 #: Heartbeats of the transport's table that are checked per read, and beats between two reads once

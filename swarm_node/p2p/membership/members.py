@@ -136,8 +136,8 @@ class Members:
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         """Check the chain that `peer_id` presents, and remember it as a member. The reasons are
-        those of `membership.verify_chain`, "revoked", and "used_up" for an issuer that has admitted
-        as many as it may."""
+        those of `membership.open_chain` and `membership.check_times`, "revoked", and "used_up" for
+        an issuer that has admitted as many as it may."""
         opened = self._open(chain, peer_id)
         if isinstance(opened, Rejected):
             return opened

@@ -231,7 +231,7 @@ def issue_member(
 ) -> bytes:
     """Seal a member certificate. `name` is the issuer's own, unless a steward renews a membership
     of the issuer key `admitted_by`. Every peer checks it against the issuer's certificate with
-    `verify_chain`. Fractions of seconds are cut off.
+    `open_chain`. Fractions of seconds are cut off.
 
     Raises:
         ValueError: the key cannot be used, or a field is outside its bounds.
@@ -256,31 +256,17 @@ def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
     return body
 
 
-def verify_chain(
-    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
-) -> MemberBody | Rejected:
-    """Verify a chain. Return the body of the member certificate if the owner of `subject_key`,
-    which the link authenticated, is a member at `now`.
-
-    `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
-    "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "not_steward", "outside_issuer",
-    "too_long_period", "not_yet_valid", "expired".
-    """
-    opened = open_chain(chain, info, subject_key)
-    if isinstance(opened, Rejected):
-        return opened
-    issuer, member = opened
-    return check_times(issuer, member, now) or member
-
-
 def open_chain(
     chain: tuple[bytes, ...],
     info: SwarmInfo,
     subject_key: bytes,
     open_issuer: Callable[[bytes, SwarmInfo], IssuerBody | Rejected] = verify_issuer,
 ) -> tuple[IssuerBody, MemberBody] | Rejected:
-    """Open a chain for `subject_key` that starts at the root of `info`. Times are not checked. The
-    reasons are those of `verify_chain`. `open_issuer` may cache results of `verify_issuer`."""
+    """Open a chain (issuer certificate, member certificate) that starts at the root of `info`, for
+    `subject_key`, which the link authenticated. Times are not checked: see `check_times`.
+
+    Besides the reasons of `open_sealed`: "chain_depth", "wrong_root", "key", "wrong_issuer",
+    "wrong_subject", "not_steward". `open_issuer` may cache results of `verify_issuer`."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
     issuer = open_issuer(chain[0], info)
@@ -311,8 +297,8 @@ def _period(not_before: float, not_after: float) -> tuple[int, int]:
 
 def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
     """Check the periods of these certificates at `now`. Return the reason why their owner is no
-    member, None if it is one. Two honest clocks may differ by CLOCK_SKEW_SECONDS, in both
-    directions."""
+    member, None if it is one: "outside_issuer", "too_long_period", "not_yet_valid" or "expired".
+    Two honest clocks may differ by CLOCK_SKEW_SECONDS, in both directions."""
     earliest = issuer.not_before - CLOCK_SKEW_SECONDS
     if not earliest <= member.not_before <= issuer.not_after:
         return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")

@@ -60,13 +60,13 @@ class ReplaySettings:
                 raise ConfigError(f"experience.{name} must be 0 or more")
         for name in ("own_batches", "external_batches", "peer_minimum"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"experience.{name} must be 1 or more")
+                raise ConfigError(f"{name} must be 1 or more")
         if self.own + self.external < 1:
             raise ConfigError(
                 "experience.own and experience.external are both 0: nothing to train on"
             )
         if not 0.0 <= self.peer_share <= 1.0:
-            raise ConfigError("experience.peer_share must be within 0 and 1")
+            raise ConfigError("peer_share must be within 0 and 1")
 
     @property
     def capacity_own(self) -> int:

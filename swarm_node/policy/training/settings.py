@@ -18,6 +18,17 @@ from swarm_node.policy.training.losses import LOSSES
 Published = Literal["merged", "adapter", "shared", "ipc"]
 #: Those of adapters alone.
 ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
+#: The key that a user sets, for each field that one decides. Other fields are constants.
+_KEYS = {
+    **{
+        name: f"training.{name}"
+        for name in ("loss", "learning_rate", "lora_rank", "base", "optimizer", "dtype")
+    },
+    "temperature": "sampling.temperature",
+    "longest_answer": "sampling.max_new_tokens",
+    "processes": "run.trainer_processes",
+    "hosts": "run.trainer_hosts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,8 @@ class TrainerSettings:
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
-            raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
+            key = _KEYS.get(wrong[0], wrong[0])
+            raise ConfigError(f"{key} cannot be {getattr(self, wrong[0])!r}")
         several = self.processes * self.hosts > 1
         if self.optimizer == "adamw8bit" and several:
             raise ConfigError(

@@ -18,7 +18,7 @@ from swarm_node.policy.memory.footprint import adapter_count
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.hosts import Rendezvous
+from swarm_node.policy.training.launching import Rendezvous
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import ADAPTERS, TrainerSettings

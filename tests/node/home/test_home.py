@@ -4,10 +4,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.errors import HomeError, TicketError
 from swarm_node.node.home.home import Home
-from swarm_node.p2p.membership.membership import MemberBody, verify_chain
+from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
 

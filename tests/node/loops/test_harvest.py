@@ -15,6 +15,7 @@ from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, Judgement
 from swarm_node.errors import ChildError
 from swarm_node.node.loops.harvest import Harvest, provision, still_fresh
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.p2p.limits.budgets import Effort
@@ -101,7 +102,7 @@ class Bench:
 
     def __init__(self, over: float, **replay: Any) -> None:
         self.engine, self.tasks, self.broken = Engine(), Tasks(), False
-        environment = SimpleNamespace(
+        environment: Any = SimpleNamespace(
             info=EnvironmentInfo("env", "1", ("long", "short")),
             render=self._render,
             judge=self._judge,
@@ -119,12 +120,13 @@ class Bench:
             clock=SYSTEM_CLOCK,
             **unused,
         )
+        tally = Tally()
         self.slots = Slots(ReplayBuffer(ReplaySettings(**replay)), 8)
         self.maker = RolloutMaker(
             load_settings({}, environ={}).sampling,
             parts,
-            Tally(),
-            Effort(1.0, str),
+            tally,
+            Judging(environment, tally, Effort(1.0, str), SYSTEM_CLOCK),
             self.tasks,
             self.slots,
             Harvest(self.engine, max_lag=8, over_provision=over),

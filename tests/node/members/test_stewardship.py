@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.durable import create_private
 from swarm_node.errors import HomeError, Rejected
@@ -13,7 +14,6 @@ from swarm_node.node.members.admitting import admissions, invite
 from swarm_node.node.members.issuers import make, take, use
 from swarm_node.node.members.stewardship import revoke, revoked, rotate_secret
 from swarm_node.p2p.membership.members import Member, Members
-from swarm_node.p2p.membership.membership import verify_chain
 from swarm_node.p2p.membership.statements import (
     MAX_REVOKED,
     ROOT_ONLY,

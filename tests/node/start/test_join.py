@@ -43,16 +43,16 @@ def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: P
     owner, other, member = (Home(tmp_path / name) for name in ("owner", "other", "member"))
     owner.found_swarm("team", time.time())
     other.found_swarm("other", time.time())
-    joined, founded = belong(_settings(member.path, _ticket(owner)), member)
+    joined, founded = belong(_ticket(owner), member)
     assert not founded
-    again, founded = belong(_settings(member.path, _ticket(owner, hours_ago=2)), member)
+    again, founded = belong(_ticket(owner, hours_ago=2), member)
     assert not founded
     assert again.chain == joined.chain
     with pytest.raises(TicketExpiredError, match="ask for a new one"):
-        belong(_settings(member.path, _ticket(other, hours_ago=2)), member)
+        belong(_ticket(other, hours_ago=2), member)
     stranger = Home(tmp_path / "stranger")
     with pytest.raises(TicketExpiredError, match="ask for a new one"):
-        belong(_settings(stranger.path, _ticket(owner, hours_ago=2)), stranger)
+        belong(_ticket(owner, hours_ago=2), stranger)
 
 
 def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: 
     with pytest.raises(CoordinatorError, match="does not answer"):
         redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
     member.join_swarm(parse_ticket(_ticket(owner), time.time()), time.time())
-    assert redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") == settings
-    assert redeemed(settings, Home(tmp_path / "other"), None) == settings
+    assert redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") is None
+    assert redeemed(settings, Home(tmp_path / "other"), None) is None
 
 
 def test_a_ticket_on_standard_input_is_read_once(
@@ -81,7 +81,7 @@ def test_a_ticket_on_standard_input_is_read_once(
     settings = with_ticket(_settings(member.path, "@-"))
     assert sys.stdin.read() == ""
     for _ in range(2):
-        joined, _ = belong(settings, member)
+        joined, _ = belong(ticket_text(settings), member)
         assert joined.swarm.name == "team"
 
 

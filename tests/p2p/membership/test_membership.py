@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.membership.membership import (
@@ -16,7 +17,6 @@ from swarm_node.p2p.membership.membership import (
     create_swarm,
     issue_issuer,
     issue_member,
-    verify_chain,
 )
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity

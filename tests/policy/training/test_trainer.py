@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from swarm_node.clock import Clock
+from swarm_node.config import settings_keys
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
@@ -297,13 +298,30 @@ def test_other_settings_than_the_checkpoint_are_told(
         {"max_grad_norm": 0.0},
         {"temperature": 0.0},
         {"micro_batch_tokens": 0},
-        {"longest_answer": 0},
         {"lora_rank": -1},
         {"published": "adapter"},
     ],
 )
 def test_impossible_settings_are_named(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
+        replace(TrainerSettings(), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"learning_rate": 0.0}, "training.learning_rate"),
+        ({"temperature": 0.0}, "sampling.temperature"),
+        ({"longest_answer": 0}, "sampling.max_new_tokens"),
+        ({"processes": 0}, "run.trainer_processes"),
+        ({"hosts": 0}, "run.trainer_hosts"),
+    ],
+)
+def test_an_impossible_setting_is_named_by_a_key_that_exists(
+    change: dict[str, Any], key: str
+) -> None:
+    assert key in {name for name, _ in settings_keys()}
+    with pytest.raises(ConfigError, match=rf"^{key} cannot be"):
         replace(TrainerSettings(), **change)
 
 

@@ -22,10 +22,9 @@ import structlog
 
 from swarm_node import __version__
 from swarm_node.errors import ChildError, ConfigError
+from swarm_node.policy.training.launching import Rendezvous
 from swarm_node.process.frames import HEAD, framed, read_head
 
-#: The variable with the `Rendezvous` of the processes of a host.
-MEETING = "SWARM_TRAINER_MEETING"
 _MOST_BYTES = 4096
 _NONCE_BYTES = 32
 _HANDSHAKE_SECONDS = 10.0
@@ -77,32 +76,6 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
     task: HostWork
     proof: bytes
-
-
-class Rendezvous(msgspec.Struct, frozen=True):
-    """Place where the processes of host number `index` of `hosts` meet the others. A host other
-    than the node's has a model and a directory of its own."""
-
-    index: int
-    hosts: int
-    address: str
-    port: int
-    model_dir: str = ""
-    directory: str = ""
-
-    def environment(self, interface: str) -> dict[str, str]:
-        """Variables for the processes, whose traffic uses the network `interface`."""
-        return {
-            MEETING: msgspec.json.encode(self).decode(),
-            "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": f"={interface}",
-        }
-
-    @staticmethod
-    def found() -> Rendezvous | None:
-        """The meeting of this process; None if all processes are on one host."""
-        text = os.environ.get(MEETING)
-        return None if text is None else msgspec.json.decode(text, type=Rendezvous)
 
 
 class Needs(NamedTuple):

@@ -12,8 +12,8 @@ import structlog
 
 from swarm_node.durable import Journal
 from swarm_node.node.figures.snapshot import Ended
-from swarm_node.node.home.logs import keep_log, set_up_logging
 from swarm_node.node.start.screen import Screen, end_text
+from swarm_node.program.logs import keep_log, set_up_logging
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\r\nforged line\u202eevil\x9b2J"
 

@@ -21,12 +21,8 @@ from safetensors.torch import load_file
 from transports import until
 
 from swarm_node.errors import ChildError, ConfigError
-from swarm_node.p2p.wire.identity import Identity
-from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models.model import policy_digests
-from swarm_node.policy.training.attending import Attendant
-from swarm_node.policy.training.hosts import (
-    MEETING,
+from swarm_node.node.hosts.attending import Attendant
+from swarm_node.node.hosts.hosts import (
     Challenge,
     Hello,
     Hosts,
@@ -40,6 +36,10 @@ from swarm_node.policy.training.hosts import (
     send,
     shut,
 )
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.training.launching import MEETING
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.process.frames import framed

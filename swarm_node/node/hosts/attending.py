@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.placement import hardware, place
-from swarm_node.policy.training.hosts import (
+from swarm_node.node.hosts.hosts import (
     Challenge,
     Hello,
     HostWork,
     NodeEnded,
     Refused,
-    Rendezvous,
     Welcome,
     interface_of,
     proof,
@@ -28,7 +26,13 @@ from swarm_node.policy.training.hosts import (
     shut,
     watch,
 )
-from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
+from swarm_node.policy.placement import hardware, place
+from swarm_node.policy.training.launching import (
+    RANK_MODULE,
+    Rendezvous,
+    launch_ranks,
+    rank_environment,
+)
 from swarm_node.process import Child
 
 _RETRY_SECONDS = 1.0

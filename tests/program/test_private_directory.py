@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import HomeError
-from swarm_node.node.home.private_directory import PrivateDirectory
+from swarm_node.program.private_directory import PrivateDirectory
 
 
 def test_a_home_is_for_one_process(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""An SQLite file that survives a crash: the base of a node's database and of a coordinator's.
+
+WAL mode with synchronous=FULL: when a transaction has ended, its data survives kill -9 and, if the
+disk flushes when told to, a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swarm_node import __version__
+from swarm_node.errors import HomeError
+
+_BUSY_SECONDS = 5.0
+_WAL_BYTES = 16 << 20
+
+
+class Database:
+    """One connection behind one lock, so any thread may call. Every method raises `HomeError` if
+    the disk is full or the file is damaged or in use, and then stores nothing of the call."""
+
+    def __init__(
+        self, path: Path, tables: str, *, layout: int, program: str, alone: bool = False
+    ) -> None:
+        """Open the database at `path`, or make a new one with mode 0600.
+
+        Args:
+            tables: the statements that make a new one, with semicolons between them.
+            layout: the number of these tables. A file with another number is left as it is.
+            program: the program that writes it, for messages.
+            alone: keep every other process out until it is closed.
+
+        Raises:
+            HomeError: not a database of this layout, or not writable.
+        """
+        self._path = path
+        self._lock = threading.RLock()
+        with self._explained():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._explained():
+                self._prepare(tables, layout, program, alone)
+        except HomeError:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Merge the write-ahead log into the file and close it."""
+        with self._lock, self._explained():
+            self._connection.close()
+
+    def _prepare(self, tables: str, layout: int, program: str, alone: bool) -> None:
+        if alone:
+            self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        with self._transaction() as db:  # which takes the lock, too
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            if found > layout:
+                raise HomeError(f"{self._path} was written by a newer {program}: upgrade this one")
+            if 0 < found < layout:
+                raise HomeError(
+                    f"{self._path} has layout {found}, from before {program} 0.2.0; {__version__} "
+                    f"reads layout {layout} only: move it away and start again. Keys, membership "
+                    "and checkpoints are in other files"
+                )
+            if found == 0:
+                for statement in tables.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {layout}")
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with self._lock, self._explained():
+            return self._connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.OperationalError):  # SQLite may have rolled back
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of disk and database into `HomeError`; errors of the caller pass through."""
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise HomeError(_explanation(self._path, error)) from error
+
+
+def _explanation(path: Path, error: sqlite3.Error | OSError) -> str:
+    """Explain an error in one line for the person who runs the node."""
+    # The low byte is the primary result code; the rest says where it happened.
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"no space left for {path}: free some, nothing stored so far is lost"
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return (
+                f"{path} is damaged ({error}): move it away and start again; key, membership and "
+                "checkpoints are in other files"
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"{path} is in use by another process: stop that one first"
+        case _:
+            return f"cannot use the database {path} ({error}): check the disk and its permissions"
