@@ -1,24 +1,28 @@
 """Database that survives a restart: certificates and reports of members, batches, codes and
 tickets.
 
-SQLite in WAL mode with synchronous=FULL, held by one process. One thread runs every statement, so
+SQLite in WAL mode with synchronous=FULL. One process writes: it holds a lock on a file beside the
+database, so that another one can still read, as `back_up` does. One thread runs every statement, so
 calls never interleave, and the event loop never waits for the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 
+from swarm_node.durable import create_private, make_private, sync
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, HistoryRow
 from swarm_node.schema import explain
@@ -30,6 +34,10 @@ MAX_MEMBERS: Final = 4096
 #: Older history keeps one row per hour and member.
 _THIN_AFTER_SECONDS = 86_400.0
 _SCHEMA = 1
+#: The journal keeps at most this size between transactions; a tidy of the history writes 74 MB.
+_WAL_BYTES = 16 << 20
+#: The files of a coordinator beside its database that a new start does not make anew.
+_SMALL_FILES = ("coordinator.key", "revoked")
 _TABLES = """
 CREATE TABLE members (
     peer_id TEXT PRIMARY KEY, issuer BLOB NOT NULL, member BLOB NOT NULL, seen REAL NOT NULL
@@ -84,6 +92,7 @@ class Store:
         self._path = path
         self._thread = ThreadPoolExecutor(1, "store")
         with self._explained():
+            self._lock = _locked(path.with_suffix(".lock"), path)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -91,19 +100,18 @@ class Store:
                 self._prepare()
         except HomeError:
             self._db.close()
+            os.close(self._lock)
             raise
 
     def _prepare(self) -> None:
-        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found > _SCHEMA:
             raise HomeError(f"{self._path} is of a newer swarm-coordinator: use that one")
         if found == 0:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
-        with self._writing():  # which takes the lock
-            pass
 
     async def run(
         self, method: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
@@ -119,6 +127,7 @@ class Store:
     def close(self) -> None:
         self._thread.shutdown()
         self._db.close()
+        os.close(self._lock)
 
     def members(self) -> list[StoredMember]:
         """All, the one that was here last at the end."""
@@ -322,3 +331,57 @@ class Store:
             yield
         except (sqlite3.Error, OSError) as error:
             raise HomeError(explain(self._path, error)) from error
+
+
+def _locked(lock: Path, database: Path) -> int:
+    """Hold the file `lock` for this process and return its descriptor."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise HomeError(f"{database} is in use by another process: stop that one first") from error
+    return descriptor
+
+
+def back_up(data: Path, out: Path) -> int:
+    """Copy what a coordinator in `data` needs into the new directory `out`, also while it runs: the
+    database as of one moment, its key and its list of revoked members. Return the bytes.
+
+    Raises:
+        HomeError: there is no coordinator's database, it is damaged, or `out` exists or cannot be
+            written. Nothing is left in `out` then.
+    """
+    source = data / "coordinator.db"
+    if not source.is_file():
+        raise HomeError(f"{data} has no coordinator.db: name its directory with --data")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        if out.exists():
+            raise HomeError(f"{out} exists already: choose another name for the backup")
+        shutil.rmtree(partial, ignore_errors=True)  # of a backup that was killed
+        make_private(partial)
+        _copy_database(source, partial / source.name)
+        for name in _SMALL_FILES:
+            with suppress(FileNotFoundError):
+                create_private(partial / name, (data / name).read_bytes())
+        partial.rename(out)
+        sync(out.parent)
+        return sum(file.stat().st_size for file in out.iterdir())
+    except (sqlite3.Error, OSError) as error:
+        raise HomeError(f"cannot back up {source} to {out}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """Write a compact copy of `source` as of one moment. Its writer goes on meanwhile."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.execute("VACUUM INTO ?", (str(target),))
+    with closing(sqlite3.connect(target)) as copy:
+        (said,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    if said != "ok":
+        raise HomeError(f"{source} is damaged ({said}): restore an older backup of it")
+    sync(target)
+    sync(target.parent)
