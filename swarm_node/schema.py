@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MAX_ADDRESSES = 16
 
@@ -129,3 +130,46 @@ def explain(path: Path, error: sqlite3.Error | OSError) -> str:
             return f"{path} is in use by another process: stop that one first"
         case _:
             return f"cannot use the database {path} ({error}): check the disk and its permissions"
+
+
+def database_fault(path: Path) -> tuple[Literal["empty", "damaged", "older", "newer"], str] | None:
+    """Check a database without writing: its version first, then its tables, then every page. Return
+    its flaw with details; None if it is sound. No trigger or view of a stranger is run."""
+    if not path.stat().st_size:
+        return "empty", ""
+    try:
+        with closing(read_only(path)) as database:
+            database.execute("PRAGMA trusted_schema = OFF")
+            database.execute("PRAGMA cell_size_check = ON")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > len(MIGRATIONS):
+                return "newer", f"version {version}"
+            if 0 < version < len(MIGRATIONS):
+                return "older", f"version {version}"
+            if version < 1 or _objects(database) != _own_objects():
+                return "damaged", "its tables are not those of this program"
+            (said,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            return None if said == "ok" else ("damaged", str(said)[:200])
+    except sqlite3.Error as error:
+        return "damaged", str(error)[:200]
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """Open a database without writing."""
+    # Without a journal nobody has it open, and a reader need not make one.
+    journal = path.with_name(f"{path.name}-wal").exists()
+    name = f"{path.absolute().as_uri()}?{'mode=ro' if journal else 'immutable=1'}"
+    return sqlite3.connect(name, uri=True, timeout=30)
+
+
+def _objects(database: sqlite3.Connection) -> set[tuple[str, str, str | None]]:
+    """The tables, indices, triggers and views of a database."""
+    return set(database.execute("SELECT type, name, sql FROM sqlite_master").fetchmany(1000))
+
+
+def _own_objects() -> set[tuple[str, str, str | None]]:
+    with closing(sqlite3.connect(":memory:")) as database:
+        for statements in MIGRATIONS:
+            for statement in statements:
+                database.execute(statement)
+        return _objects(database)

@@ -34,8 +34,12 @@ MAX_PEERS = 1024
 MAX_AUTHORS = 4096
 #: Digests of groups that are kept; three of each group.
 MAX_DIGESTS = 1 << 16
+#: Sealed bytes that are kept.
+MAX_STORED_BYTES = 1 << 30
 _BUSY_SECONDS = 5.0
 _WAL_BYTES = 16 << 20
+#: Size to which the database may grow, with its journal.
+MAX_DATABASE_BYTES = MAX_STORED_BYTES + _WAL_BYTES
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
 _log = structlog.get_logger(__name__)
 _P = ParamSpec("_P")
@@ -264,7 +268,9 @@ class Storage:
             _set_meta(db, f"counter:{name}", first + count)
         return first
 
-    def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
+    def prune(
+        self, keep_log: int, keep_received: int = 1024, max_bytes: int = MAX_STORED_BYTES
+    ) -> None:
         """Delete all but the newest: `keep_log` own groups with their announcements,
         `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
         of the MAX_AUTHORS marked last stay, so a deleted group is not admitted again."""

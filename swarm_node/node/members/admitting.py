@@ -24,7 +24,7 @@ class Invitation(NamedTuple):
 
 def admissions(home: Home) -> Ledger[Admission]:
     """Return the ledger of the tickets made in this home."""
-    return Ledger(home.path / "invitations.json", Admission)
+    return Ledger(home, "invitations.json", Admission)
 
 
 def invite(

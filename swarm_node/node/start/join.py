@@ -94,7 +94,7 @@ def _join(settings: Settings, reloading: Reloading, code: str | None, screen: Sc
     settings = for_model(settings, model.config)
     found = fit(settings, model.config, machine)
     settings = for_training(settings, model.config, found.training)
-    with home.lock():
+    with home.lock(), home.using_database():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
         coordinator = settings.network.coordinator or home.coordinator()
@@ -133,7 +133,7 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
                 raise
     if home.has_swarm:
         return home.membership(), False
-    name = f"swarm of {home.identity().peer_id[-6:]}"
+    name = f"swarm of {home.begin().peer_id[-6:]}"
     return home.found_swarm(name, now), True
 
 
@@ -151,8 +151,7 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
         raise ConfigError("--code is redeemed by a coordinator: name it with --coordinator URL")
     from swarm_node.node.loops.coordinator_client import redeem
 
-    home.create()
-    ticket = asyncio.run(redeem(url, code, home.identity(), time.time))
+    ticket = asyncio.run(redeem(url, code, home.begin(), time.time))
     return settings.model_copy(update={"ticket": SecretStr(ticket)})
 
 
