@@ -175,6 +175,22 @@ def forget(
     typer.echo(f"{asyncio.run(_admin(data).forget(peer_id)).rows} rows deleted")
 
 
+@app.command()
+def backup(
+    out: Annotated[Path, typer.Argument(help="The new directory; only you can read it.")],
+    data: DataOption = _DATA,
+) -> None:
+    """Copy key, reports, codes and tickets into a new directory, also while it runs.
+
+    `swarm-coordinator serve --data DIRECTORY` starts from the copy.
+    """
+    from coordinator.store import back_up
+
+    size = back_up(data, out)
+    typer.echo(f"Wrote {out} ({size / 1e6:,.1f} MB): whoever has it can act as this coordinator.")
+    typer.echo(f"To use it:  swarm-coordinator serve --swarm FILE --data {out}")
+
+
 def _admin(data: Path) -> AdminClient:
     from coordinator.admin import AdminClient
 

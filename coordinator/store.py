@@ -1,15 +1,19 @@
 """Database that survives a restart: certificates and reports of members, batches, codes and
 tickets.
 
-One process holds it. One thread runs every statement, so calls never interleave, and the event loop
-never waits for the disk.
+One process writes, and another one can still read, as `back_up` does. One thread runs every
+statement, so calls never interleave, and the event loop never waits for the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +22,8 @@ from typing import Final, ParamSpec, TypeVar
 import msgspec
 
 from swarm_node.database import Database
-from swarm_node.errors import Rejected
+from swarm_node.durable import create_private, make_private, sync
+from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
 
 #: Reports of the past, batches, and members with a report that are kept.
@@ -27,6 +32,8 @@ KEPT_BATCHES: Final = 10_000
 MAX_MEMBERS: Final = 4096
 #: Older history keeps one row per hour and member.
 _THIN_AFTER_SECONDS = 86_400.0
+#: The files of a coordinator beside its database that a new start does not make anew.
+_SMALL_FILES = ("coordinator.key", "revoked")
 _TABLES = """
 CREATE TABLE members (
     peer_id TEXT PRIMARY KEY, issuer BLOB NOT NULL, member BLOB NOT NULL, seen REAL NOT NULL
@@ -270,3 +277,46 @@ class Store(Database):
             )
             db.execute("UPDATE codes SET left = left - 1 WHERE id = ?", (code,))
             return str(free[1])
+
+
+def back_up(data: Path, out: Path) -> int:
+    """Copy what a coordinator in `data` needs into the new directory `out`, also while it runs: the
+    database as of one moment, its key and its list of revoked members. Return the bytes.
+
+    Raises:
+        HomeError: there is no coordinator's database, it is damaged, or `out` exists or cannot be
+            written. Nothing is left in `out` then.
+    """
+    source = data / "coordinator.db"
+    if not source.is_file():
+        raise HomeError(f"{data} has no coordinator.db: name its directory with --data")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        if out.exists():
+            raise HomeError(f"{out} exists already: choose another name for the backup")
+        shutil.rmtree(partial, ignore_errors=True)  # of a backup that was killed
+        make_private(partial)
+        _copy_database(source, partial / source.name)
+        for name in _SMALL_FILES:
+            with suppress(FileNotFoundError):
+                create_private(partial / name, (data / name).read_bytes())
+        partial.rename(out)
+        sync(out.parent)
+        return sum(file.stat().st_size for file in out.iterdir())
+    except (sqlite3.Error, OSError) as error:
+        raise HomeError(f"cannot back up {source} to {out}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """Write a compact copy of `source` as of one moment. Its writer goes on meanwhile."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.execute("VACUUM INTO ?", (str(target),))
+    with closing(sqlite3.connect(target)) as copy:
+        (said,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    if said != "ok":
+        raise HomeError(f"{source} is damaged ({said}): restore an older backup of it")
+    sync(target)
+    sync(target.parent)

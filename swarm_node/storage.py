@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.database import Database
+from swarm_node.database import WAL_BYTES, Database, flaw
 from swarm_node.rollout import Provenance
 
 MAX_ADDRESSES = 16
@@ -31,9 +31,13 @@ MAX_PEERS = 1024
 MAX_AUTHORS = 4096
 #: Digests of groups that are kept; three of each group.
 MAX_DIGESTS = 1 << 16
+#: Sealed bytes that are kept.
+MAX_STORED_BYTES = 1 << 30
+#: Size to which the database may grow, with its journal.
+MAX_DATABASE_BYTES = MAX_STORED_BYTES + WAL_BYTES
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
 #: The first layout that has to stay readable; those before it were never released.
-_LAYOUT = 4
+LAYOUT = 4
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
@@ -160,7 +164,7 @@ class Storage(Database):
         Raises:
             HomeError: see `Database`.
         """
-        super().__init__(path, _TABLES, layout=_LAYOUT, program="swarm-node")
+        super().__init__(path, _TABLES, layout=LAYOUT, program="swarm-node")
         self._wall = wall
         self._threads = threads
         if not self._meta("epoch"):
@@ -317,7 +321,9 @@ class Storage(Database):
             _set_meta(db, f"counter:{name}", first + count)
         return first
 
-    def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
+    def prune(
+        self, keep_log: int, keep_received: int = 1024, max_bytes: int = MAX_STORED_BYTES
+    ) -> None:
         """Delete all but the newest: `keep_log` own groups with their announcements,
         `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
         of the MAX_AUTHORS marked last stay, so a deleted group is not admitted again."""
@@ -404,3 +410,8 @@ def _peer_of(row: Sequence[Any]) -> KnownPeer:
     peer_id, raw, seen, issuer, failures, anchor = row
     addresses = tuple(map(str, json.loads(raw)))
     return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
+
+
+def database_flaw(path: Path) -> tuple[Literal["empty", "damaged", "older", "newer"], str] | None:
+    """Check a node's database without writing. See `database.flaw`."""
+    return flaw(path, _TABLES, LAYOUT)

@@ -17,7 +17,7 @@ from swarm_node.cli.config import config_app
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.env import env_app
 from swarm_node.cli.export import export
-from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
@@ -186,7 +186,7 @@ def identify(
     ] = False,
 ) -> None:
     """Print this node's peer id and its swarm."""
-    place = chosen_home(home)
+    place = sound_home(home)
     swarm = place.swarm()
     if swarm_file:
         typer.echo(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"')

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import ConfigError, NotRunningError, TicketError
 from swarm_node.program.terminal import DAY, date_of, seconds_of
@@ -71,8 +71,7 @@ def invite(
             "say whom the ticket admits and where to write it, such as "
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
-    place, printed = chosen_home(home), str(out) == "-"
-    place.swarm()
+    place, printed = sound_home(home), str(out) == "-"
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
     addresses = _addresses(address, coordinator, home)
@@ -218,7 +217,7 @@ def revoke(
 
     if anew and not stolen_steward:
         raise ConfigError("--anew is for --stolen-steward only: nobody else makes lists anew")
-    place = chosen_home(home)
+    place = sound_home(home)
     met = _met(home)
     keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
     number = expel(place, keys, time.time(), outrank=stolen_steward, anew=anew)
@@ -236,7 +235,7 @@ def rotate_secret(home: HomeOption = None) -> None:
     """
     from swarm_node.node.members.stewardship import rotate_secret as rotate
 
-    place = chosen_home(home)
+    place = sound_home(home)
     number = rotate(place, time.time())
     typer.echo(f"The swarm has a new secret (number {number}).")
     _passed_on(_met(home) is not None)

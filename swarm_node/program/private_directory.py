@@ -1,13 +1,20 @@
-"""A directory that only its owner can read: small files that are replaced as a whole, and locks."""
+"""A directory that only its owner can read: small files that are replaced as a whole, and locks.
+
+A small file begins with a line that has its version and the sha256 of the rest, so that a reader
+knows a newer file, half a file and a changed bit before it parses anything.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -16,7 +23,31 @@ from swarm_node.errors import HomeError
 
 #: Bytes of a small file; a full list of `admitted` subjects is the longest.
 MAX_KEPT_BYTES = 4 << 20
+#: The version of small files, which is read before the rest.
+FILE_VERSION = 1
+_HEAD = re.compile(rb"swarm-node file (\d{1,6}) ([0-9a-f]{64})\n")
 _log = structlog.get_logger(__name__)
+
+Flaw = Literal["empty", "damaged", "newer"]
+
+
+def with_head(data: bytes) -> bytes:
+    """Return a small file with the content `data`."""
+    digest = hashlib.sha256(data).hexdigest()
+    return f"swarm-node file {FILE_VERSION} {digest}\n".encode() + data
+
+
+def content_of(raw: bytes) -> bytes | Flaw:
+    """Return the content of a small file, or its flaw."""
+    if not raw:
+        return "empty"
+    head = _HEAD.match(raw)
+    if head is None or int(head[1]) < 1:
+        return "damaged"
+    if int(head[1]) > FILE_VERSION:
+        return "newer"
+    data = raw[head.end() :]
+    return data if hashlib.sha256(data).hexdigest().encode() == head[2] else "damaged"
 
 
 class PrivateDirectory:
@@ -61,7 +92,9 @@ class PrivateDirectory:
         )
 
     def load(self, name: str) -> bytes | None:
-        """Read a small file; return None if it does not exist.
+        """Read a small file; return None if it does not exist. A flawed file is returned as it
+        lies, which no reader takes for content: a running node goes on with what it has, and its
+        next start names the file (`inventory.py`).
 
         Raises:
             HomeError: it cannot be read, or is too long.
@@ -75,7 +108,8 @@ class PrivateDirectory:
             raise HomeError(f"cannot read {self.path / name}: {error.strerror}") from error
         if len(data) > MAX_KEPT_BYTES:
             raise HomeError(f"{self.path / name} is too long: restore it from a backup")
-        return data
+        content = content_of(data)
+        return content if isinstance(content, bytes) else data
 
     def save(self, name: str, data: bytes) -> None:
         """Replace a small file.
@@ -84,7 +118,7 @@ class PrivateDirectory:
             HomeError: it cannot be written.
         """
         try:
-            replace_private(self.path / name, data)
+            replace_private(self.path / name, with_head(data))
         except OSError as error:
             raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error
 

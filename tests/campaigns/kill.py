@@ -27,6 +27,7 @@ from swarm_node.durable import LEFTOVERS
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.training import checkpoint
+from swarm_node.policy.training.stored import newest_valid
 from swarm_node.storage import Storage
 
 #: After so many kills the next life begins with a new home, in which it founds a swarm.
@@ -125,7 +126,7 @@ def check(place: Path, ledger: Ledger) -> None:
 
 def _check_checkpoints(home: Home, ledger: Ledger) -> None:
     damaged: list[str] = []
-    newest = checkpoint.newest_valid(home.checkpoints, lambda path, why: damaged.append(why))
+    newest = newest_valid(home.checkpoints, lambda path, why: damaged.append(why))
     assert not damaged, damaged
     if ledger.checkpoint:
         assert newest is not None

@@ -38,7 +38,7 @@ def _track(home: Path, into: Path) -> list[tuple[int, float]]:
 def test_each_row_is_passed_on_once_also_those_from_before(tmp_path: Path) -> None:
     home, into = tmp_path / "home", tmp_path / "runs"
     Home(home).create()
-    Home(home).identity()
+    Home(home).begin()
     _write(home, range(3))
     assert _track(home, into) == [(0, 0.0), (1, 1.0), (2, 2.0)]
     _write(home, range(3, 5))

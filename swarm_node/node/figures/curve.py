@@ -9,6 +9,29 @@ from swarm_node.node.figures.snapshot import EvalPoint
 #: The split of the points from before texts were held out.
 BY_SEED = 0
 OLD_GROUND = "old ground: held out by seed, texts occur in training"
+#: Points that a node keeps, shows and stores: 0.3 MB as JSON with nine families.
+MAX_POINTS = 500
+
+
+def add(evals: list[EvalPoint], point: EvalPoint, limit: int = MAX_POINTS) -> None:
+    """Append the newest point. Beyond `limit`, the point of the older half with the closest
+    neighbours is dropped: the newer half keeps every point, the older one covers its time evenly.
+    What a view names stays: the first point of a split, and the first one after a peer's group was
+    trained on."""
+    evals.append(point)
+    if len(evals) <= limit:
+        return
+
+    def gap(number: int) -> float:
+        return evals[number + 1].seconds - evals[number - 1].seconds
+
+    droppable = [number for number in range(1, limit // 2) if not _named(evals, number)]
+    del evals[min(droppable, key=gap) if droppable else 0]
+
+
+def _named(evals: Sequence[EvalPoint], number: int) -> bool:
+    before, point = evals[number - 1], evals[number]
+    return (before.split, before.alone) != (point.split, point.alone)
 
 
 def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]]:

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
+from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.snapshot import Saved, UpdateRow
 from swarm_node.node.figures.style import Style
 from swarm_node.node.figures.taught import Taught
@@ -28,7 +29,6 @@ from swarm_node.policy.training.trainer import UpdateStats
 #: Counts a refusal against an author.
 Reject = Callable[[Rejected, str | None], None]
 
-_KEEP_EVALS = 2000
 #: At so many, the counts of groups by author are halved.
 _RECENT_GROUPS = 4096
 _BACKOFF_SECONDS = (1.0, 60.0)
@@ -87,7 +87,9 @@ class Learner:
                     f"another program wrote the newest checkpoint: {error}"
                 ) from None
             tally = self._tally
-            tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            tally.updates, tally.groups = saved.updates, saved.groups
+            for point in saved.evals:
+                add(tally.evals, point)
             tally.taught = Taught(saved.taught)
             self.mixer.resume(saved.mixture)
             recall(self._directory, saved.dropped, self._parts.clock)
@@ -170,7 +172,7 @@ class Learner:
         saved = Saved(
             tally.updates,
             tally.groups,
-            tally.evals[-_KEEP_EVALS:],
+            tally.evals,
             self.mixer.state,
             kept(self._directory, self._parts.clock),
             tally.taught.rows(),

@@ -41,6 +41,7 @@ from msgspec.structs import replace
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
+from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.home.home import Membership
@@ -167,7 +168,7 @@ class Node:
             raise SwarmNodeError("the node is still starting; try again in a few seconds")
         point = await self._opened.evaluator.measure()
         point = replace(point, alone=self._tally.groups.trained_external == 0)
-        self._tally.evals.append(point)
+        add(self._tally.evals, point)
         return point
 
     async def network(self) -> NetworkReport:

@@ -30,7 +30,6 @@ from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 
-_SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
 _EXAMPLES = 3
 
@@ -71,7 +70,7 @@ def take_snapshot(
         groups=tally.groups,
         rejected=dict(tally.rejected),
         faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
-        evals=tally.evals[-_SHOWN_EVALS:],
+        evals=list(tally.evals),
         families=list(info.families) if info else [],
         own_families=list(own_families),
         peers=peer_rows(shared, now, reaching.usage.via, info)[:_SHOWN_PEERS],

@@ -24,7 +24,7 @@ class Invitation(NamedTuple):
 
 def admissions(home: Home) -> Ledger[IssuedTicket]:
     """Return the ledger of the tickets made in this home."""
-    return Ledger(home.path / "invitations.json", IssuedTicket)
+    return Ledger(home, "invitations.json", IssuedTicket)
 
 
 def invite(

@@ -28,6 +28,7 @@ from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.sampling.vllm.engine import INSTALL_CUDA, VLLM_VERSION
+from swarm_node.storage import MAX_DATABASE_BYTES
 
 Level = Literal["ok", "warning", "error"]
 _GIB = 1 << 30
@@ -52,7 +53,7 @@ def examine(
 ) -> list[Finding]:
     """Judge all facts of a start with `settings`, for a model of `shape` if it is known, and which
     fits as `found` says if that is known, too."""
-    findings = [_python(facts), _home(facts), _gpu(facts, settings)]
+    findings = [_python(facts), *_home(facts), _gpu(facts, settings)]
     try:
         machine = machine_of(facts, settings)
     except ConfigError as error:
@@ -98,11 +99,14 @@ def _python(facts: Facts) -> Finding:
     return Finding("python", "ok", text)
 
 
-def _home(facts: Facts) -> Finding:
+def _home(facts: Facts) -> Iterator[Finding]:
     if facts.running:
         text = f"a node runs in {facts.home}: it holds memory that is not free below"
-        return Finding("home", "warning", text, "stop it first for the figures of a start")
-    return Finding("home", "ok", str(facts.home))
+        yield Finding("home", "warning", text, "stop it first for the figures of a start")
+    for fault in facts.faults:
+        yield Finding("home", fault.level, fault.found, fault.remedy)
+    if not facts.running and not facts.faults:
+        yield Finding("home", "ok", str(facts.home))
 
 
 def _gpu(facts: Facts, settings: Settings) -> Finding:
@@ -257,7 +261,16 @@ def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> F
         return Finding("disk", "error", text, remedy)
     if few is not None:
         return Finding("disk", "warning", few, "free some, or name another disk with --home")
-    return Finding("disk", "ok", f"{amount(facts.disk)} for checkpoints in {facts.home}")
+    grows = max(0, MAX_DATABASE_BYTES - facts.database)
+    room = f"{amount(facts.disk)} for checkpoints and node.db in {facts.home}"
+    try:
+        few = check_disk(settings, shape, found, facts.disk - grows)
+    except HomeError:
+        few = "no room for two checkpoints"
+    if few is not None:
+        text = f"{room}; once node.db has grown by {amount(grows)}: {few}"
+        return Finding("disk", "warning", text, "free some, or name another disk with --home")
+    return Finding("disk", "ok", f"{room}, which grows by {amount(grows)} at most")
 
 
 def _clock(facts: Facts) -> Finding:

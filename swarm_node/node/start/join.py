@@ -91,7 +91,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
     model = Model.read(given.model, directory)
-    with home.lock():
+    with home.lock(), home.using_database():
         membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
         _log.debug("settings of this start", **start.origins)
@@ -125,7 +125,7 @@ def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:
                 raise
     if home.has_swarm:
         return home.membership(), False
-    name = f"swarm of {home.identity().peer_id[-6:]}"
+    name = f"swarm of {home.begin().peer_id[-6:]}"
     return home.found_swarm(name, now), True
 
 
@@ -154,8 +154,7 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> str | None:
         raise ConfigError("--code is redeemed by a coordinator: name it with --coordinator URL")
     from swarm_node.node.loops.coordinator_client import redeem
 
-    home.create()
-    return asyncio.run(redeem(url, code, home.identity(), time.time))
+    return asyncio.run(redeem(url, code, home.begin(), time.time))
 
 
 def with_ticket(settings: Settings) -> Settings:

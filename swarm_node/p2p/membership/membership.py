@@ -41,6 +41,7 @@ MAX_MEMBER_SECONDS: Final = 10 * 366 * 24 * 3600
 MAX_USES: Final = 1000
 
 _SWARM_DOMAIN = b"swarm-node/swarm/v1"
+_FILE_DOMAIN = b"swarm-node/swarm-file/v2"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
@@ -84,13 +85,18 @@ class MemberBody(Body, frozen=True):
     admitted_by: Digest
 
 
+#: The version of swarm files. Those of swarm-node 0.1 have no digest of the secret.
+SWARM_FILE_VERSION: Final = 2
+
+
 class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
-    version: Version1
+    version: Annotated[int, Meta(ge=SWARM_FILE_VERSION, le=SWARM_FILE_VERSION)]
     name: Name
     root_key: str
     swarm_id: str
     secret: str
-    secret_number: Counter = 0
+    secret_number: Counter
+    check: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,12 @@ class SwarmInfo:
         digits = hashlib.sha256(self.root_key).hexdigest()[:16]
         return " ".join(digits[i : i + 4] for i in range(0, 16, 4))
 
+    @property
+    def _check(self) -> str:
+        """Digest of what a swarm file has, by which a changed bit of the secret is found."""
+        parts = self.swarm_id, self.secret, self.secret_number.to_bytes(8)
+        return hashlib.sha256(_FILE_DOMAIN + b"".join(parts)).hexdigest()
+
     def with_secret(self, secret: bytes, number: int) -> SwarmInfo:
         """The same swarm with its new secret."""
         return SwarmInfo(self.name, self.root_key, secret, number)
@@ -148,9 +160,12 @@ class SwarmInfo:
             )
             if info.swarm_id.hex() != stored.swarm_id:
                 raise ValueError("its swarm id does not match its name and root key")
+            if info._check != stored.check:
+                raise ValueError("its digest does not match its secret")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise HomeError(
-                f"{path} is not a usable swarm file ({error}): join again with a ticket"
+                f"{path} is not a usable swarm file ({error}): restore it from a backup, or join "
+                "again with a ticket"
             ) from error
         return info
 
@@ -170,12 +185,13 @@ class SwarmInfo:
             if there.secret_number >= self.secret_number:
                 return
         stored = _SwarmFile(
-            version=1,
+            version=SWARM_FILE_VERSION,
             name=self.name,
             root_key=self.root_key.hex(),
             swarm_id=self.swarm_id.hex(),
             secret=self.secret.hex(),
             secret_number=self.secret_number,
+            check=self._check,
         )
         try:
             replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
