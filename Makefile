@@ -130,7 +130,7 @@ frontier: setup
 		{ grep -q "\"$$regime\"" docs/research/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
 		$(FRONTIER) --stage final --regimes $$regime || exit; done
 
-# An hour or two on one core. Results are in docs/campaigns.md; short ones are among the tests.
+# An hour or two on one core. Results are in docs/research/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns
 campaigns: setup-reasoning-gym
 	$(CAMPAIGN).fuzz --inputs 10000000

@@ -190,7 +190,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qw
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype=where.products,
         eight_bit=training.optimizer == "adamw8bit",
-        # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
+        # No card has shown yet that a wake-up finds its memory free (docs/models.md).
         can_sleep=False,
         one_base=one_base,
         base=_base(settings, possible=four_bits),

@@ -82,7 +82,7 @@ def _relay(reach: Verdict) -> Finding:
     if reach.relays:
         return Finding("relay", "ok", listed(reach.relays))
     if reach.kind == "unreachable":
-        remedy = "a member that can be reached relays for others: let one join (docs/sites.md)"
+        remedy = "a member that can be reached relays for others: let one join (docs/networking.md)"
         return Finding("relay", "warning", "none holds a link for this node", remedy)
     return Finding("relay", "ok", "none" + ", and none is needed" * (reach.kind == "direct"))
 

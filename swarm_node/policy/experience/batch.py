@@ -23,7 +23,7 @@ from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 #: it (arXiv 2509.08721). "sampler": all rows; kin rows have importance weights from the log-probs
 #: that their author states, which the trainer checks and the loss truncates. Lowering the
 #: probability of answers that our policy hardly gives has no bound: it makes "own" forget
-#: (docs/benchmarks.md).
+#: (docs/research/benchmarks.md).
 Correction = Literal["positive", "own", "sampler"]
 Encode = Callable[[str], Sequence[int]]
 
