@@ -128,7 +128,7 @@ CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.REPLY: relayed.ReplyHead,
     Kind.CALL: coordination.Call,
     Kind.REPORT: coordination.Report,
-    Kind.BATCH: coordination.Batch,
+    Kind.BATCH: coordination.ReportBatch,
 }
 
 

@@ -74,7 +74,7 @@ def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    Home(tmp_path).create()
+    Home(tmp_path).begin()
     done = CliRunner().invoke(app, ["track", "wandb", "--home", str(tmp_path), "--once"])
     assert done.exit_code == 1
     assert "pip install 'swarm-node[wandb]'" in done.output

@@ -160,7 +160,7 @@ async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path
     file, member = issuer_file(tmp_path, swarm, 1), Home(tmp_path / "member")
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         code = f" {await _code(running)}\n"
-        member.create()
+        member.begin()
         text = await ask_for_ticket(running.url, code, member.identity(), hand.clock().wall)
         member.join_swarm(parse_ticket(text, EPOCH), EPOCH)
         assert member.coordinator() == running.url

@@ -188,7 +188,7 @@ def test_history_from_a_time_on_does_not_walk_over_what_came_before(tmp_path: Pa
         steps[0] += 1
 
     _fill(store, "one", "one", range(2000))
-    store._db.set_progress_handler(step, 100)
+    store._connection.set_progress_handler(step, 100)
     assert store.history(0, 9e9, 10) == []
     assert [row.at for row in store.history(0, 1990.0, 5)] == [1990, 1991, 1992, 1993, 1994]
     assert [row.at for row in store.history(1996, 1000.0, 5)] == [1996, 1997, 1998, 1999]

@@ -13,8 +13,8 @@ import pytest
 from coordinator_runs import Hand, coordinator, issuer_file, sealed_report
 from swarm_keys import Swarm
 
-from coordinator import store as stores
 from coordinator.store import Store, StoredMember, back_up
+from swarm_node.database import WAL_BYTES
 from swarm_node.errors import HomeError
 from swarm_node.simulation.seeded import EPOCH
 
@@ -28,10 +28,10 @@ def _see(store: Store, count: int, size: int = 256) -> None:
 def test_the_journal_shrinks_after_a_large_transaction(tmp_path: Path) -> None:
     store, journal = Store(tmp_path / "coordinator.db"), tmp_path / "coordinator.db-wal"
     _see(store, 600, 100_000)
-    assert journal.stat().st_size > 2 * stores._WAL_BYTES
+    assert journal.stat().st_size > 2 * WAL_BYTES
     for number in range(3):  # the journal begins anew with the next transaction
         store.add_code(bytes([number]) * 32, "alice", 1, 1)
-    assert journal.stat().st_size <= stores._WAL_BYTES
+    assert journal.stat().st_size <= WAL_BYTES
     store.close()
 
 

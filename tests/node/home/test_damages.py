@@ -25,7 +25,7 @@ from swarm_node.errors import HomeError, MachineError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import examine, refuse
 from swarm_node.node.preflight.facts import Seen, gather
-from swarm_node.node.start.join import belong
+from swarm_node.node.start.join import belong, ticket_text
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.training.stored import newest_valid
@@ -107,7 +107,7 @@ def start(home: Home) -> tuple[list[str], str]:
     except MachineError as error:
         return said, str(error)
     with home.lock(), home.using_database():
-        _, founded = belong(settings, home)
+        _, founded = belong(ticket_text(settings), home)
         assert not founded, "another swarm was founded over this one"
         storage = Storage(home.database)
         storage.live(1)
