@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm_node.errors import is_full
+
 MAX_ADDRESSES = 16
 
 #: Statements that migrate schema version i to i + 1. A released one is never edited.
@@ -112,6 +114,13 @@ def from_row(row: Sequence[Any]) -> KnownPeer:
     peer_id, raw, seen, issuer, failures, anchor = row
     addresses = tuple(map(str, json.loads(raw)))
     return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
+
+
+def passes(error: sqlite3.Error | OSError) -> bool:
+    """Check that a later call may succeed. A full disk stays full, and a damaged file damaged,
+    until a person acts."""
+    lasting = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return not is_full(error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in lasting
 
 
 def explain(path: Path, error: sqlite3.Error | OSError) -> str:

@@ -25,9 +25,18 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, StorageError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS, PEERS_QUERY, PRUNE, KnownPeer, explain, from_row, to_row
+from swarm_node.schema import (
+    MIGRATIONS,
+    PEERS_QUERY,
+    PRUNE,
+    KnownPeer,
+    explain,
+    from_row,
+    passes,
+    to_row,
+)
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
@@ -75,7 +84,8 @@ class WindowRow:
 
 class Storage:
     """One node's database. Every method raises `HomeError` if the disk is full or the file is
-    damaged, and then stores nothing of the call."""
+    damaged, `StorageError` if a later
+    call may succeed, and then stores nothing of the call."""
 
     def __init__(
         self,
@@ -336,13 +346,15 @@ class Storage:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of disk and database into `HomeError`; errors of the caller pass through."""
+        """Turn errors of disk and database into `HomeError`, those that may pass into
+        `StorageError`; errors of the caller pass through."""
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
             raise
         except (sqlite3.Error, OSError) as error:
-            raise HomeError(explain(self._path, error)) from error
+            kind = StorageError if passes(error) else HomeError
+            raise kind(explain(self._path, error)) from error
 
 
 def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:

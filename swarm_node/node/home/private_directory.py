@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from swarm_node.durable import LEFTOVERS, make_private, replace_private
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, StorageError, is_full
 
 #: Bytes of a small file; a full list of `admitted` subjects is the longest.
 MAX_KEPT_BYTES = 4 << 20
@@ -64,7 +64,8 @@ class PrivateDirectory:
         """Read a small file; return None if it does not exist.
 
         Raises:
-            HomeError: it cannot be read, or is too long.
+            HomeError: it is too long.
+            StorageError: it cannot be read now.
         """
         try:
             with (self.path / name).open("rb") as file:
@@ -72,7 +73,7 @@ class PrivateDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise HomeError(f"cannot read {self.path / name}: {error.strerror}") from error
+            raise self._failed("read", name, error) from error
         if len(data) > MAX_KEPT_BYTES:
             raise HomeError(f"{self.path / name} is too long: restore it from a backup")
         return data
@@ -81,12 +82,17 @@ class PrivateDirectory:
         """Replace a small file.
 
         Raises:
-            HomeError: it cannot be written.
+            HomeError: the disk is full.
+            StorageError: it cannot be written now.
         """
         try:
             replace_private(self.path / name, data)
         except OSError as error:
-            raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error
+            raise self._failed("write", name, error) from error
+
+    def _failed(self, done: str, name: str, error: OSError) -> HomeError:
+        kind = HomeError if is_full(error) else StorageError
+        return kind(f"cannot {done} {self.path / name}: {error.strerror}")
 
     def in_use(self) -> bool:
         """Check for a running node in this home, without writing anything."""
