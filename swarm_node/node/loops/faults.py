@@ -29,7 +29,7 @@ from swarm_node.p2p.peers.liveness import LOOP
 TOLD_SECONDS: Final = 60.0
 #: The classes that end nothing: the part that they count against, and what mends it meanwhile.
 #: The first that fits holds: a TimeoutError is an OSError.
-_PASSING: Final = (
+PASSING: Final = (
     (TransportError, "network", "the network is repaired meanwhile"),
     (CoordinatorError, "coordinator", "nothing else waits for it"),
     (ChildError, "environment", "the process is started again"),
@@ -53,7 +53,7 @@ def decide(error: Exception, failures: int) -> GoOn | Exception:
     to end with, if the loop cannot go on."""
     if is_full(error):
         return HomeError(f"no space left ({error}): free some, nothing stored so far is lost")
-    for kind, part, meanwhile in _PASSING:
+    for kind, part, meanwhile in PASSING:
         if isinstance(error, kind):
             pause = LOOP.after(failures)
             return GoOn(part, pause, f"{meanwhile}; this loop tries again in {pause:g} s")
