@@ -85,8 +85,7 @@ class DhtNode:
         beside it exist only while p2pd starts.
 
         Raises:
-            SlowStartError: p2pd was not ready in `patience` seconds.
-            TransportError: p2pd cannot be run or cannot listen.
+            TransportError: p2pd cannot be run or listen, or is not ready in `patience` seconds.
         """
         from hivemind.dht.node import DHTNode
         from hivemind.dht.routing import DHTID
@@ -94,10 +93,8 @@ class DhtNode:
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
             configuration = key_file.with_suffix(".json")
-            with (
-                private_file(key_file, private_key(identity)),
-                private_file(configuration, CONFIGURATION),
-            ):
+            key = private_file(key_file, private_key(identity))
+            with key, private_file(configuration, CONFIGURATION):
                 p2p = await start_p2pd(
                     configuration,
                     host_maddrs=list(listen),
