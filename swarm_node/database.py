@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swarm_node import __version__
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, StorageError, is_full
 
 _BUSY_SECONDS = 5.0
 #: The journal keeps at most this size between transactions.
@@ -25,7 +25,8 @@ WAL_BYTES = 16 << 20
 
 class Database:
     """One connection behind one lock, so any thread may call. Every method raises `HomeError` if
-    the disk is full or the file is damaged or in use, and then stores nothing of the call."""
+    the disk is full or the file is damaged, `StorageError` if a later call may succeed, and then
+    stores nothing of the call."""
 
     def __init__(
         self, path: Path, tables: str, *, layout: int, program: str, alone: bool = False
@@ -101,13 +102,22 @@ class Database:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of disk and database into `HomeError`; errors of the caller pass through."""
+        """Turn errors of disk and database into `HomeError`, those that may pass into
+        `StorageError`; errors of the caller pass through."""
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
             raise
         except (sqlite3.Error, OSError) as error:
-            raise HomeError(_explanation(self._path, error)) from error
+            kind = StorageError if _passes(error) else HomeError
+            raise kind(_explanation(self._path, error)) from error
+
+
+def _passes(error: sqlite3.Error | OSError) -> bool:
+    """Check that a later call may succeed. A full disk stays full, and a damaged file damaged,
+    until a person acts."""
+    lasting = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return not is_full(error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in lasting
 
 
 def flaw(

@@ -4,11 +4,13 @@ SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
 ├── MachineError             this machine lacks what a start needs: disk, driver, port, clock
 ├── HomeError                the node's directory is missing, unreadable or readable by others
+│   └── StorageError         a call to the database or the home failed, and a later one may not
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
 │   ├── OversizeError        a message over its limit
+│   ├── SlowStartError       the network daemon did not start in time
 │   └── RefusedError         the peer refused the request
 ├── CoordinatorError         a coordinator did not answer, or refused
 ├── ChildError               a supervised child process died, hung or answered with an error
@@ -24,6 +26,7 @@ Every message says what to do next.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 
@@ -41,6 +44,11 @@ class MachineError(SwarmNodeError):
 
 class HomeError(SwarmNodeError):
     """The node's home directory cannot be used."""
+
+
+class StorageError(HomeError):
+    """The database or a file of the home failed, and stored nothing of the call. A later call may
+    succeed: the file was locked, or the disk had an error."""
 
 
 class TicketError(SwarmNodeError):
@@ -65,6 +73,10 @@ class TransportError(SwarmNodeError):
 
 class OversizeError(TransportError):
     """A request or reply is over its limit."""
+
+
+class SlowStartError(TransportError):
+    """The network daemon did not start in time. With more time it may."""
 
 
 class RefusedError(TransportError):
@@ -120,6 +132,11 @@ class Rejected:
 
     reason: str
     detail: str = ""
+
+
+def is_full(error: BaseException) -> bool:
+    """Check for an error of a full disk. It stays full until a person acts."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

@@ -19,6 +19,7 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.company import Company
+from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.exchange.exchange import open_exchange
 from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
@@ -109,6 +110,8 @@ class LightNode:
         self.directory = Directory(self.peer_id)
         self.members = Members(membership.swarm, self.clock.wall)
         self.rejected: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.supervisor = Supervisor(self.faults, clock)
         self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
         self.storage.begin_epoch()
         self.dialable: bool | None = None
@@ -201,12 +204,11 @@ class LightNode:
     async def _live(self) -> None:
         await self.transport.start()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.company.meet())
-            group.create_task(self.company.mend())
-            group.create_task(self.company.feel())
-            if self._probes:
-                group.create_task(self.prober.run())
-            group.create_task(self.company.reach())
+            company = self.company
+            steps = [company.meet, company.mend, company.feel, company.relay, company.link]
+            steps += [self.prober.step] if self._probes else []
+            for step in steps:
+                group.create_task(self.supervisor.repeat(step.__name__, step))
             while True:  # as Node._list
                 for turn in self.exchange.puller.turns(3, 64):
                     group.create_task(self.exchange.puller.list_one(turn))

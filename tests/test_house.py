@@ -56,7 +56,6 @@ HAVE_ROOMS = ("policy", "p2p", "node")
 GROWS_PAUSES = {
     "node/loops/company.py": "announcements, which become rarer after a start",
     "node/loops/coordinating.py": "rounds with the coordinator, which become rarer after a start",
-    "node/loops/learner.py": "restarts of the trainer's process",
     "p2p/reach/punch.py": "SYNs of one request",
     "p2p/transports/libp2p/hardened.py": "looks at the window of one stream",
 }

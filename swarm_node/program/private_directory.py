@@ -19,7 +19,7 @@ from typing import Literal
 import structlog
 
 from swarm_node.durable import LEFTOVERS, make_private, replace_private
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, StorageError, is_full
 
 #: Bytes of a small file; a full list of `admitted` subjects is the longest.
 MAX_KEPT_BYTES = 4 << 20
@@ -97,7 +97,8 @@ class PrivateDirectory:
         next start names the file (`inventory.py`).
 
         Raises:
-            HomeError: it cannot be read, or is too long.
+            HomeError: it is too long.
+            StorageError: it cannot be read now.
         """
         try:
             with (self.path / name).open("rb") as file:
@@ -105,7 +106,7 @@ class PrivateDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise HomeError(f"cannot read {self.path / name}: {error.strerror}") from error
+            raise self._failed("read", name, error) from error
         if len(data) > MAX_KEPT_BYTES:
             raise HomeError(f"{self.path / name} is too long: restore it from a backup")
         content = content_of(data)
@@ -115,12 +116,17 @@ class PrivateDirectory:
         """Replace a small file.
 
         Raises:
-            HomeError: it cannot be written.
+            HomeError: the disk is full.
+            StorageError: it cannot be written now.
         """
         try:
             replace_private(self.path / name, with_head(data))
         except OSError as error:
-            raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error
+            raise self._failed("write", name, error) from error
+
+    def _failed(self, done: str, name: str, error: OSError) -> HomeError:
+        kind = HomeError if is_full(error) else StorageError
+        return kind(f"cannot {done} {self.path / name}: {error.strerror}")
 
     def in_use(self) -> bool:
         """Check for a running node in this home, without writing anything."""

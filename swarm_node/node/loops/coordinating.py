@@ -97,29 +97,30 @@ class Coordinating:
         self._alarms = tally.alarms
         self._tally = tally
         tally.coordinator = self._row = CoordinatorRow(url)
+        self._pause = _FIRST_SECONDS / 2
         self._list = 0  # the number of the coordinator's revocation list
         self._report_at = clock.now() + _LONGEST_SECONDS  # by then there is something to say
         self._held = self._load()
 
-    async def run(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Poll the coordinator until cancelled. Reports are made of `snapshot`."""
-        pause = _FIRST_SECONDS / 2
-        while True:
-            await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
-            try:
-                await self._round(snapshot)
-            except CoordinatorError as error:
-                if self._row.answers is not False:
-                    _log.warning("the coordinator is not used", error=str(error))
-                    self._take_hints({})
-                self._note(answers=False, fault=str(error))
-            else:
-                if self._row.answers is False:
-                    _log.info("the coordinator answers again", url=self._url)
-                self._note(answers=True, fault="")
-            few = self._directory.fewer(FEW, self._clock.now())
-            longer = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
-            pause = longer if few or not self._row.answers else _LONGEST_SECONDS
+    async def step(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Pause, then ask the coordinator once. Reports are made of `snapshot`. The caller repeats
+        it. A coordinator that is down is no fault of this node: its row says so, its hints end, and
+        the pauses stay those of the rounds."""
+        await asyncio.sleep(self._pause * self._rng.uniform(0.8, 1.2))
+        try:
+            await self._round(snapshot)
+        except CoordinatorError as error:
+            if self._row.answers is not False:
+                _log.warning("the coordinator is not used", error=str(error))
+                self._take_hints({})
+            self._note(answers=False, fault=str(error))
+        else:
+            if self._row.answers is False:
+                _log.info("the coordinator answers again", url=self._url)
+            self._note(answers=True, fault="")
+        few = self._directory.fewer(FEW, self._clock.now())
+        longer = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, self._pause * 1.5))
+        self._pause = longer if few or not self._row.answers else _LONGEST_SECONDS
 
     async def _round(self, snapshot: Callable[[], Snapshot]) -> None:
         if not self._directory.heartbeat:

@@ -20,6 +20,7 @@ from swarm_node.node.figures.taught import Taught
 from swarm_node.node.loops.consequences import kept, recall
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.p2p.peers.liveness import CHILD
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
@@ -31,7 +32,6 @@ Reject = Callable[[Rejected, str | None], None]
 
 #: At so many, the counts of groups by author are halved.
 _RECENT_GROUPS = 4096
-_BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
 
 
@@ -132,8 +132,10 @@ class Learner:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
             self.restarting = True
-            await self._restart(error, stopping)
-            self.restarting = False
+            try:
+                await self._restart(error, stopping)
+            finally:
+                self.restarting = False
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats, version)
@@ -191,14 +193,13 @@ class Learner:
 
     async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
         """Restart the trainer from its last checkpoint; retry until it works or the node stops."""
-        shortest, longest = _BACKOFF_SECONDS
         attempt = 0
         while not stopping():
             self._tally.faults["trainer"] += 1
             self._tally.trainer_restarts += 1
             _log.warning("restarting the trainer", error=str(error))
-            await asyncio.sleep(min(longest, shortest * 2.0**attempt))
-            attempt = min(attempt + 1, 10)
+            await asyncio.sleep(CHILD.after(attempt))
+            attempt += 1
             if isinstance(self._parts.sampler, SharingSampler):
                 # The dead trainer's memory stays allocated while it is mapped, beside the next
                 # one's.

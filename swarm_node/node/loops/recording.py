@@ -25,20 +25,19 @@ class Recorder:
         self._shared = shared
         self._before = self._totals()
         self._measured: EvalPoint | None = None
+        self._reported = parts.clock.now()
         self._told_of_fault = False
 
-    async def run(self) -> None:
-        """Write rows until cancelled, and log one line on the node's work from time to time."""
+    async def step(self) -> None:
+        """Write a row if one is due, and log one line on the node's work from time to time. The
+        caller repeats it."""
         clock = self._parts.clock
-        reported = clock.now()
-        self._before = self._totals()
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            if self._due():
-                await self._record()
-            if clock.now() - reported >= _REPORT_SECONDS:
-                reported = clock.now()
-                self._report()
+        await asyncio.sleep(_TICK_SECONDS)
+        if self._due():
+            await self._record()
+        if clock.now() - self._reported >= _REPORT_SECONDS:
+            self._reported = clock.now()
+            self._report()
 
     def _due(self) -> bool:
         tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds

@@ -155,9 +155,9 @@ def _open_work(
     probing = _rng("probe", settings, peer_id)
     further, prober, puncher = _probing(exchange, parts, shared, reaching, probing)
     _serve(own, parts, shared, rng, further)
-    company = _company(settings, parts, shared, exchange.meeting, reaching, puncher)
+    company = _company(settings, parts, shared, exchange.meeting, reaching)
     coordinating = _coordinating(settings, membership, parts, shared, own, exchange.meeting)
-    return Work(maker, evaluator, exchange, company, prober, coordinating)
+    return Work(maker, evaluator, exchange, company, prober, puncher, coordinating)
 
 
 def _evaluator(
@@ -208,12 +208,10 @@ def _company(
     shared: Shared,
     meeting: Meeting,
     reaching: ReachingTransport,
-    puncher: Puncher | None,
 ) -> Company:
     return Company(
         meeting,
         reaching=reaching,
-        puncher=puncher,
         storage=parts.storage,
         directory=shared.directory,
         clock=parts.clock,

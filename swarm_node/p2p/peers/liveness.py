@@ -61,6 +61,15 @@ DIRECT: Final = Backoff(2.0, 1.25, 120.0)
 STRIKE: Final = Backoff(1 / 64, 2.0, 4.0)
 #: A peer that was dropped. After the longest pause without another offence, all are forgotten.
 OFFENCE: Final = Backoff(60.0, 2.0, 86_400.0)
+#: The seconds that the network daemon has to start, and those of silence after which it counts as
+#: stuck. On a starved machine a start took 40 s, and an answer 8 s.
+DAEMON_START: Final = Backoff(15.0, 2.0, 300.0)
+DAEMON_SILENCE: Final = Backoff(3.0, 2.0, 300.0)
+#: A loop of the node that failed. Whatever it needs is repaired meanwhile, so it is back within the
+#: longest pause.
+LOOP: Final = Backoff(1.0, 2.0, 15.0)
+#: The trainer's process, which ended and is started again from its checkpoint.
+CHILD: Final = Backoff(1.0, 2.0, 60.0)
 #: Rounds of reach probes, while their result is uncertain.
 PROBE_ROUND: Final = Backoff(15.0, 2.0, 600.0)
 

@@ -246,15 +246,14 @@ class Prober:
         self._begun = self._next = self._answered = -math.inf
         self._uncertain = 0
 
-    async def run(self) -> None:
-        """Ask at the start, after a change, and from time to time."""
-        while True:
-            now = self._clock.now()
-            if now >= self._begun + PROBE_ROUND.first and await self._due():
-                await self._round()
-            if now > self._answered + _FORGET_SECONDS:
-                self._reach.probes = ()
-            await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
+    async def step(self) -> None:
+        """Ask at the start, after a change, and from time to time. The caller repeats it."""
+        now = self._clock.now()
+        if now > self._answered + _FORGET_SECONDS:
+            self._reach.probes = ()
+        if now >= self._begun + PROBE_ROUND.first and await self._due():
+            await self._round()
+        await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
 
     async def refresh(self) -> None:
         """Ask now, unless a round has just ended."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import OversizeError, TransportError
+from swarm_node.errors import OversizeError, SlowStartError, TransportError
 from swarm_node.p2p.addresses.addresses import (
     Address,
     accepts,
@@ -29,6 +29,7 @@ from swarm_node.p2p.addresses.addresses import (
 from swarm_node.p2p.limits.admission import Admission, BusyError
 from swarm_node.p2p.transports.dialing import Dialing
 from swarm_node.p2p.transports.forwarding import Stream, forward, routed
+from swarm_node.p2p.transports.patience import Patience
 from swarm_node.p2p.wire.frames import (
     Reply,
     answer,
@@ -51,6 +52,8 @@ REFUSAL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
 #: Limit for opening a stream to a connected peer.
 ONWARD_SECONDS = 5.0
+#: Starts that a node makes before it gives up its own start.
+_STARTS = 3
 #: Addresses that one dial() tries. If there are more, `rng` chooses among them.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
@@ -93,8 +96,8 @@ class Daemon(Protocol):
         ...
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
-        """The connected peers, each with the other end's TCP multiaddrs. None if the process died
-        or does not answer in time."""
+        """The connected peers, each with the other end's TCP multiaddrs. None if the process died,
+        or does not answer in `patience` seconds in which this node's timers fire in time."""
         ...
 
     async def disconnect(self, peer_id: str) -> None:
@@ -160,12 +163,16 @@ class StreamTransport(ABC, Generic[Node]):
         self._changing = asyncio.Lock()
         self._dialing = Dialing(configured)
         self._found = found
+        self._patience = Patience()
+        #: The addresses of the last daemon that ran. A start that fails does not forget its ports.
+        self._known: Sequence[str] = ()
 
     @abstractmethod
-    async def _start_node(self, listen: Sequence[str]) -> Node:
+    async def _start_node(self, listen: Sequence[str], patience: float) -> Node:
         """Start a daemon that listens on these multiaddrs and calls `_serve_stream`.
 
         Raises:
+            SlowStartError: it did not start in `patience` seconds.
             TransportError: it cannot be run or cannot listen.
         """
 
@@ -188,7 +195,15 @@ class StreamTransport(ABC, Generic[Node]):
         async with self._changing:
             if self._started:
                 raise RuntimeError("start() was called twice")
-            self._node = await self._start_node(self._listen)
+            for left in reversed(range(_STARTS)):
+                try:
+                    self._node = await self._begin(self._listen)
+                except SlowStartError as error:
+                    if not left:
+                        raise
+                    log.warning("the network daemon starts again, with more time", why=str(error))
+                else:
+                    break
             self._started = True
 
     async def stop(self) -> None:
@@ -270,16 +285,18 @@ class StreamTransport(ABC, Generic[Node]):
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
         """
-        async with self._changing:
-            if not self._started:
-                raise TransportError("the transport is not running: start it first")
-            node = self._node
-            connections = None if node is None else await node.connections(PROBE_SECONDS)
-            if connections is None:
-                await self._restart_node()
+        node, began = self._node, self._clock.now()
+        connections = None if node is None else await node.connections(self._patience.silence)
         if connections is None:
+            async with self._changing:
+                if not self._started:
+                    raise TransportError("the transport is not running: start it first")
+                if self._node is node:
+                    await self._restart_node()
             await self.dial(addresses)
             return "restarted"
+        now = self._clock.now()
+        self._patience.answered(now, now - began)
         return await self._mend(connections, addresses)
 
     async def request(
@@ -313,18 +330,35 @@ class StreamTransport(ABC, Generic[Node]):
         if not self._started:
             raise TransportError("the transport is not running: start it first")
         if self._node is None or self._node.dead:
-            raise TransportError("the network daemon died: heal() restarts it")
+            raise TransportError("the network daemon died: the node starts it again")
         return self._node
 
     async def _restart_node(self) -> None:
         """Replace a dead or stuck daemon, on the same ports if they are free."""
-        known = [] if self._node is None else self._node.addresses
+        if self._node is not None:
+            self._known = self._node.addresses
+            if not self._node.dead:
+                self._patience.alarmed(self._clock.now())
         await self._stop_node(grace=0.0)
-        log.warning("the network daemon died or got stuck: starting a new one")
+        log.warning(
+            "the network daemon died or got stuck: starting a new one",
+            seconds=self._patience.start,
+            next_silence=self._patience.silence,
+        )
         try:
-            self._node = await self._start_node(pin_ports(self._listen, known))
+            self._node = await self._begin(pin_ports(self._listen, self._known))
+        except SlowStartError:
+            raise  # other ports would make it no faster
         except TransportError:
-            self._node = await self._start_node(self._listen)
+            self._node = await self._begin(self._listen)
+
+    async def _begin(self, listen: Sequence[str]) -> Node:
+        """Start a daemon. A start that was too slow lengthens the patience with the next."""
+        try:
+            return await self._start_node(listen, self._patience.start)
+        except SlowStartError:
+            self._patience.failed(self._clock.now())
+            raise
 
     async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
         # Let streams end by their deadline: asyncio logs a cancelled connection as an error.

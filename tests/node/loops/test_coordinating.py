@@ -10,6 +10,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.coordinating import Coordinating, hints_of, report_of
 from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.parts import Tally
+from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import MAX_REPORT_BYTES, SignedBatch, open_batch
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
@@ -180,7 +182,11 @@ def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
         dead = one.make("http://127.0.0.1:9")
         monkeypatch.setattr("swarm_node.node.loops.coordinating.asyncio.sleep", soon)
         one.node.directory.take_hints({"x": 0.5})
-        task = asyncio.create_task(dead.run(quiet_snapshot))
+        task = asyncio.create_task(
+            Supervisor(Counter(), hand.clock()).repeat(
+                "coordinate", partial(dead.step, quiet_snapshot)
+            )
+        )
         async with asyncio.timeout(60):
             while len(pauses) < 15:
                 await real_sleep(0.01)

@@ -29,10 +29,10 @@ from swarm_node.p2p.transports.hivemind.records import (
     HeartbeatStore,
     SwarmAuthorizer,
 )
+from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
 
-STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
 #: libp2p's ping: 32 bytes that the peer returns.
@@ -79,12 +79,13 @@ class DhtNode:
         records: HeartbeatRecords,
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
+        patience: float,
     ) -> DhtNode:
         """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration file
         beside it exist only while p2pd starts.
 
         Raises:
-            TransportError: p2pd cannot be run or cannot listen.
+            TransportError: p2pd cannot be run or listen, or is not ready in `patience` seconds.
         """
         from hivemind.dht.node import DHTNode
         from hivemind.dht.routing import DHTID
@@ -92,10 +93,8 @@ class DhtNode:
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
             configuration = key_file.with_suffix(".json")
-            with (
-                private_file(key_file, private_key(identity)),
-                private_file(configuration, CONFIGURATION),
-            ):
+            key = private_file(key_file, private_key(identity))
+            with key, private_file(configuration, CONFIGURATION):
                 p2p = await start_p2pd(
                     configuration,
                     host_maddrs=list(listen),
@@ -105,7 +104,7 @@ class DhtNode:
                     auto_nat=False,
                     nat_port_map=False,
                     use_relay=False,
-                    startup_timeout=STARTUP_SECONDS,
+                    patience=patience,
                 )
             self = cls(p2p, None, bool(announce))
             try:
@@ -280,11 +279,11 @@ class DhtNode:
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
         """The peers that p2pd is connected to, each with the other end's TCP multiaddrs. None if
-        p2pd died or does not answer in time."""
+        p2pd died, or does not answer in `patience` seconds in which this node is on time."""
         if self.dead:
             return None
         try:
-            async with asyncio.timeout(patience):
+            async with on_time(patience, asyncio.get_running_loop().time):
                 with hivemind_errors("the network daemon does not answer"):
                     found: dict[str, list[str]] = {}
                     for peer, addresses in await self._connected():

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.durable import create_private
+from swarm_node.errors import SlowStartError
+from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.wire.identity import Identity
 
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
@@ -38,9 +40,13 @@ def private_key(identity: Identity) -> bytes:
     return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
 
 
-async def start_p2pd(configuration: Path, **settings: Any) -> Any:
+async def start_p2pd(configuration: Path, patience: float, **settings: Any) -> Any:
     """Call `P2P.create` with a configuration file. `P2P.create` alone accepts none, and leaves a
-    process behind if it fails or is cancelled."""
+    process behind if it fails or is cancelled.
+
+    Raises:
+        SlowStartError: p2pd was not ready in `patience` seconds in which this node is on time.
+    """
     from hivemind.p2p import P2P
 
     created = []
@@ -55,11 +61,15 @@ async def start_p2pd(configuration: Path, **settings: Any) -> Any:
             return P2P._make_process_args(*args, f=configuration, **kwargs)
 
     try:
-        return await Observed.create(**settings)
-    except BaseException:
+        async with on_time(patience, asyncio.get_running_loop().time):
+            return await Observed.create(**settings, startup_timeout=None)
+    except BaseException as error:
         for p2p in created:
             if p2p._child is not None:
                 await terminate(p2p, grace=0.0)
+        if isinstance(error, TimeoutError):
+            why = f"the network daemon was not ready in {patience:g} s"
+            raise SlowStartError(f"{why}: this machine does too much else") from None
         raise
 
 

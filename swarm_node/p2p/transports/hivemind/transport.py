@@ -107,7 +107,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
             done = done if done != "ok" else "healed" if found else "alone"
         return done
 
-    async def _start_node(self, listen: Sequence[str]) -> DhtNode:
+    async def _start_node(self, listen: Sequence[str], patience: float) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats
             wall = self._clock.wall
             key_id, store = new_store(self._key, wall, self._is_member)
@@ -123,6 +123,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
             records=records,
             authorizer=self._authorizer,
             store=store,
+            patience=patience,
         )
         try:
             await node.serve([*self._handlers, *self._routes], self._serve_stream)

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from swarm_node.errors import ChildError, TransportError
+from swarm_node.errors import ChildError, SlowStartError, TransportError
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
@@ -38,6 +38,7 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Start,
     Started,
 )
+from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
@@ -79,10 +80,13 @@ class Libp2pDaemon:
         announce: Sequence[str],
         protocols: Sequence[str],
         server: StreamServer,
+        patience: float,
     ) -> Libp2pDaemon:
         """Start the process. It calls `server` with every stream that a peer opens.
 
         Raises:
+            SlowStartError: the process ended or did not start in `patience` seconds, a minute at
+                least.
             TransportError: py-libp2p is missing, or it cannot listen.
         """
         if not installed():
@@ -100,13 +104,15 @@ class Libp2pDaemon:
             self._listener = await asyncio.start_unix_server(self._accept, path)
             await child.start()
             request = Start(identity.seed(), tuple(listen), tuple(protocols), self._sockets)
-            started = await child.call(request, Started, patience=START_SECONDS)
+            limit = max(patience, START_SECONDS)
+            started = await child.call(request, Started, patience=limit)
         except BaseException as error:
             await self.stop(grace=0.0)
             if isinstance(error, ReportedError):
                 raise TransportError(error.why) from error
             if isinstance(error, ChildError | OSError):
-                raise TransportError(f"cannot start the network process: {error}") from error
+                kind = SlowStartError if isinstance(error, ChildError) else TransportError
+                raise kind(f"cannot start the network process: {error}") from error
             raise
         stated = announce or [each for text in started.listening for each in _visible(text)]
         self.addresses = tuple(f"{each}/p2p/{identity.peer_id}" for each in stated)
@@ -141,7 +147,7 @@ class Libp2pDaemon:
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
         """The linked peers, each with the other end's TCP multiaddrs. None if the process died or
-        does not answer in time."""
+        does not answer in `patience` seconds in which this node is on time."""
         try:
             return (await self._asked(Links(), Linked, patience)).peers
         except TransportError:
@@ -176,7 +182,7 @@ class Libp2pDaemon:
             TransportError: the process is dead or refuses, or did not answer in `patience` s.
         """
         try:
-            async with asyncio.timeout(patience):
+            async with on_time(patience, asyncio.get_running_loop().time):
                 reader, writer = await asyncio.open_unix_connection(
                     os.path.join(self._sockets, HOST)
                 )
