@@ -125,6 +125,8 @@ class GroupVerifier:
             return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
+        if judged.lost == "asleep":
+            return Rejected("asleep", "its texts make the process that judges sleep")
         if judged.lost:
             return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
         if judged.unjudged:
