@@ -250,14 +250,24 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
     )
 
 
-def restored_groups(storage: Storage) -> list[VerifiedGroup]:
-    """Load the stored groups that were not trained on, oldest first. Damaged ones are deleted."""
-    groups = []
+def restored_groups(storage: Storage, environment: str, version: str) -> list[VerifiedGroup]:
+    """Load the stored groups of this environment that were not trained on, oldest first. Damaged
+    ones are deleted. Those of another environment or version are retired: their texts may be held
+    out now."""
+    groups: list[VerifiedGroup] = []
+    others: list[bytes] = []
     for row in storage.live(1):
         try:
-            groups.append(restored_group(row))
+            group = restored_group(row)
         except HomeError:  # one group is no reason to stop
             storage.forget(row.id)
+            continue
+        same = (group.group.task.environment, group.group.task.version) == (environment, version)
+        if same:
+            groups.append(group)
+        else:
+            others.append(group.id)
+    storage.retire(others)
     return groups
 
 
