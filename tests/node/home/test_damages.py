@@ -107,7 +107,7 @@ def start(home: Home) -> tuple[list[str], str]:
     except MachineError as error:
         return said, str(error)
     with home.lock(), home.using_database():
-        _, founded = belong(settings, home)
+        _, founded = belong(None, home)
         assert not founded, "another swarm was founded over this one"
         storage = Storage(home.database)
         storage.live(1)
