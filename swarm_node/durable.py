@@ -6,14 +6,32 @@ reader and no power cut sees half of it. A killed writer can leave the other fil
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 LEFTOVERS = "*.new"
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read it. Nothing else is waited for, such as a pipe without a writer.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def create_private(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.attempts import Limits, PeersAttempts
-from swarm_node.environments.judging.blame import SUSPECT, Reason
+from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
 from swarm_node.environments.judging.judge import PlainRef, TextVerdict, derive_prompt, score_text
 from swarm_node.environments.judging.processes import (
     EnvironmentProcess,
@@ -61,10 +61,10 @@ class Judgement:
     `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
     of the first: "out_of_range", "unsendable", "abandoned", a reason of `blame.Reason`, or "" for
     none. `raised` names the first exception of a scorer, "" for none; such a text is a wrong
-    answer. `lost` is the reason why peers' texts ended their judge, "" if they did not; `unjudged`
-    is the reason why this node could not score them, which is nobody's fault. With either, none of
-    them was scored. `seconds` are those that the judge took, without the time that the group waited
-    for it."""
+    answer. `lost` is the reason why peers' texts ended their judge, "asleep" if they made it sleep,
+    "" if they did not; `unjudged` is the reason why this node could not score them, which is
+    nobody's fault. With either, none of them was scored. `seconds` are those that the judge took,
+    without the time that the group waited for it."""
 
     prompt: str
     rewards: tuple[float, ...]
@@ -272,7 +272,7 @@ class ProcessEnvironmentHost:
             try:
                 return await judge.score(texts, seconds)
             except JudgeLostError as lost:
-                if lost.reason in SUSPECT or lost.reason == "stuck" or tries == _OWN_TRIES:
+                if lost.reason in SUSPECT | WAITED or tries == _OWN_TRIES:
                     return lost.reason
             tries += 1
             await self._prompt(judge, ref)

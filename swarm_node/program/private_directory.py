@@ -18,7 +18,7 @@ from typing import Literal
 
 import structlog
 
-from swarm_node.durable import LEFTOVERS, make_private, replace_private
+from swarm_node.durable import LEFTOVERS, make_private, open_regular, replace_private
 from swarm_node.errors import HomeError, StorageError, is_full
 
 #: Bytes of a small file; a full list of `admitted` subjects is the longest.
@@ -101,7 +101,7 @@ class PrivateDirectory:
             StorageError: it cannot be read now.
         """
         try:
-            with (self.path / name).open("rb") as file:
+            with open_regular(self.path / name) as file:
                 data = file.read(MAX_KEPT_BYTES + 1)
         except FileNotFoundError:
             return None

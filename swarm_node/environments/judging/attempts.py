@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.judging.blame import Attempt, Reason, Step, next_step
+from swarm_node.environments.judging.blame import WAITED, Attempt, Reason, Step, next_step
 from swarm_node.environments.judging.judge import PlainRef, TextVerdict
 from swarm_node.environments.judging.processes import JudgeLostError, JudgeProcess
 from swarm_node.errors import ChildError, SlowTaskError, UnknownTaskError
@@ -54,6 +54,7 @@ class PeersAttempts:
     limits: Limits
     _past: list[Attempt] = field(default_factory=list)
     _spent: float = 0.0
+    _slept: float = 0.0
     _prompt: str = ""
     _starved: Sequence[TextVerdict] = ()
     _refused: UnknownTaskError | None = None
@@ -70,6 +71,8 @@ class PeersAttempts:
             if not isinstance(tried, str):
                 seconds = self._spent + SYSTEM_CLOCK.now() - began
                 return PeersScore(self._prompt, tried, seconds=seconds)
+            if tried == "asleep":
+                self._slept += SYSTEM_CLOCK.now() - began
             self._past.append(Attempt(tried, fresh))
             step = next_step(self._past)
             if step is Step.CONTROL:
@@ -90,7 +93,8 @@ class PeersAttempts:
         except JudgeLostError as lost:
             # A judge that was killed by somebody else cost the author what it had used by then.
             most = self.limits.deriving + self.limits.scoring
-            self._spent += min(lost.processor_seconds, most)
+            if lost.reason != "asleep":  # the whole wait counts there
+                self._spent += min(lost.processor_seconds, most)
             return "own" if self.judge.cramped else lost.reason
         except ChildError:  # no judge can be started now
             return "own"
@@ -119,9 +123,11 @@ class PeersAttempts:
     def _found(self, step: Step, reason: Reason) -> PeersScore:
         """The finding as a value, or as the error of a task that cannot be made."""
         place = f"{self.ref[2]}/{self.ref[3]}"
+        if step is Step.ASLEEP:  # all others waited for it, so all of it counts
+            return PeersScore(self._prompt, blamed=reason, seconds=self._spent + self._slept)
         if step is not Step.BLAME:
-            # Who waits without using its time is charged for the patience with it, once.
-            waited = self.limits.scoring if reason == "stuck" else 0.0
+            # A busy machine looks like this too, so its author is charged for a part only.
+            waited = self.limits.scoring if reason in WAITED else 0.0
             why = "own" if step is Step.OWN_FAULT else reason
             return PeersScore(self._prompt, unjudged=why, seconds=self._spent + waited)
         if reason == "derive":

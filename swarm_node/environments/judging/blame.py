@@ -3,7 +3,7 @@
 A judge dies of many things that no text did: the kernel needs memory and takes judges first, a busy
 machine does not run it, somebody kills or stops it. So one end is evidence against nobody. A text
 is blamed if it ends a second judge, which no other text has touched, while a control text is
-scored there.
+scored there. In the same way a text is known to make its judge sleep, which is a lesser fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from swarm_node.environments.judging.syscalls import FROM_OUTSIDE
 #: "crashed": it ended by an exit or by a signal that code brings on itself. "memory": it was killed
 #: after it had grown much. "forged": its reply does not answer the request. "unknown": it cannot
 #: make the task. "starved": the scorer ran out of memory or descriptors. "killed": somebody ended
-#: it. "stuck": it did not answer, and had not used its time. "own": this node could not run it.
+#: it. "stuck": it did not answer, and had not used its time. "asleep": so too, and of its own will.
+#: "own": this node could not run it.
 Reason = Literal[
     "timeout",
     "derive",
@@ -32,21 +33,23 @@ Reason = Literal[
     "starved",
     "killed",
     "stuck",
+    "asleep",
     "own",
 ]
 #: Ends that a text or its task may have caused; all others blame nobody, however often.
 SUSPECT: Final[frozenset[Reason]] = frozenset(
     {"timeout", "derive", "crashed", "memory", "forged", "unknown"}
 )
+#: Ends for which the patience with a judge was waited out.
+WAITED: Final[frozenset[Reason]] = frozenset({"stuck", "asleep"})
 #: A judge that was killed after it had grown by this was, if it happens twice, killed for that. It
 #: is half of what its own limit allows.
 MUCH_MEMORY: Final = 1 << 29
 #: A timer counts ticks, and a process's time is exact: on a busy virtual machine they differ.
 _USED_UP: Final = 0.5
-#: Judges that a group is given before it is left unscored, and those that may be stuck: each costs
-#: the patience with a judge.
+#: Judges that a group is given before it is left unscored, and those that may be waited for.
 TRIES: Final = 6
-STUCK_TRIES: Final = 2
+WAITED_TRIES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Step(Enum):
     AGAIN = auto()  # score the texts in a fresh judge
     CONTROL = auto()  # score a control text in a fresh judge
     BLAME = auto()  # the texts did it
+    ASLEEP = auto()  # the texts make judges sleep
     NOBODY = auto()  # something outside did it
     OWN_FAULT = auto()  # this node cannot run a judge
 
@@ -102,7 +106,11 @@ def next_step(attempts: Sequence[Attempt], control: bool | None = None) -> Step:
         if control is None:
             return Step.CONTROL
         return Step.BLAME if control else Step.OWN_FAULT
-    stuck = sum(attempt.reason == "stuck" for attempt in attempts)
-    if stuck < STUCK_TRIES and len(attempts) < TRIES:
+    waited = [attempt.reason for attempt in attempts if attempt.reason in WAITED]
+    if waited == ["asleep"] * WAITED_TRIES and last.fresh:
+        if control is None:
+            return Step.CONTROL
+        return Step.ASLEEP if control else Step.OWN_FAULT
+    if len(waited) < WAITED_TRIES and len(attempts) < TRIES:
         return Step.AGAIN
     return Step.OWN_FAULT if last.reason in ("own", "starved") else Step.NOBODY

@@ -28,6 +28,7 @@ from swarm_node.environments.judging.judge import (
     Unknown,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.environments.judging.sleeping import SleepLimit
 from swarm_node.environments.judging.worker import (
     End,
     EnvironmentStarted,
@@ -44,7 +45,8 @@ from swarm_node.process import Child, ReportedError, ended_by, exchange
 _START_SECONDS = 120.0
 #: Forking takes milliseconds, but a busy machine may not run the process for long.
 _FORK_SECONDS = 30.0
-#: The host ends a judge that does not answer within this many times its processor time.
+#: The host ends a judge that does not answer within this many times its processor time, or that has
+#: slept for as long as that time itself.
 _WALL = 6.0
 _SLACK_SECONDS = 2.0
 #: A judge is replaced after this many groups, and with it anything that a text left in it.
@@ -283,14 +285,17 @@ class JudgeProcess:
         if self._streams is None:
             await self._fork()
         assert self._streams is not None
+        assert self.pid is not None
         body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
         # A text that knew the number could reply in place of its judge.
         number, answered = secrets.randbits(63), False
+        ending = asyncio.timeout(patience)
+        sleep = SleepLimit(self.pid, seconds + _SLACK_SECONDS, ending)
         try:
-            async with asyncio.timeout(patience):
-                reply = _replies.decode(
-                    await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
-                )
+            async with ending:
+                with sleep:
+                    raw = await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
+            reply = _replies.decode(raw)
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
@@ -300,6 +305,8 @@ class JudgeProcess:
                 raise self._lost("forged", "its reply does not fit the request")
         except TimeoutError:
             used = (await self._end()).processor_seconds
+            if sleep.reached:
+                raise self._lost("asleep", "it slept and did not answer", used) from None
             raise self._lost("stuck", f"no answer in {patience:g} s", used) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise self._died(await self._end(), seconds) from None

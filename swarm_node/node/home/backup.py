@@ -27,6 +27,7 @@ from typing import IO, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from swarm_node.durable import open_regular
 from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import RECORD
@@ -91,7 +92,7 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     try:
         with ExitStack() as stack:
             target = stack.enter_context(_new_file(out))
-            opened: list[IO[bytes]] = [stack.enter_context(path.open("rb")) for path in small]
+            opened: list[IO[bytes]] = [stack.enter_context(open_regular(path)) for path in small]
             if copied:
                 opened.append(stack.enter_context(_copy_of(home.database, out.parent)))
             # All are open before the first is copied: the node may delete a checkpoint meanwhile.

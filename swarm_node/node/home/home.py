@@ -30,7 +30,7 @@ from pathlib import Path
 import msgpack
 import msgspec
 
-from swarm_node.durable import replace_private
+from swarm_node.durable import open_regular, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
@@ -308,7 +308,8 @@ class Home(PrivateDirectory):
     def _text(self, name: str) -> str:
         """The text of a small file, "" without one. The start refuses a damaged one."""
         try:
-            content = content_of((self.path / name).read_bytes()[:_MAX_SMALL_FILE])
+            with open_regular(self.path / name) as file:
+                content = content_of(file.read(_MAX_SMALL_FILE))
         except OSError:
             return ""
         return content.decode("utf-8", "replace") if isinstance(content, bytes) else ""

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from swarm_node.database import read_only
+from swarm_node.durable import open_regular
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home.inventory import RECORD, Found, HomeState, Record, judge
 from swarm_node.p2p.membership.membership import (
@@ -233,7 +234,7 @@ def _checkpoints(listed: list[Path]) -> Found:
 def _bytes(path: Path, most: int) -> _Read:
     """The content of a file, up to `most` bytes and one more."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(most + 1)
     except FileNotFoundError:
         return Found("absent")

@@ -361,7 +361,8 @@ class Node:
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         self.adopt(self.settings)  # they may be others than at the start
-        for group in await parts.storage.run(restored_groups, parts.storage):
+        ground = info.name, info.version
+        for group in await parts.storage.run(restored_groups, parts.storage, *ground):
             self._buffer.admit(group, parts.trainer.version)
         on_step("network")
         await parts.transport.start()

@@ -125,6 +125,8 @@ class GroupVerifier:
             return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
+        if judged.lost == "asleep":
+            return Rejected("asleep", "its texts make the process that judges sleep")
         if judged.lost:
             return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
         if judged.unjudged:
@@ -248,14 +250,24 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
     )
 
 
-def restored_groups(storage: Storage) -> list[VerifiedGroup]:
-    """Load the stored groups that were not trained on, oldest first. Damaged ones are deleted."""
-    groups = []
+def restored_groups(storage: Storage, environment: str, version: str) -> list[VerifiedGroup]:
+    """Load the stored groups of this environment that were not trained on, oldest first. Damaged
+    ones are deleted. Those of another environment or version are retired: their texts may be held
+    out now."""
+    groups: list[VerifiedGroup] = []
+    others: list[bytes] = []
     for row in storage.live(1):
         try:
-            groups.append(restored_group(row))
+            group = restored_group(row)
         except HomeError:  # one group is no reason to stop
             storage.forget(row.id)
+            continue
+        same = (group.group.task.environment, group.group.task.version) == (environment, version)
+        if same:
+            groups.append(group)
+        else:
+            others.append(group.id)
+    storage.retire(others)
     return groups
 
 

@@ -167,8 +167,8 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
     head = wire.unpack(ReplyHead, opened.body, max_bytes=REPLY_ROOM)
     if isinstance(head, Rejected) or head.nonce != asked.nonce:
         return Rejected("altered", "a relayed reply to another request")
-    if not head.refused:
-        check_size("reply", head.size, asked.most)
+    # Words of a refusal are read, shown and logged whatever was asked for, so they are short.
+    check_size("reply", head.size, MAX_REASON_BYTES if head.refused else asked.most)
     if hashlib.sha256(payload).digest() != head.digest or len(payload) != head.size:
         return Rejected("altered", "a relayed reply with other bytes than its author sealed")
     return Reply(payload, head.refused)

@@ -72,6 +72,7 @@ REASONS: Final[dict[str, Reason]] = {
     **dict(
         _class(
             Blame.USELESS,
+            ("asleep", "group", "its texts make the judge sleep"),
             ("environment", "group", "of an environment not here"),
             ("implausible", "group", "unlikely under this node's policy"),
             ("own_copied", "group", "of a task that this node chose"),
@@ -92,7 +93,7 @@ REASONS: Final[dict[str, Reason]] = {
             ("flood", "request", "sent on and on after refusals"),
             ("hash", "group", "not the bytes asked for"),
             ("held_out", "group", "its task is kept for evaluation"),
-            ("judging", "group", "its texts end or stall the judge"),
+            ("judging", "group", "its texts end the judge, or use up its time"),
             ("key", "envelope, chain", "an unsound public key"),
             ("kind", "envelope", "of another kind"),
             ("not_steward", "chain, statement, renewal", "its issuer is no steward"),

@@ -204,6 +204,27 @@ def test_a_restored_home_signs_no_number_twice_and_is_heard_again(in_swarm) -> N
     in_swarm(body)
 
 
+def _restored(side: Side, version: str = "") -> list[VerifiedGroup]:
+    return restored_groups(side.storage, side.info.name, version or side.info.version)
+
+
+def test_groups_of_other_settings_of_the_environment_are_not_trained_on_later(in_swarm) -> None:
+    """Their texts may be among those that are held out now."""
+
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0, 1)
+        fetched = await bob.fetch()
+        await bob.stop()
+        reborn = Side(bob.home, network, bob.membership)
+        await reborn.start()
+        assert [group.id for group in _restored(reborn)] == [group.id for group in fetched]
+        assert _restored(reborn, "another") == []
+        assert _restored(reborn) == [], "nor when the earlier settings are back"
+        assert reborn.storage.faults == {}
+
+    in_swarm(body)
+
+
 def test_damaged_rows_stop_no_node(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         await alice.publish(0, 1)
@@ -217,7 +238,7 @@ def test_damaged_rows_stop_no_node(in_swarm) -> None:
         reborn = Side(bob.home, network, bob.membership)
         await reborn.start()
         assert reborn.storage.faults == {"storage": 1}
-        assert [group.id for group in restored_groups(reborn.storage)] == [kept.id]
+        assert [group.id for group in _restored(reborn)] == [kept.id]
         assert reborn.storage.faults == {"storage": 2}
         assert reborn.storage.blob(lost.id) is None
         (row,) = reborn.storage.live(1)

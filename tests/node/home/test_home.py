@@ -1,5 +1,6 @@
 """A node's directory: founding, joining by ticket, locking, file modes."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from swarm_node.errors import HomeError, TicketError
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.identity import Identity, read_private
 
 NOW = 1_800_000_000.0
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
@@ -93,3 +94,23 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     assert Identity.load(tmp_path / "key").peer_id == identity.peer_id
     with pytest.raises(HomeError):
         Identity.generate().save(tmp_path / "key")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name", ["node.key", "swarm.json", "membership", "secret", "home.json", "port", "bootstrap"]
+)
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    (home.path / name).unlink(missing_ok=True)
+    os.mkfifo(home.path / name, 0o600)
+    judged = home.judged()
+    assert judged.state == "broken"
+    assert any(f"{name} is damaged (it is no regular file)" in str(e) for e in judged.errors)
+    with pytest.raises(HomeError, match="regular file"):
+        home.load(name)
+    assert home.kept_port() == 0
+    assert home.bootstraps() == []
+    with pytest.raises(HomeError, match="regular file"):
+        read_private(home.path / name, "file")
