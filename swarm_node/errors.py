@@ -24,6 +24,9 @@ Every message says what to do next.
 
 from __future__ import annotations
 
+import difflib
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -120,6 +123,21 @@ class Rejected:
 
     reason: str
     detail: str = ""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Suggest the one of the `known` names that `name` looks like: ": did you mean X?", or ""."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def reason_of(error: OSError) -> str:
+    """Return the operating system's reason in words, without its number or a library's prefix."""
+    inner = getattr(error, "os_error", None)  # of aiohttp's errors
+    error = inner if isinstance(inner, OSError) else error
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return error.strerror or str(error) or type(error).__name__
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

@@ -8,7 +8,6 @@ with the key's name.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from swarm_node.config.remembered import (
     portable,
     recall,
 )
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, meant
 
 ENV_PREFIX = "SWARM_NODE_"
 MAX_FILE_BYTES = 64 * 1024
@@ -352,9 +351,7 @@ def variable_of(key: str) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f": did you mean {close[0]}?" if close else "; `swarm-node config` lists them all"
-    return f"unknown setting {name}{hint}"
+    return f"unknown setting {name}{meant(name, known) or '; `swarm-node config` lists them all'}"
 
 
 def _parse_value(text: str) -> Any:

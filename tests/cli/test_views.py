@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
-from swarm_node.cli.status_view import bars, curve, status_view
+from swarm_node.cli.status_view import bars, curve, figures, got, status_view
 from swarm_node.cli.views import eval_view, peers_view
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.node.figures.snapshot import (
+    SEEN_SECONDS,
     CoordinatorRow,
     EvalPoint,
     GroupCounts,
@@ -193,6 +194,19 @@ def test_a_ticket_is_open_until_it_is_not() -> None:
     assert state(now=10.0) == "expired"
     assert state(banned=KEY) == "banned"
     assert state(revoked=KEY, banned=KEY) == "revoked"
+
+
+def test_status_counts_givers_that_are_there_and_says_how_long_a_state_has_lasted() -> None:
+    groups = msgspec.structs.replace(QUIET.groups, received=7)
+    there, gone = peer("a", received=3), peer("b", received=4)
+    there = msgspec.structs.replace(there, seconds_since_seen=1.0)
+    gone = msgspec.structs.replace(gone, seconds_since_seen=SEEN_SECONDS + 1)
+    both = msgspec.structs.replace(QUIET, groups=groups, peers=[there, gone])
+    assert got(both).startswith("7 groups from 1 peer,")
+    assert got(msgspec.structs.replace(both, peers=[gone])).startswith("7 groups from peers now")
+    for state, told in (("running", "running for 6 min"), ("stopping", "stopping (started 6 min")):
+        said = dict(figures(msgspec.structs.replace(QUIET, state=state, seconds=360.0)))["node"]
+        assert told in said
 
 
 def test_a_used_ticket_stays_used_while_its_holder_is_away() -> None:

@@ -16,12 +16,14 @@ from swarm_node.config import Settings, Sources, default_home
 from swarm_node.config.reloading import Reloading
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
+from swarm_node.environments.presets import check_choice
 from swarm_node.errors import (
     ConfigError,
     MachineError,
     ModelError,
     TicketError,
     TicketExpiredError,
+    reason_of,
 )
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date
@@ -92,6 +94,9 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
     home, run, origins = Home(given.home), given.run, sources.origins()
     home.check()
+    home.refuse_in_use()
+    environment = given.environment
+    check_choice(environment.name, environment.options, environment.families)
     ticket = redeemed(given, home, code)
     seen = Seen(hardware(run.device))
     facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
@@ -239,4 +244,5 @@ def ticket_text(settings: Settings) -> str | None:
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:
-        raise TicketError(f"cannot read the ticket file {path}: {error}") from error
+        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
+        raise TicketError(f"cannot read the ticket file {path}: {why}") from error

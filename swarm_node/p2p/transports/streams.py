@@ -313,7 +313,7 @@ class StreamTransport(ABC, Generic[Node]):
         if not self._started:
             raise TransportError("the transport is not running: start it first")
         if self._node is None or self._node.dead:
-            raise TransportError("the network daemon died: heal() restarts it")
+            raise TransportError("the network daemon died; it is started again")
         return self._node
 
     async def _restart_node(self) -> None:
