@@ -110,7 +110,8 @@ def make_code(
     asked = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
     made = asyncio.run(_admin(data).make_code(asked))
     typer.echo(made.code)
-    typer.echo(f"for {name}, {uses} uses, until {date_of(made.row.expires)}", err=True)
+    told = "1 use" if uses == 1 else f"{uses} uses"
+    typer.echo(f"for {name}, {told}, until {date_of(made.row.expires)}", err=True)
     typer.echo(
         f"On the other machine: swarm-node join --coordinator URL --code {made.code}", err=True
     )
@@ -118,14 +119,16 @@ def make_code(
 
 @code_app.command("list")
 def list_codes(data: DataOption = _DATA) -> None:
-    """List the codes, and how many tickets are left for them."""
+    """List the codes, and how many tickets are left for them. Who used a code is a member by the
+    name of the ticket that it gave, as `swarm-node members` shows it."""
     listed = asyncio.run(_admin(data).codes())
     for row in listed.codes:
         over = row.withdrawn or not row.left or row.expires < time.time()
         state = "withdrawn" if row.withdrawn else "over" if over else "open"
+        by = f"  gave the tickets {', '.join(row.tickets)}" if row.tickets else ""
         typer.echo(
             f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
-            f"until {date_of(row.expires)}  {state}"
+            f"until {date_of(row.expires)}  {state}{by}"
         )
     typer.echo(f"tickets left: {listed.tickets}")
 

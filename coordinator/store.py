@@ -25,6 +25,7 @@ from swarm_node.database import Database
 from swarm_node.durable import create_private, make_private, sync
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
+from swarm_node.p2p.membership.ticket import parse_ticket
 
 #: Reports of the past, batches, and members with a report that are kept.
 MAX_HISTORY: Final = 500_000
@@ -232,8 +233,13 @@ class Store(Database):
 
     def codes(self) -> list[CodeRow]:
         rows = self._rows("SELECT id, name, uses, left, expires, withdrawn FROM codes")
+        gave: dict[int, list[str]] = {}
+        for code, text, ends in self._rows(
+            "SELECT code, text, expires FROM tickets WHERE code IS NOT NULL"
+        ):
+            gave.setdefault(code, []).append(parse_ticket(text, ends - 1).issuer.name)
         return [
-            CodeRow(number, name, uses, left, expires, bool(withdrawn))
+            CodeRow(number, name, uses, left, expires, bool(withdrawn), (*gave.get(number, ()),))
             for number, name, uses, left, expires, withdrawn in rows
         ]
 

@@ -26,7 +26,10 @@ Every message says what to do next.
 
 from __future__ import annotations
 
+import difflib
 import errno
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -137,6 +140,21 @@ class Rejected:
 def is_full(error: BaseException) -> bool:
     """Check for an error of a full disk. It stays full until a person acts."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Suggest the one of the `known` names that `name` looks like: ": did you mean X?", or ""."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def reason_of(error: OSError) -> str:
+    """Return the operating system's reason in words, without its number or a library's prefix."""
+    inner = getattr(error, "os_error", None)  # of aiohttp's errors
+    error = inner if isinstance(inner, OSError) else error
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return error.strerror or str(error) or type(error).__name__
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

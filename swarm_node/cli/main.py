@@ -24,12 +24,16 @@ from swarm_node.cli.options import (
     CodeOption,
     ConfigOption,
     CoordinatorOption,
+    FamiliesOption,
+    ForgetOption,
     HomeOption,
     JsonOption,
     LogFormatOption,
     ModelOption,
     SamplerOption,
     TicketFileOption,
+    TicketOption,
+    VerboseOption,
 )
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
@@ -102,16 +106,11 @@ def init(
 @app.command(rich_help_panel=_BASIC)
 def join(
     model: ModelOption = None,
-    ticket: Annotated[
-        str | None,
-        typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
-    ] = None,
+    ticket: TicketOption = None,
     ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
-    families: Annotated[
-        str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
-    ] = None,
+    families: FamiliesOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
@@ -124,19 +123,20 @@ def join(
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: AssignOption = None,
-    verbose: Annotated[
-        bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
-    ] = None,
+    verbose: VerboseOption = None,
     log_format: LogFormatOption = None,
+    forget: ForgetOption = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
     Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
-    next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
-    key (experience.own); `swarm-node config` lists them.
+    next node. The home remembers what it was given: `join` alone goes on as before, also on its
+    port. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML key
+    (experience.own); `swarm-node config` lists them.
     """
     from swarm_node.cli.live import live_screen
     from swarm_node.config import Sources, parse_assignments
+    from swarm_node.config.sources import forget as forget_values
     from swarm_node.node.start.join import join_swarm
 
     flags: dict[str, Any] = {
@@ -158,7 +158,10 @@ def join(
         "log_format": log_format,
         **parse_assignments(assign or []),
     }
-    settings = (sources := Sources(flags, config=config)).load()
+    sources = Sources(flags, config=config, with_home=True)
+    if forget:
+        forget_values(sources.home, forget)
+    settings = sources.load()
     join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
 
 

@@ -75,7 +75,7 @@ def invite(
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
     addresses = _addresses(address, coordinator, home)
-    made = _admit(place, name, addresses, expires, uses, member_days)
+    made = _admit(place, name, addresses, expires, uses, member_days, _present(home))
     if printed:
         typer.echo(made.ticket)
     else:
@@ -107,8 +107,10 @@ def _admit(
     expires: str | None,
     uses: int | None,
     member_days: int | None,
+    present: list[str],
 ) -> Invitation:
-    """A ticket by root.key, or from an issuer file, which has decided the rest."""
+    """A ticket by root.key, or from an issuer file, which has decided the rest. `present` are the
+    addresses of the running node."""
     from swarm_node.node.members import admitting
 
     if home.is_owner:
@@ -120,13 +122,14 @@ def _admit(
             valid_seconds=seconds_of("7d" if expires is None else expires, _LONGEST_TICKET),
             member_seconds=(member_days or MEMBER_DAYS) * DAY,
             uses=uses or 1,
+            present=present,
         )
     if any(option is not None for option in (expires, uses, member_days)):
         raise ConfigError(
             "without root.key here, the issuer file decides how long tickets and memberships last: "
             "leave --expires, --uses and --member-days out"
         )
-    return admitting.invite_from_stock(home, name, addresses, time.time())
+    return admitting.invite_from_stock(home, name, addresses, time.time(), present)
 
 
 def _explain(admission: IssuedTicket, out: Path | None) -> None:
@@ -160,22 +163,24 @@ def write_secret(out: Path, content: bytes) -> None:
 
 
 def members(home: HomeOption = None, json: JsonOption = False) -> None:
-    """List whom you admitted, and whom the running node has met.
+    """List whom the running node has met, and whom you admitted.
 
-    Tickets are those made in this home, with the peers that came by them. Each peer is shown with
-    the name of its ticket, who signed its certificate, and until when it is a member, or why it is
-    none any more. The end of a peer id is enough to name it to `revoke` and `ban`.
+    Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
+    a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
+    `ban`. Tickets are those made in this home, with the peers that came by them, also those that
+    are away. A ticket for any number of nodes has only peers that the node knows.
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
-    from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.admitting import admissions, holders
     from swarm_node.node.members.bans import ban_ledger
     from swarm_node.node.members.stewardship import revoked
 
     place = chosen_home(home)
     swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
-    tickets = ticket_rows(admissions(place).entries(), met or [], keys, bans, time.time())
+    entries, came = admissions(place).entries(), holders(place)
+    tickets = ticket_rows(entries, came, met or [], keys, bans, time.time())
     listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
     show(json, listed, lambda: members_view(tickets, bans, met))
 
@@ -287,6 +292,14 @@ def _met(home: Path | None) -> list[PeerRow] | None:
     except NotRunningError:
         return None
     return [*status.peers, *status.former]
+
+
+def _present(home: Path | None) -> list[str]:
+    """The addresses of the running node; none if no node runs."""
+    try:
+        return [*ask(home, lambda client: client.status()).addresses]
+    except NotRunningError:
+        return []
 
 
 def _own_addresses(home: Path | None) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -13,10 +13,14 @@ from swarm_node.cli.views import day_of, plain, short, standing
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.members.ledger import Ban, IssuedTicket
 
+#: Holders of one ticket that are shown; `--json` has all.
+_MOST_HOLDERS = 3
+
 
 class TicketRow(msgspec.Struct, frozen=True):
-    """A ticket of the ledger. `used` counts the peers met that joined with it. `state` is "open",
-    "in stock", "steward", "used up", "expired", "revoked" or "banned"."""
+    """A ticket of the ledger. `holders` are the ids of the peers that joined with it, `used` their
+    number. `state` is "open", "in stock", "steward", "used up", "expired", "revoked" or
+    "banned"."""
 
     name: str
     issuer_key: str
@@ -25,18 +29,24 @@ class TicketRow(msgspec.Struct, frozen=True):
     uses: int
     used: int
     state: str
+    holders: list[str]
 
 
 def ticket_rows(
     admissions: Sequence[IssuedTicket],
+    came: Mapping[str, Sequence[str]],
     met: Sequence[PeerRow],
     revoked: frozenset[str],
     bans: Sequence[Ban],
     now: float,
 ) -> list[TicketRow]:
-    """Rows of the ledger, with the peers that the running node has met. `revoked` are keys in
-    hex."""
-    used = Counter(peer.issuer_key for peer in met)
+    """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
+    running node has `met` some. `revoked` are keys in hex."""
+    known: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for key, ids in came.items():
+        known[key] |= dict.fromkeys(ids)
+    for peer in met:
+        known[peer.issuer_key][peer.peer_id] = None
     banned = {ban.issuer_key for ban in bans}
 
     def state(ticket: IssuedTicket) -> str:
@@ -50,7 +60,7 @@ def ticket_rows(
             return "steward"
         if not ticket.given:
             return "in stock"
-        return "used up" if 0 < ticket.uses <= used[ticket.issuer_key] else "open"
+        return "used up" if 0 < ticket.uses <= len(known[ticket.issuer_key]) else "open"
 
     return [
         TicketRow(
@@ -59,8 +69,9 @@ def ticket_rows(
             ticket.made,
             ticket.expires,
             ticket.uses,
-            used[ticket.issuer_key],
+            len(known[ticket.issuer_key]),
             state(ticket),
+            [*known[ticket.issuer_key]],
         )
         for ticket in admissions
     ]
@@ -69,23 +80,9 @@ def ticket_rows(
 def members_view(
     tickets: Sequence[TicketRow], bans: Sequence[Ban], met: Sequence[PeerRow] | None
 ) -> RenderableType:
-    """Tickets, bans, then peers. `met` is None where no node runs."""
+    """Peers, then bans and tickets, those in stock in one line. `met` is None where no node
+    runs."""
     parts: list[RenderableType] = []
-    if tickets:
-        table = Table("ticket for", "issuer key", "state", "admits until", "nodes", title="tickets")
-        for ticket in tickets:
-            table.add_row(
-                plain(ticket.name),
-                ticket.issuer_key[:8],
-                ticket.state,
-                day_of(ticket.expires),
-                f"{ticket.used} of {ticket.uses or 'any'}",
-            )
-        parts.append(table)
-    else:
-        parts.append("no tickets were made in this home (`swarm-node invite --help`)")
-    for ban in bans:
-        parts.append(f"banned here since {day_of(ban.since)}: {plain(ban.name)}")
     if met is None:
         parts.append("no node runs in this home, so nobody knows whom it has met")
     elif not met:
@@ -102,4 +99,33 @@ def members_view(
                 f"{peer.seconds_since_seen:.0f} s ago",
             )
         parts.append(table)
+    for ban in bans:
+        parts.append(f"banned here since {day_of(ban.since)}: {plain(ban.name)}")
+    given = [ticket for ticket in tickets if ticket.state != "in stock"]
+    stock = [ticket for ticket in tickets if ticket.state == "in stock"]
+    if given:
+        parts.append(_tickets_table(given))
+    if stock:
+        until = day_of(min(ticket.expires for ticket in stock))
+        count = "1 ticket" if len(stock) == 1 else f"{len(stock)} tickets"
+        parts.append(f"in stock, until {until}: {count} (`swarm-node invite` takes the next)")
+    if not tickets:
+        parts.append("no tickets were made in this home (`swarm-node invite --help`)")
     return Group(*parts)
+
+
+def _tickets_table(tickets: Sequence[TicketRow]) -> Table:
+    columns = ("ticket for", "issuer key", "state", "admits until", "nodes", "held by")
+    table = Table(*columns, title="tickets")
+    for ticket in tickets:
+        shown = [short(peer_id) for peer_id in ticket.holders[:_MOST_HOLDERS]]
+        more = len(ticket.holders) - len(shown)
+        table.add_row(
+            plain(ticket.name),
+            ticket.issuer_key[:8],
+            ticket.state,
+            day_of(ticket.expires),
+            f"{ticket.used} of {ticket.uses or 'any'}",
+            plain(" ".join([*shown, f"and {more} more"] if more else shown)),
+        )
+    return table

@@ -19,6 +19,16 @@ ModelOption = Annotated[
     str | None,
     typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
 ]
+TicketOption = Annotated[
+    str | None,
+    typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
+]
+FamiliesOption = Annotated[
+    str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
+]
+ForgetOption = Annotated[
+    list[str] | None, typer.Option(help="A setting that returns to its default.")
+]
 TicketFileOption = Annotated[
     Path | None, typer.Option(help="File with the ticket; - reads standard input.")
 ]
@@ -39,3 +49,4 @@ CodeOption = Annotated[
 LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]
+VerboseOption = Annotated[bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")]

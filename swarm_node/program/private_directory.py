@@ -139,6 +139,21 @@ class PrivateDirectory:
             return False
         return False
 
+    def refuse_in_use(self) -> None:
+        """Raise if a node runs in this home.
+
+        Raises:
+            HomeError: one does.
+        """
+        if self.in_use():
+            raise HomeError(self._used())
+
+    def _used(self) -> str:
+        return (
+            f"a node is already running in {self.path}; see `swarm-node status`, "
+            "or use another --home"
+        )
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this home for one process.
@@ -157,10 +172,7 @@ class PrivateDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise HomeError(
-                    f"a node is already running in {self.path}; see `swarm-node status`, "
-                    "or use another --home"
-                ) from error
+                raise HomeError(self._used()) from error
             if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
             for leftover in self.path.glob(LEFTOVERS):

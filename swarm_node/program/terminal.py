@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -20,7 +21,13 @@ _UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
 
 
 class RefusingGroup(TyperGroup):
-    """Commands in which an error of this program is one line on stderr and exit code 1."""
+    """Commands in which an error of this program is one line on stderr and exit code 1. Their help
+    wraps at the width of the terminal only."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        for command in (self, *self.commands.values()):
+            command.help = unwrapped(command.help or "")
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -28,6 +35,15 @@ class RefusingGroup(TyperGroup):
         except SwarmNodeError as error:
             typer.secho(f"{self.name}: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
+
+
+def unwrapped(text: str) -> str:
+    """Join the lines of each paragraph of a docstring. One with an indented line stays."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(
+        part if any(line.startswith(" ") for line in part.split("\n")) else part.replace("\n", " ")
+        for part in paragraphs
+    )
 
 
 def version_option(program: str) -> Any:

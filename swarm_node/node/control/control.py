@@ -32,7 +32,13 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.config.reloading import Reloaded
 from swarm_node.durable import replace_private
-from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNodeError
+from swarm_node.errors import (
+    ConfigError,
+    HomeError,
+    NotRunningError,
+    SwarmNodeError,
+    reason_of,
+)
 from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
@@ -295,7 +301,8 @@ class ControlClient:
         except FileNotFoundError:
             raise NotRunningError(self._message()) from None
         except (OSError, SwarmNodeError) as error:
-            raise HomeError(f"cannot read {self._file}: {error}") from error
+            why = reason_of(error) if isinstance(error, OSError) else error
+            raise HomeError(f"cannot read {self._file}: {why}") from error
 
     def _message(self) -> str:
         return f"no node is running in {self._file.parent}: start one with `swarm-node join`"

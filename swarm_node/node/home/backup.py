@@ -37,6 +37,7 @@ from swarm_node.p2p.membership.membership import MAX_UNIX_SECONDS
 #: The small files of a home, each if it is there.
 SMALL_FILES = (
     *("node.key", "root.key", "site.key", "swarm.json", "membership", "bootstrap", "port"),
+    "settings.json",
     *("issuer.key", "issuer.certificate", "revoked", "secret", "admitted"),
     *("invitations.json", "tickets.json", "bans.json"),
 )

@@ -8,6 +8,7 @@ membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
 admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
+settings.json                      what earlier starts were given (config/remembered.py)
 node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest between two runs;
                                    training state
 home.json                          the files that this home has had; see inventory.py

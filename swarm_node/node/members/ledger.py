@@ -20,13 +20,18 @@ from swarm_node.program.private_directory import MAX_KEPT_BYTES, content_of
 MAX_ENTRIES = 10_000
 
 _Key = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+#: So short, and at most MAX_ENDPOINTS, that a file of MAX_ENTRIES stays within its limit.
+_Endpoint = Annotated[str, Meta(max_length=80)]
+MAX_ENDPOINTS = 4
 _PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
 
 
 class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
-    file is not `given` to anybody yet. A `steward` admits nobody by a ticket."""
+    file is not `given` to anybody yet. A `steward` admits nobody by a ticket. `endpoints` are those
+    of this node in the ticket, if it names nobody else; host 0.0.0.0 stands for one in front of
+    this machine that forwards the port."""
 
     name: Name
     issuer_key: _Key
@@ -36,6 +41,7 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     member_seconds: int
     given: bool = True
     steward: bool = False
+    endpoints: tuple[_Endpoint, ...] = ()
 
 
 class Ban(Struct, frozen=True, forbid_unknown_fields=True):

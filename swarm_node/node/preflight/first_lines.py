@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm_node.config import Settings
+from swarm_node.config.sources import HOME_SOURCE
 from swarm_node.node.preflight.doctor import Finding, amount, gib
 from swarm_node.node.preflight.facts import Facts
 from swarm_node.node.preflight.fit import Fit, Machine, job_of
@@ -88,6 +89,24 @@ def download_line(download: Download) -> Line:
     """Return the line of a download that begins."""
     told = f"{download.files} files, {amount(download.size)} to {download.cache}"
     return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
+
+
+def remembered_lines(origins: Mapping[str, str]) -> Iterator[Line]:
+    """Name the settings that the home remembers from earlier starts, if any are in force."""
+    keys = [key for key, source in origins.items() if source == HOME_SOURCE]
+    if keys:
+        told = f"as before: {', '.join(keys)} (swarm-node config; join --forget KEY)"
+        yield Line("settings", told, {"remembered": keys})
+
+
+def tickets_line(names: Sequence[str], endpoints: Sequence[str]) -> Line:
+    """Tell the maker of tickets for `names` that they name `endpoints` in vain."""
+    told = (
+        f"no node listens any more where tickets for {', '.join(names)} lead "
+        f"({', '.join(endpoints)})\n→ make new ones (swarm-node invite), or return to that address "
+        "(swarm-node join --listen ADDRESS)"
+    )
+    return Line("tickets", told, {"names": names, "endpoints": endpoints}, True)
 
 
 def invite_line(swarm: str, home: Path, default: Path) -> Line:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -13,9 +14,19 @@ from pydantic import SecretStr
 
 from swarm_node.config import Settings, Sources, default_home
 from swarm_node.config.reloading import Reloading
+from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.errors import ConfigError, TicketError, TicketExpiredError
+from swarm_node.environments.presets import check_choice
+from swarm_node.errors import (
+    ConfigError,
+    MachineError,
+    ModelError,
+    TicketError,
+    TicketExpiredError,
+    reason_of,
+)
 from swarm_node.node.home.home import Home, Membership
+from swarm_node.node.members.admitting import admissions, holders, out_of_date
 from swarm_node.node.preflight.doctor import examine, machine_of, refuse
 from swarm_node.node.preflight.facts import Seen, gather
 from swarm_node.node.preflight.first_lines import (
@@ -23,7 +34,9 @@ from swarm_node.node.preflight.first_lines import (
     download_line,
     finding_line,
     invite_line,
+    remembered_lines,
     start_lines,
+    tickets_line,
 )
 from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.start.screen import Screen
@@ -52,7 +65,26 @@ def join_swarm(
     screen = screen or Screen()
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
     with screen:
-        _join(settings, sources, code, screen)
+        before, origins = sources.remembered(), sources.origins()
+        used = {key: kept.value for key, kept in before.items() if origins[key] == HOME_SOURCE}
+        try:
+            _join(settings, sources, code, screen)
+        except (ConfigError, MachineError, ModelError) as error:
+            said = str(error)
+            named = [key for key, held in used.items() if key in said or any(_said(said, held))]
+            if not named:
+                raise
+            raise type(error)(f"{said} ({forgetting(sources.home, named)})") from error
+
+
+def _said(said: str, value: object) -> Iterator[bool]:
+    """For each text in a value of a setting: True if an error says it."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
+        yield (
+            isinstance(item, str)
+            and re.search(rf"(?<!\w){re.escape(item)}(?!\w)", said) is not None
+        )
 
 
 def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -> None:
@@ -62,6 +94,9 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
     home, run, origins = Home(given.home), given.run, sources.origins()
     home.check()
+    home.refuse_in_use()
+    environment = given.environment
+    check_choice(environment.name, environment.options, environment.families)
     ticket = redeemed(given, home, code)
     seen = Seen(hardware(run.device))
     facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
@@ -78,6 +113,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         refuse(findings)
         screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
         screen.tell([*start_lines(start.settings, facts, machine, start.fit, shape)])
+        screen.tell([*remembered_lines(origins)])
         started.append(start)
 
     def download(wanted: Download) -> None:
@@ -99,13 +135,28 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
         def on_running(addresses: Sequence[str]) -> None:
             screen.done()
+            sources.remember()
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
+            screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
                 screen.tell([invite_line(membership.swarm.name, home.path, default_home())])
             notify("READY=1")
 
         reloading = Reloading(sources, given)
         asyncio.run(run_node(start, home, membership, model, screen, reloading, on_running))
+
+
+def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
+    """Say which tickets made here lead nobody to this node at `addresses`."""
+    from swarm_node.node.start.derive import listen_addresses  # imports torch
+
+    present = [address.rpartition("/p2p/")[0] for address in addresses]
+    if settings.network.announce:  # it listens elsewhere too
+        present += listen_addresses(settings, home.port)
+    stale = out_of_date(admissions(home).entries(), holders(home), present, time.time())
+    if stale:
+        endpoints = dict.fromkeys(place for ticket in stale for place in ticket.endpoints)
+        yield tickets_line([*dict.fromkeys(ticket.name for ticket in stale)], [*endpoints])
 
 
 def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:
@@ -192,4 +243,5 @@ def ticket_text(settings: Settings) -> str | None:
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:
-        raise TicketError(f"cannot read the ticket file {path}: {error}") from error
+        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
+        raise TicketError(f"cannot read the ticket file {path}: {why}") from error

@@ -241,7 +241,8 @@ class NewCode(Wire, frozen=True):
 
 
 class CodeRow(Struct, frozen=True):
-    """A code without its text, which is shown once. A `withdrawn` code is not redeemed."""
+    """A code without its text, which is shown once. A `withdrawn` code is not redeemed. `tickets`
+    are the names of those that it was redeemed for."""
 
     id: Counter
     name: Name
@@ -249,6 +250,7 @@ class CodeRow(Struct, frozen=True):
     left: Counter
     expires: UnixSeconds
     withdrawn: bool
+    tickets: tuple[Name, ...] = ()
 
 
 class MadeCode(Struct, frozen=True):

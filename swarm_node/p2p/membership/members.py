@@ -129,7 +129,7 @@ class Members:
         #: the memberships known since then.
         self._walked: tuple[frozenset[bytes], frozenset[str]] | None = None
         self._walked_at = self._ends = 0.0
-        self._admitted = _load_admitted(keeper)
+        self._admitted = load_admitted(keeper)
         self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
@@ -342,7 +342,12 @@ class Members:
         return member if isinstance(member, Rejected) else Heard(member, head)
 
 
-def _load_admitted(keeper: Keeper | None) -> dict[bytes, list[bytes]]:
+def load_admitted(keeper: Keeper | None) -> dict[bytes, list[bytes]]:
+    """Read the keys of members that issuers with limited uses admitted, by issuer key.
+
+    Raises:
+        HomeError: the file is damaged.
+    """
     raw = None if keeper is None else keeper.load(_ADMITTED)
     if raw is None:
         return {}

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Self
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
@@ -19,6 +19,15 @@ from swarm_node.rollout import PolicyRef
 
 TINY = "tiny"
 _CHUNK_BYTES = 1 << 20
+
+
+def no_model(name: str, path: Path) -> ModelError:
+    """Return the error for a `name` that is no model, with the short name that it looks like."""
+    return ModelError(
+        f"no model at {path}{meant(name, [TINY, *ALIASES]) or '.'} Give a short name ({TINY}, "
+        f"{', '.join(ALIASES)}), organisation/name of the model hub, or a directory with "
+        "config.json, model.safetensors and tokenizer.json"
+    )
 
 
 def resolve(
@@ -46,11 +55,7 @@ def resolve(
             check_directory(fetched, Qwen2Config.from_directory(fetched))
             return fetched
     if not (path / "config.json").is_file():
-        raise ModelError(
-            f'no model at {path}: give "{TINY}", a short name ({", ".join(ALIASES)}), '
-            "organisation/name of the model hub, or a directory with config.json, "
-            "model.safetensors and tokenizer.json"
-        )
+        raise no_model(name, path)
     config = Qwen2Config.from_directory(path)
     admit(config)
     if name != TINY:
