@@ -24,7 +24,7 @@ Every message says what to do next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class SwarmNodeError(Exception):
@@ -116,10 +116,12 @@ class SlowTaskError(UnknownTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Refusal of a message from outside; `reason` is a metric label."""
+    """Refusal of a message from outside; `reason` is a metric label. `seconds` is what the times in
+    it are ahead of this clock, negative if behind, 0 if they are not the reason."""
 
     reason: str
     detail: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

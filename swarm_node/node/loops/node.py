@@ -45,6 +45,7 @@ from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.consequences import watch
+from swarm_node.node.loops.dialing import DialCheck
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
@@ -95,6 +96,15 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
+        self._dials: DialCheck | None = None
+        if parts.knock is not None:
+            self._dials = DialCheck(
+                settings.network.bootstrap,
+                parts.knock,
+                directory=shared.directory,
+                members=shared.members,
+                clock=parts.clock,
+            )
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -233,6 +243,8 @@ class Node:
         loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
         if self._work.prober is not None:
             loops |= {"probe": self._work.prober.run, "reach": self._work.company.reach}
+        if self._dials is not None:
+            loops["dial"] = self._dials.run
         if self._work.coordinating is not None:
             loops["coordinate"] = partial(self._work.coordinating.run, self.snapshot)
         return loops

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 
+from swarm_node.p2p.peers.causes import FailureLog
 from swarm_node.p2p.peers.conduct import Standing, draw
 from swarm_node.p2p.peers.liveness import PEER, Retry
 from swarm_node.p2p.wire.reasons import Blame
@@ -117,6 +118,8 @@ class Directory:
         self._peers: dict[str, Peer] = {}
         self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
         self._hints: Mapping[str, float] = {}
+        #: Failed tries and refused callers, also of peers that are not here.
+        self.failures = FailureLog()
         #: This node's newest heartbeat, for peers that ask for some.
         self.heartbeat = b""
 
