@@ -150,7 +150,6 @@ class Asker:
 
     def _answered(self, peer: Peer) -> None:
         peer.answered(self._clock.now())
-        peer.refusal = ""
         self._directory.failures.answered(peer.peer_id)
 
     def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
@@ -159,7 +158,6 @@ class Asker:
         if not isinstance(error, RefusedError):
             return
         if error.code == NO_MEMBER.code:
-            peer.refusal = error.named
             self._refused_by(peer.peer_id, error.named)
         elif error.code == BAD_REQUEST.code and error.named == "schema":
             self._refused_by(peer.peer_id, "schema")

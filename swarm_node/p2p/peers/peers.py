@@ -56,8 +56,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Peer:
-    """The state of one peer. Times are seconds of the node's monotonic clock. `refusal` is the
-    reason for which the peer says that this node is no member, "" without one. `environment` is the
+    """The state of one peer. Times are seconds of the node's monotonic clock. `environment` is the
     name and version in its newest announcement, None without one."""
 
     peer_id: str
@@ -77,7 +76,6 @@ class Peer:
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
     retry: Retry = field(default_factory=lambda: Retry(PEER))
-    refusal: str = ""
     #: Start of the partnership.
     partner_since: float | None = None
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
