@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -390,10 +390,21 @@ class Ended(msgspec.Struct, frozen=True):
     stored: bool
 
 
+class TriedRow(msgspec.Struct, frozen=True):
+    """One try of `doctor --network`: of an address in settings or ticket, of a known peer or of a
+    coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its failure, None if
+    it answered."""
+
+    kind: Literal["address", "peer", "coordinator"]
+    name: str
+    seconds: float
+    cause: Cause | None = None
+
+
 class NetworkReport(msgspec.Struct, frozen=True):
     """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
     number of peers that answer, and the heartbeats found in the transport's table within `seconds`
-    (None: it has no table), or the reason for none (`fault`)."""
+    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it."""
 
     reach: Verdict
     addresses: list[str]
@@ -401,3 +412,4 @@ class NetworkReport(msgspec.Struct, frozen=True):
     heartbeats: int | None
     seconds: float
     fault: str = ""
+    tried: list[TriedRow] = []

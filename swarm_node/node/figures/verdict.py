@@ -29,9 +29,9 @@ _SHOWN = 4
 
 
 class Steady:
-    """What the verdict said before, so that a figure at its limit does not turn it to and fro. A
-    finding is said once it held for HOLD_SECONDS, and until it has not held for as long. After a
-    longer pause between two verdicts nothing is known, and the finding is said at once."""
+    """Memory of the findings said before, so that a figure at its limit does not turn the verdict
+    to and fro. A finding is said once it held for HOLD_SECONDS, and until it has not held for as
+    long. After a longer pause between two verdicts nothing is known, and it is said at once."""
 
     def __init__(self) -> None:
         self._asked = float("-inf")

@@ -3,25 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 import psutil
 
 from swarm_node.clock import Clock
-from swarm_node.node.figures.snapshot import SEEN_SECONDS
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
 from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import Cause
-from swarm_node.p2p.peers.peers import Directory
-from swarm_node.p2p.reach.attempts import Attempt, attempt_all
+from swarm_node.p2p.peers.liveness import DIAL_CHECK
+from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import PEERS
 
 #: Addresses that are tried at once. A ticket has eight.
 _MOST = 8
-#: Seconds between two rounds: the first, and the longest. Each is twice as long as the last one.
-_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 60.0
 #: Tries that find a node which does not greet, before that is a cause: it may be busy, or starting.
 _PATIENT_TRIES = 3
+#: Deadline for the answer of a peer that `doctor --network` asks.
+_PEER_SECONDS = 5.0
+
+
+async def try_peers(
+    asker: Asker, directory: Directory, members: Members, clock: Clock
+) -> list[TriedRow]:
+    """Ask some peers something small now, those heard last first, however they are reached."""
+
+    async def one(peer: Peer) -> TriedRow:
+        begun = clock.now()
+        request = wire.pack(wire.PeersRequest(limit=1))
+        reply = await asker.ask(
+            peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS
+        )
+        seconds, shown = clock.now() - begun, members.shown(peer.peer_id)
+        name = shown[0].name if shown else f"…{peer.peer_id[-8:]}"
+        cause = Cause("no_answer", peer.peer_id, name, seconds=seconds) if reply is None else None
+        return TriedRow("peer", name, seconds, cause)
+
+    known = directory.live(clock.now(), math.inf)
+    latest = sorted(known, key=lambda peer: peer.last_seen, reverse=True)[:_MOST]
+    return list(await asyncio.gather(*map(one, latest)))
+
+
+async def try_coordinator(url: str) -> TriedRow:
+    """Connect to a coordinator now. It answers if it accepts a connection."""
+    parts, begun = urlsplit(url), time.monotonic()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    code = ""
+    try:
+        async with asyncio.timeout(_PEER_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+        writer.transport.abort()
+    except TimeoutError:
+        code = "no_answer"
+    except (OSError, UnicodeError):
+        code = "nobody_listens"
+    seconds = time.monotonic() - begun
+    cause = Cause(code, where=url, seconds=seconds) if code else None
+    return TriedRow("coordinator", url, seconds, cause)
 
 
 def link_up() -> bool:
@@ -60,17 +106,22 @@ class DialCheck:
 
     async def run(self) -> None:
         """Check again and again."""
-        pause = _FIRST_SECONDS
+        rounds = 0
         while True:
-            silent = await self.check()
-            pause = min(_LONGEST_SECONDS, 2 * pause) if silent else _FIRST_SECONDS
-            await asyncio.sleep(pause)
+            rounds = rounds + 1 if await self.check() else 0
+            await asyncio.sleep(DIAL_CHECK.after(rounds))
 
-    async def check(self) -> list[Attempt]:
+    async def check(self) -> list[DialAttempt]:
         """Try the addresses from which nobody answers now, and return what came of it."""
+        return await self._try([text for text in self._addresses if not self._answers(text)])
+
+    async def try_all(self) -> list[DialAttempt]:
+        """Try all addresses now."""
+        return await self._try(self._addresses)
+
+    async def _try(self, addresses: Sequence[str]) -> list[DialAttempt]:
         self._directory.failures.link_down = not self._link_up()
-        silent = [text for text in self._addresses if not self._answers(text)]
-        tried = await attempt_all(silent, self._knock, _MOST)
+        tried = await attempt_all(addresses, self._knock, _MOST)
         for each in tried:
             self._note(each)
         return tried
@@ -80,7 +131,7 @@ class DialCheck:
         recent = peer is not None and self._clock.now() - peer.last_seen <= SEEN_SECONDS
         return recent and peer is not None and peer.greeted
 
-    def _note(self, tried: Attempt) -> None:
+    def _note(self, tried: DialAttempt) -> None:
         failures, now = self._directory.failures, self._clock.now()
         shown = self._members.shown(tried.peer_id)
         name = shown[0].name if shown else ""

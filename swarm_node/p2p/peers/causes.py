@@ -221,7 +221,7 @@ def _words(cause: Cause) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Counted:
     cause: Cause
     tries: int
     last: float
@@ -237,8 +237,8 @@ class FailureLog:
         self.link_down = False
         #: Refused callers by cause.
         self.refusals: Counter[str] = Counter()
-        self._failed: Recent[tuple[str, str], _Entry] = Recent(MAX_FAILED)
-        self._refused: Recent[str, _Entry] = Recent(MAX_REFUSED)
+        self._failed: Recent[tuple[str, str], _Counted] = Recent(MAX_FAILED)
+        self._refused: Recent[str, _Counted] = Recent(MAX_REFUSED)
 
     def failed(self, cause: Cause, now: float) -> None:
         """Record that a try failed, or that the peer refused this node, for this cause. Tries of
@@ -275,13 +275,13 @@ class FailureLog:
         return sorted(_fresh(self._refused.values(), now), key=severity)
 
 
-def _count(entries: Recent[_K, _Entry], key: _K, cause: Cause, now: float) -> None:
+def _count(entries: Recent[_K, _Counted], key: _K, cause: Cause, now: float) -> None:
     before = entries.get(key)
     same = before is not None and before.cause.code == cause.code
-    entries[key] = _Entry(cause, before.tries + 1 if before is not None and same else 1, now)
+    entries[key] = _Counted(cause, before.tries + 1 if before is not None and same else 1, now)
 
 
-def _fresh(entries: Iterable[_Entry], now: float) -> list[Cause]:
+def _fresh(entries: Iterable[_Counted], now: float) -> list[Cause]:
     return [
         msgspec.structs.replace(entry.cause, tries=entry.tries, seconds_since=now - entry.last)
         for entry in entries

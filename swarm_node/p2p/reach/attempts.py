@@ -17,7 +17,7 @@ from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Outcome, place
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class DialAttempt(msgspec.Struct, frozen=True):
     """The `outcome` of one try of an address, and the `seconds` that it took."""
 
     address: str
@@ -45,7 +45,7 @@ class Attempt(msgspec.Struct, frozen=True):
         return Cause(code, self.peer_id, name, where, seconds=self.seconds)
 
 
-async def attempt(address: str, knock: Knock) -> Attempt:
+async def attempt(address: str, knock: Knock) -> DialAttempt:
     """Try an address. One that cannot be dialled is "untried"."""
     parsed, begun = parse_address(address), time.monotonic()
     outcome: Outcome = "untried"
@@ -54,10 +54,10 @@ async def attempt(address: str, knock: Knock) -> Attempt:
         outcome = await knock(host, port, found.peer_id)
         if outcome == "open":
             break
-    return Attempt(address, outcome, time.monotonic() - begun)
+    return DialAttempt(address, outcome, time.monotonic() - begun)
 
 
-async def attempt_all(addresses: Sequence[str], knock: Knock, most: int) -> list[Attempt]:
+async def attempt_all(addresses: Sequence[str], knock: Knock, most: int) -> list[DialAttempt]:
     """Try the first `most` different addresses at once."""
     chosen = list(dict.fromkeys(addresses))[:most]
     return list(await asyncio.gather(*(attempt(address, knock) for address in chosen)))
