@@ -30,7 +30,7 @@ import difflib
 import errno
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class SwarmNodeError(Exception):
@@ -131,10 +131,12 @@ class SlowTaskError(UnknownTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Refusal of a message from outside; `reason` is a metric label."""
+    """Refusal of a message from outside; `reason` is a metric label. `seconds` is what the times in
+    it are ahead of this clock, negative if behind, 0 if they are not the reason."""
 
     reason: str
     detail: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 def is_full(error: BaseException) -> bool:

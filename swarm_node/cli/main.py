@@ -207,7 +207,11 @@ def status(
         bool, typer.Option(help="Only the state; exit code 0 if it is running.")
     ] = False,
 ) -> None:
-    """Show what the running node does and how its reward on unseen texts develops."""
+    """Show what the running node does and how its reward on unseen texts develops.
+
+    The first line is the verdict. The exit code is 1 if it is bad (✗), as after an
+    expulsion, or without a running node.
+    """
     from swarm_node.cli.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
@@ -215,6 +219,8 @@ def status(
         typer.echo(snapshot.state)
         raise typer.Exit(0 if snapshot.state == "running" else 1)
     show(json, snapshot, lambda: status_view(snapshot))
+    if snapshot.findings and snapshot.findings[0].level == "bad":
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=_NETWORK)

@@ -86,6 +86,9 @@ def invite(
 def _addresses(address: list[str] | None, coordinator: str | None, home: Path | None) -> list[str]:
     """Addresses for a ticket. With a coordinator, which knows the nodes, no node needs to run
     here."""
+    if address:
+        own_id = chosen_home(home).identity().peer_id
+        address = [dialable(text, own_id) for text in address]
     if coordinator is None:
         return address or _own_addresses(home)
     from swarm_node.p2p.addresses.addresses import coordinator_address
@@ -312,12 +315,42 @@ def _own_addresses(home: Path | None) -> list[str]:
         ) from None
     if not status.addresses:
         raise NotRunningError("the node is still starting; try again in a few seconds")
-    return dialled_first(status.addresses)
+    chosen = dialled_first(status.addresses)
+    if all(map(_is_loopback, chosen)):
+        typer.echo(
+            "Only this machine can use this ticket: the node listens on loopback alone. Start it "
+            "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
+            err=True,
+        )
+    return chosen
 
 
 def dialled_first(addresses: list[str]) -> list[str]:
     """Choose up to eight of a node's addresses for a ticket. Relay addresses come first, for
-    newcomers that cannot dial the node directly."""
+    newcomers that cannot dial the node directly. Loopback is left out if there is another one."""
     from swarm_node.p2p.addresses import circuit
 
-    return circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))[:8]
+    found = circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))
+    return ([text for text in found if not _is_loopback(text)] or found)[:8]
+
+
+def dialable(address: str, own_id: str) -> str:
+    """Return an address that a newcomer can dial: one without an id gets that of this node.
+
+    Raises:
+        ConfigError: it is no address to dial.
+    """
+    from swarm_node.p2p.addresses import circuit
+    from swarm_node.p2p.addresses.addresses import parse_address
+
+    for text in (address, f"{address}/p2p/{own_id}"):
+        if parse_address(text) is not None or circuit.parse(text) is not None:
+            return text
+    raise ConfigError(
+        f"--address {address[:80]}: nobody can dial it; write /ip4/HOST/tcp/PORT or "
+        "/dns4/NAME/tcp/PORT, with /p2p/ID for another node than this one"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))

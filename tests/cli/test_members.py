@@ -26,9 +26,27 @@ PEER = Identity.generate().peer_id
 def test_a_ticket_names_the_relays_of_a_node_that_cannot_be_dialled() -> None:
     relay = "/ip4/203.0.113.5/tcp/4001/p2p/" + Identity.from_seed(bytes(32)).peer_id
     through = f"{relay}/p2p-circuit/p2p/{ADDRESS.rpartition('/')[2]}"
-    assert dialled_first([ADDRESS, through]) == [relay, ADDRESS]
-    assert dialled_first([ADDRESS] * 9 + [through]) == [relay] + [ADDRESS] * 7
+    near = ADDRESS.replace("127.0.0.1", "10.77.0.1")
+    assert dialled_first([near, through]) == [relay, near]
+    assert dialled_first([near] * 9 + [through]) == [relay] + [near] * 7
+    assert dialled_first([ADDRESS, near]) == [near], "loopback is of no use to another machine"
     assert dialled_first([ADDRESS]) == [ADDRESS]
+
+
+def test_an_address_without_an_id_gets_that_of_this_node(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    done = run(
+        home, "invite", "--name", "a", "--out", str(out), "--address", "/ip4/10.77.0.1/tcp/9"
+    )
+    assert done.exit_code == 0, done.stderr
+    (address,) = parse_ticket(out.read_text(), time.time()).addresses
+    assert address == f"/ip4/10.77.0.1/tcp/9/p2p/{Home(home).identity().peer_id}"
+
+
+@pytest.mark.parametrize("address", ["10.77.0.1:9", "/ip4/10.77.0.1/tcp/0", "/ip4/x/tcp/1/p2p/y"])
+def test_a_ticket_that_cannot_work_is_refused(home: Path, address: str) -> None:
+    done = run(home, "invite", "--name", "a", "--out", "-", "--address", address)
+    assert "nobody can dial it" in refused(done)
 
 
 def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(tmp_path: Path) -> None:

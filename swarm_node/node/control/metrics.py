@@ -3,6 +3,7 @@ go, and each value of a label is a time series that Prometheus keeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
@@ -41,6 +42,13 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
     yield _gauge("up_seconds", "Time since the start.", shot.seconds)
     yield _gauge("running", "1 while the node samples and trains.", shot.state == "running")
     yield _gauge("alarms", "What the owner should look at: `swarm-node status`.", len(shot.alarms))
+    for found in shot.findings[:1]:
+        about = {"kind": found.kind, "level": found.level}
+        yield _gauge("verdict", "The first line of `swarm-node status`; always 1.", [(about, 1)])
+    if shot.refused_callers:
+        codes = Counter(cause.code for cause in shot.refused_callers)
+        said = "Keys that this node refused lately, by cause."
+        yield _gauge("refused_callers", said, _by("cause", codes))
     if shot.membership is not None:
         said = "When the membership ends, in Unix seconds."
         yield _gauge("membership_end_timestamp_seconds", said, shot.membership.until)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -12,6 +12,7 @@ from swarm_node.node.figures.history import HistoryRow
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.stewards import in_last_third
+from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Verdict
@@ -211,7 +212,9 @@ class MembershipRow(msgspec.Struct, frozen=True):
                 "start it with --ticket-file"
             ]
         if self.standing != "member":
-            return [f"peers refuse this node ({self.standing}): ask the owner of the swarm"]
+            told = {"revoked": "the owner of the swarm revoked this node's membership"}
+            text = told.get(self.standing, f"this node is no member ({self.standing})")
+            return [f"{text}: ask for a new ticket, and start this node with --ticket-file"]
         if not in_last_third(self.begins, self.until, wall):
             return []
         days = max(0.0, self.until - wall) / 86_400
@@ -370,6 +373,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     recent: RecentRow | None = None
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
+    #: Addresses in settings and ticket; what keeps this node from others; whom it refused.
+    configured: int = 0
+    causes: list[Cause] = []
+    refused_callers: list[Cause] = []
     #: The verdict on the node, then the other findings for its owner: `verdict.findings`.
     findings: list[Said] = []
 
@@ -383,10 +390,21 @@ class Ended(msgspec.Struct, frozen=True):
     stored: bool
 
 
+class TriedRow(msgspec.Struct, frozen=True):
+    """One try of `doctor --network`: of an address in settings or ticket, of a known peer or of a
+    coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its failure, None if
+    it answered."""
+
+    kind: Literal["address", "peer", "coordinator"]
+    name: str
+    seconds: float
+    cause: Cause | None = None
+
+
 class NetworkReport(msgspec.Struct, frozen=True):
     """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
     number of peers that answer, and the heartbeats found in the transport's table within `seconds`
-    (None: it has no table), or the reason for none (`fault`)."""
+    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it."""
 
     reach: Verdict
     addresses: list[str]
@@ -394,3 +412,4 @@ class NetworkReport(msgspec.Struct, frozen=True):
     heartbeats: int | None
     seconds: float
     fault: str = ""
+    tried: list[TriedRow] = []

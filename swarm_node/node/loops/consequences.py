@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from swarm_node.clock import Clock
@@ -76,19 +75,6 @@ def former_rows(shared: Shared, now: float) -> list[PeerRow]:
     """Return the rows of former members, and of members banned here, for a snapshot."""
     gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
     return [PeerRow.of(peer, now, shared.members) for peer in gone]
-
-
-def refusals(peers: Sequence[Peer]) -> list[str]:
-    """Return an alarm if peers say that this node is no member: it was expelled, or its ticket was
-    used up. A single peer may lie, so the alarm gives their number."""
-    why = Counter(peer.refusal for peer in peers if peer.refusal)
-    if not why:
-        return []
-    reason = why.most_common(1)[0][0]
-    return [
-        f"{why.total()} of {len(peers)} peers say that this node is no member ({reason}): ask the "
-        "owner of the swarm, perhaps for a new ticket"
-    ]
 
 
 def watch(shared: Shared, own_id: str, now: float) -> None:

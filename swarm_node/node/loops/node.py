@@ -46,9 +46,10 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import Rejected, SwarmNodeError, first_of
 from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.consequences import watch
+from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
@@ -100,6 +101,15 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
+        self._dials: DialCheck | None = None
+        if parts.knock is not None:
+            self._dials = DialCheck(
+                settings.network.bootstrap,
+                parts.knock,
+                directory=shared.directory,
+                members=shared.members,
+                clock=parts.clock,
+            )
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -184,7 +194,19 @@ class Node:
         if self._state != "running" or self._work.prober is None:
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
         await self._work.prober.refresh()
-        return await take_report(self._parts, self._shared, self._reaching)
+        report = await take_report(self._parts, self._shared, self._reaching)
+        return replace(report, tried=await self._tried())
+
+    async def _tried(self) -> list[TriedRow]:
+        """Try the addresses of settings and ticket, the known peers and the coordinator."""
+        shared, clock = self._shared, self._parts.clock
+        attempts = [] if self._dials is None else await self._dials.try_all()
+        rows = [TriedRow("address", each.where, each.seconds, each.cause()) for each in attempts]
+        asker = self._work.exchange.asker
+        rows += await try_peers(asker, shared.directory, shared.members, clock)
+        if url := self.settings.network.coordinator:
+            rows.append(await try_coordinator(url))
+        return rows
 
     def samples(self) -> list[SampleRow]:
         """Some answers, own and peers'."""
@@ -242,6 +264,8 @@ class Node:
         if self._work.prober is not None:
             company = self._work.company
             steps |= {"probe": self._work.prober.step, "relay": company.relay, "link": company.link}
+        if self._dials is not None:
+            steps["dial"] = self._dials.step
         if self._work.coordinating is not None:
             steps["coordinate"] = partial(self._work.coordinating.step, self.snapshot)
         return steps

@@ -24,7 +24,7 @@ from swarm_node.node.figures.snapshot import (
 )
 from swarm_node.node.figures.verdict import findings
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.consequences import former_rows, peer_rows, refusals
+from swarm_node.node.loops.consequences import former_rows, peer_rows
 from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -32,6 +32,7 @@ from swarm_node.p2p.reach.verdict import Relay
 
 _SHOWN_PEERS = 200
 _EXAMPLES = 3
+_SHOWN_CAUSES = 32
 
 
 def take_snapshot(
@@ -88,9 +89,12 @@ def take_snapshot(
         relaying=RelayingRow.of(reaching),
         alarms=_alarms(shared, own, parts.clock),
         environment=environment_name(info.name, info.version) if info else "",
+        configured=shared.directory.failures.configured,
+        causes=shared.directory.failures.causes(now)[:_SHOWN_CAUSES],
+        refused_callers=shared.directory.failures.refused(now)[:_SHOWN_CAUSES],
     )
     shot = msgspec.structs.replace(shot, **_course(parts, tally, running_since))
-    return msgspec.structs.replace(shot, findings=findings(shot))
+    return msgspec.structs.replace(shot, findings=findings(shot, tally.steady))
 
 
 def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str, Any]:
@@ -116,7 +120,6 @@ def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str
 def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:
     return [
         *(own.alarms(clock.wall()) if own else ()),
-        *refusals(shared.directory.live(clock.now(), float("inf"))),
         *shared.tally.alarms.values(),
     ]
 

@@ -19,6 +19,7 @@ from swarm_node.node.figures.snapshot import (
     UpdateRow,
 )
 from swarm_node.node.figures.taught import Taught
+from swarm_node.node.figures.verdict import Steady
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
 from swarm_node.p2p.membership.members import Members, nobody
@@ -116,8 +117,8 @@ class Tally:
     `drawing` the sampler's part of it. `judging` is the time per peer's group judged, `updating`
     the time per update. `trained_by` counts the groups trained on lately by author; older ones
     count less. `taught` counts peers' groups that were trained on. `alarms` are sentences for the
-    owner, by kind. `updated_at` is the end of the newest update, `last_applied` the newest one that
-    was not skipped.
+    owner, by kind. `steady` remembers the verdict. `updated_at` is the end of the newest update,
+    `last_applied` the newest one that was not skipped.
     """
 
     updates: int = 0
@@ -141,6 +142,7 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    steady: Steady = field(default_factory=Steady)
     coordinator: CoordinatorRow | None = None
 
 

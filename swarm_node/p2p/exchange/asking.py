@@ -14,11 +14,13 @@ from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
+from swarm_node.p2p.peers.causes import Cause, of_reason
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
 from swarm_node.p2p.wire.protocols import HELLO
-from swarm_node.p2p.wire.reasons import NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
+from swarm_node.p2p.wire.reasons import BAD_REQUEST, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
@@ -88,14 +90,12 @@ class Asker:
                 at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
                 self.reject(Rejected("size", str(error)), at_fault)
                 return None
-            if isinstance(error, RefusedError) and error.code == NO_MEMBER.code:
-                peer.refusal = error.named
+            self._note_failure(peer, error)
             peer.missed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None
-        peer.answered(self._clock.now())
-        peer.refusal = ""
+        self._answered(peer)
         return reply
 
     async def greet(self, peer: Peer) -> bool:
@@ -105,11 +105,12 @@ class Asker:
             async with asyncio.timeout(_FEEL_SECONDS):
                 await self._greet(peer)
         except (TransportError, TimeoutError) as error:
+            self._note_failure(peer, error)
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
             return False
-        peer.answered(self._clock.now())
+        self._answered(peer)
         return True
 
     async def introduce(self, peer_id: str) -> bool:
@@ -147,6 +148,40 @@ class Asker:
         self.reject(opened, author)
         return None
 
+    def _answered(self, peer: Peer) -> None:
+        peer.answered(self._clock.now())
+        self._directory.failures.answered(peer.peer_id)
+
+    def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
+        """Record why a peer refuses this node. A silent one says nothing: its addresses are tried
+        from time to time (node/loops/dialing.py)."""
+        if not isinstance(error, RefusedError):
+            return
+        if error.code == NO_MEMBER.code:
+            self._refused_by(peer.peer_id, error.named)
+        elif error.code == BAD_REQUEST.code and error.named == "schema":
+            self._refused_by(peer.peer_id, "schema")
+
+    def _refused_by(self, peer_id: str, reason: str, seconds: float = 0.0) -> None:
+        code, detail = of_reason(reason), reason
+        if code == "clock" and not seconds:
+            # The peer says only that the chain begins too late by its clock.
+            own = self._members.shown(self._transport.peer_id)
+            begins = own[0].body.not_before if own else self._clock.wall()
+            seconds = CLOCK_SKEW_SECONDS + max(0.0, self._clock.wall() - begins)
+            detail = "at least"
+        cause = Cause(code, peer_id, self._name(peer_id), "", detail, seconds)
+        self._directory.failures.failed(cause, self._clock.now())
+
+    def note_clock(self, peer_id: str, rejected: Rejected) -> None:
+        """Record that times which this peer signed are ahead of this clock."""
+        if rejected.reason in ("future", "not_yet_valid") and rejected.seconds:
+            self._refused_by(peer_id, rejected.reason, -rejected.seconds)
+
+    def _name(self, peer_id: str) -> str:
+        shown = self._members.shown(peer_id)
+        return shown[0].name if shown else ""
+
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains. Raise TransportError if the peer is no member."""
         reached = not peer.addresses or await self._transport.dial(
@@ -161,10 +196,14 @@ class Asker:
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
         if isinstance(hello, Rejected):
             self.reject(hello, peer.peer_id)
+            self._refused_by(peer.peer_id, hello.reason)
             raise TransportError(f"{peer.peer_id} sent a malformed greeting: {hello.detail}")
         member = self._members.admit(hello.chain, peer.peer_id)
         if isinstance(member, Rejected):
             self.reject(member, peer.peer_id)
+            self.note_clock(peer.peer_id, member)
+            if of_reason(member.reason) == "other_swarm":
+                self._refused_by(peer.peer_id, member.reason)
             raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
         self._members.note(peer.peer_id, hello.revoked, hello.secret)
         peer.greeted = True

@@ -245,6 +245,8 @@ class Meeting:
         times and lists."""
         heard = self._members.hear(raw, expected)
         if isinstance(heard, Rejected):
+            if expected is not None:  # one author signed times ahead of this clock
+                self._asker.note_clock(expected, heard)
             return self._asker.reject(heard, teller)
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
         issuer = heard.member.admitted_by.hex()

@@ -20,6 +20,7 @@ from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.limits.budgets import Traffic
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.causes import Cause, of_reason
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
@@ -118,7 +119,12 @@ class Server:
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._refuse(caller, member)
+            # A chain that begins later than this clock has a caller whose clock is ahead of it.
+            name = self._members.claimed(hello.chain, caller)
+            cause = Cause(of_reason(member.reason), caller, name, "", member.reason, member.seconds)
+            self._directory.failures.refuse(cause, now)
             raise NO_MEMBER.error(member.reason)
+        self._directory.failures.admitted(caller)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = now

@@ -165,6 +165,12 @@ class Members:
         refused = self._refused(member)
         return member, refused.reason if refused else "member"
 
+    def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
+        """Return the name in a chain that leads from the root to this peer, member or not, and ""
+        for any other chain."""
+        opened = self._open(chain, peer_id)
+        return "" if isinstance(opened, Rejected) else opened.name
+
     def issuer(self, peer_id: str) -> str:
         """Key (hex) of the issuer that admitted a peer known to this node, "" for any other."""
         known = self._known.get(peer_id)
@@ -187,7 +193,7 @@ class Members:
             return Rejected("author", "the presence of another peer")
         age = self._wall() - head.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
-            return Rejected("future", f"issued {-age:.0f} s ahead")
+            return Rejected("future", f"issued {-age:.0f} s ahead", -age)
         if age > MAX_HEAD_SECONDS:
             return Rejected("outdated", f"issued {age:.0f} s ago")
         known = self._known.get(member.peer_id)

@@ -321,7 +321,8 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
     if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
         return Rejected("too_long_period", f"at most {issuer.member_seconds} s were allowed")
     if now < member.not_before - CLOCK_SKEW_SECONDS:
-        return Rejected("not_yet_valid", f"valid from {member.not_before}")
+        ahead = member.not_before - now
+        return Rejected("not_yet_valid", f"valid from {member.not_before}", ahead)
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
         return Rejected("expired", f"valid until {member.not_after}")
     return None

@@ -52,6 +52,8 @@ PEER: Final = Backoff(1.0, 1.125, 300.0)
 UNMET: Final = Backoff(60.0, 2.0, 3600.0)
 #: The other peers that the teller of a dead one named. An answer of one ends the pause.
 TELLER: Final = Backoff(2.0, 2.0, 60.0)
+#: An address of settings or ticket from which nobody answers, tried for its cause.
+DIAL_CHECK: Final = Backoff(2.0, 2.0, 60.0)
 #: A relay that failed, while there are others to choose from.
 RELAY: Final = Backoff(30.0, 1.0, 30.0)
 #: A direct link to a relayed peer. The pauses grow while one of the two ends may not know its

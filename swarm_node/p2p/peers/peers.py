@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 
+from swarm_node.p2p.peers.causes import FailureLog
 from swarm_node.p2p.peers.conduct import Standing, draw
 from swarm_node.p2p.peers.liveness import PEER, Retry
 from swarm_node.p2p.wire.reasons import Blame
@@ -55,8 +56,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Peer:
-    """The state of one peer. Times are seconds of the node's monotonic clock. `refusal` is the
-    reason for which the peer says that this node is no member, "" without one. `environment` is the
+    """The state of one peer. Times are seconds of the node's monotonic clock. `environment` is the
     name and version in its newest announcement, None without one."""
 
     peer_id: str
@@ -76,7 +76,6 @@ class Peer:
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
     retry: Retry = field(default_factory=lambda: Retry(PEER))
-    refusal: str = ""
     #: Start of the partnership.
     partner_since: float | None = None
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
@@ -117,6 +116,8 @@ class Directory:
         self._peers: dict[str, Peer] = {}
         self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
         self._hints: Mapping[str, float] = {}
+        #: Failed tries and refused callers, also of peers that are not here.
+        self.failures = FailureLog()
         #: This node's newest heartbeat, for peers that ask for some.
         self.heartbeat = b""
 

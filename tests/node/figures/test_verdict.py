@@ -13,8 +13,9 @@ from swarm_node.environments.presets import environment_name
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.split import with_split
 from swarm_node.node.figures.samples import RecentRow
-from swarm_node.node.figures.snapshot import MembershipRow, PeerRow, Said, Snapshot
-from swarm_node.node.figures.verdict import ENOUGH_GROUPS, findings
+from swarm_node.node.figures.snapshot import EvalPoint, MembershipRow, PeerRow, Said, Snapshot
+from swarm_node.node.figures.verdict import ENOUGH_GROUPS, HOLD_SECONDS, Steady, findings
+from swarm_node.p2p.peers.causes import Cause
 
 DAY = 86_400.0
 MEMBER = MembershipRow("me", "boss", 0, int(90 * DAY), "member")
@@ -40,19 +41,48 @@ def node(**changes: Any) -> Snapshot:
     return quiet_snapshot(**{**well, **changes})
 
 
+def curve(*rewards: float) -> list[EvalPoint]:
+    return [
+        EvalPoint(float(n), n, reward, reward, None, {}, split=1)
+        for n, reward in enumerate(rewards)
+    ]
+
+
+REVOKED = Cause("revoked", "12D3KooWalice", "alice")
+AHEAD = Cause("clock", "12D3KooWalice", "alice", seconds=3602.0)
+CLOSED = Cause("nobody_listens", "12D3KooWalice", where="10.77.0.1:31330", tries=3)
+SATURATED = Said("saturated", "warning", "nearly all is learnt")
+
+
 CASES: list[tuple[dict[str, Any], str, str, str]] = [
-    ({}, "sharing", "learning and sharing", ""),
+    ({}, "sharing", "training and sharing", ""),
     ({"updates": 0}, "sharing", "sampling and sharing", ""),
     ({"state": "starting"}, "starting", "the node is starting", ""),
     ({"state": "stopping"}, "stopping", "the node is stopping", ""),
-    ({"peers": []}, "alone", "learning alone: no peers yet", "swarm-node invite --name"),
+    ({"peers": []}, "alone", "training alone: no peers yet", "swarm-node invite --name"),
     ({"peers": [peer(seen=61.0)]}, "alone", "no peer answers now", "doctor --network"),
-    ({"membership": None}, "sharing", "learning and sharing", ""),
+    ({"membership": None}, "sharing", "training and sharing", ""),
     ({"time": 78 * DAY}, "membership", "in 12 days", "ask for a new ticket"),
     ({"time": 91 * DAY, "membership": msgspec.structs.replace(MEMBER, standing="expired")},
      "membership", "membership ended on 1970-04-01", "--ticket-file"),
     ({"membership": msgspec.structs.replace(MEMBER, standing="revoked")},
-     "membership", "peers refuse this node (revoked)", "ask the owner"),
+     "membership", "the owner of the swarm revoked this node's membership",
+     "ask for a new ticket"),
+    ({"evals": curve(0.1, 0.2, 0.3, 0.4)}, "sharing", "learning and sharing", ""),
+    ({"evals": curve(0.5, 0.52, 0.48, 0.51, 0.5)}, "sharing", "training and sharing", ""),
+    ({"causes": [REVOKED], "peers": []}, "revoked", "revoked this node's membership, says alice",
+     "new ticket"),
+    ({"causes": [REVOKED], "peers": [peer("alice")]}, "revoked", "says alice", "new ticket"),
+    ({"causes": [AHEAD], "peers": []}, "clock", "this clock is 3,602 s ahead", "set-ntp"),
+    ({"causes": [Cause("link_down")], "peers": []}, "link_down", "no network interface", "cable"),
+    ({"causes": [CLOSED], "peers": [], "configured": 1}, "alone",
+     "training alone: 10.77.0.1:31330 refuses connections (3 tries, 0 s)", "on that port?"),
+    ({"causes": [CLOSED]}, "sharing", "training and sharing", ""),
+    ({"peers": [], "configured": 1}, "alone", "no peer has answered yet", "doctor --network"),
+    ({"peers": [peer(seen=75.0)]}, "alone", "no peer answers now, laptop left 75 s ago", ""),
+    ({"peers": [peer(seen=180.0), peer("b", 181.0)]}, "alone", "nobody since 3 min", ""),
+    ({"alarms": ["one peer costs much: see `swarm-node peers`"]}, "alarm", "one peer costs much",
+     "swarm-node peers"),
     ({"seconds_since_update": 301.0}, "stalled", "no update for 5 min", "swarm-node logs"),
     ({"seconds_since_update": 301.0, "faults": {"trainer": 7}}, "stalled", "7 trainer", ""),
     ({"seconds_since_update": 301.0, "seconds_between_updates": 60.0}, "sharing", "", ""),
@@ -106,6 +136,57 @@ def test_the_most_serious_comes_first_and_nothing_is_lost() -> None:
 def test_a_node_alone_is_told_so_beside_what_is_worse() -> None:
     found = findings(node(recent=RecentRow(256, 0, 0.0), peers=[]))
     assert [said.kind for said in found] == ["nothing_to_learn", "alone"]
+
+
+def test_an_expelled_node_is_told_so_first_and_then_that_it_trains_alone() -> None:
+    first, second = findings(node(causes=[REVOKED], peers=[], seconds_since_update=1e4))[:2]
+    assert (first.kind, first.level) == ("revoked", "bad")
+    assert second.kind == "stalled"
+    found = findings(node(causes=[REVOKED], peers=[peer("alice", seen=2.0)]))
+    assert [said.kind for said in found] == ["revoked", "alone"]
+    assert found[1].text == "training alone: peers take it for no member"
+
+
+def test_one_liar_among_peers_that_answer_does_not_expel_this_node() -> None:
+    peers = [peer("alice"), peer("bob"), peer("carl")]
+    first, *_ = findings(node(causes=[REVOKED], peers=peers))
+    assert (first.kind, first.level) == ("revoked", "warning")
+    assert first.text.endswith("(1 of 3 peers)")
+
+
+def test_whom_this_node_refused_is_told_and_does_not_change_its_verdict() -> None:
+    tried = Cause("used_up", "12D3KooWweb", "web", tries=12, seconds_since=41.0)
+    first, second = findings(node(refused_callers=[tried]))
+    assert first.kind == "sharing"
+    assert second.level == "good"
+    assert "web is used up" in second.text
+    assert "41 s ago, 12 times" in second.text
+
+
+def test_a_finding_is_said_once_it_holds_and_until_it_no_longer_does() -> None:
+    steady = Steady()
+    assert steady.settle([], 0.0) == []
+    for now in range(10, 90, 20):  # to and fro
+        assert steady.settle([SATURATED], now) == []
+        assert steady.settle([], now + 10) == []
+    for now in range(100, 220, 10):
+        assert steady.settle([SATURATED], now) == []
+    assert steady.settle([SATURATED], 100 + HOLD_SECONDS) == [SATURATED]
+    for now in range(230, 330, 20):
+        assert steady.settle([], now) == [SATURATED]
+        assert steady.settle([SATURATED], now + 10) == [SATURATED]
+    last = 320
+    assert steady.settle([], last + HOLD_SECONDS - 1) == [SATURATED]
+    assert steady.settle([], last + HOLD_SECONDS) == []
+
+
+def test_a_first_verdict_and_one_after_a_long_pause_say_what_is_so_now() -> None:
+    steady = Steady()
+    assert steady.settle([SATURATED], 0.0) == [SATURATED]
+    assert steady.settle([], HOLD_SECONDS + 1) == []
+    saturated = node(recent=RecentRow(256, 12, 0.97), seconds=1000.0)
+    assert findings(saturated, steady)[0].kind == "saturated"
+    assert findings(node(seconds=1010.0), steady)[0].kind == "saturated", "ten seconds are nothing"
 
 
 def test_a_preset_has_its_name_and_anything_else_its_version() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.node.loops.consequences import kept, peer_rows, recall, refusals, watch
+from swarm_node.node.loops.consequences import kept, peer_rows, recall, watch
 from swarm_node.node.loops.parts import Shared, Tally
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.liveness import OFFENCE
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Directory
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.simulation.seeded import Seeded
@@ -124,12 +124,3 @@ def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
     (row,) = peer_rows(shared, 20.0, {}, None)
     assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
     assert row.score == peer.standing.score
-
-
-def test_a_node_that_peers_take_for_no_member_says_how_many_and_why() -> None:
-    peers = [Peer(name, 0.0) for name in ("anna", "bert", "carl")]
-    assert refusals(peers) == []
-    peers[0].refusal = peers[2].refusal = "used_up"
-    peers[1].refusal = "revoked"
-    (alarm,) = refusals(peers)
-    assert alarm.startswith("3 of 3 peers say that this node is no member (used_up)")

@@ -117,7 +117,8 @@ def test_any_other_refusal_is_taken_as_it_is(
         assert one.transport.sent == [HELLO, PEERS]
         assert one.rejected == {counted: 1}
         assert (peer.retry.failures == 0) == (counted == "not_here"), "a peer need not hold a group"
-        assert peer.refusal == told, "only this is for its owner"
+        causes = [cause.detail for cause in one.directory.failures.causes(one.clock.now())]
+        assert causes == ([told] if told else []), "only this is for its owner"
 
     _play(tmp_path, scene, words)
 
@@ -131,7 +132,8 @@ def test_prose_that_quotes_another_refusal_has_none_of_its_consequences(
         assert await _ask(one, peer) is None
         assert one.transport.sent == [HELLO, PEERS], "it is not greeted anew"
         assert one.rejected == {"unreachable": 1}
-        assert (peer.retry.failures, peer.refusal) == (1, "")
+        assert peer.retry.failures == 1
+        assert one.directory.failures.causes(one.clock.now()) == []
 
     words = refusal.text if not refusal.names else refusal.words("expired")
     _play(tmp_path, scene, prose.format(words, words))
