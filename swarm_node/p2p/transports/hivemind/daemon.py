@@ -102,23 +102,7 @@ class DhtNode:
 
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
-            configuration = key_file.with_suffix(".json")
-            with (
-                private_file(key_file, private_key(identity)),
-                private_file(configuration, CONFIGURATION),
-            ):
-                p2p = await start_p2pd(
-                    configuration,
-                    calls,
-                    host_maddrs=list(listen),
-                    announce_maddrs=list(announce) or None,
-                    identity_path=str(key_file),
-                    check_if_identity_free=False,
-                    auto_nat=False,
-                    nat_port_map=False,
-                    use_relay=False,
-                    startup_timeout=STARTUP_SECONDS,
-                )
+            p2p = await _start_daemon(key_file, identity, listen, announce, calls)
             self = cls(p2p, None, bool(announce))
             try:
                 self._node = await DHTNode.create(
@@ -398,6 +382,33 @@ class DhtNode:
             writer.transport.abort()
             raise
         return response, reader, writer
+
+
+async def _start_daemon(
+    key_file: Path,
+    identity: Identity,
+    listen: Sequence[str],
+    announce: Sequence[str],
+    calls: TableCalls,
+) -> Any:
+    """Start p2pd with its files, which exist only meanwhile."""
+    configuration = key_file.with_suffix(".json")
+    with (
+        private_file(key_file, private_key(identity)),
+        private_file(configuration, CONFIGURATION),
+    ):
+        return await start_p2pd(
+            configuration,
+            calls,
+            host_maddrs=list(listen),
+            announce_maddrs=list(announce) or None,
+            identity_path=str(key_file),
+            check_if_identity_free=False,
+            auto_nat=False,
+            nat_port_map=False,
+            use_relay=False,
+            startup_timeout=STARTUP_SECONDS,
+        )
 
 
 def _calm_logging() -> None:
