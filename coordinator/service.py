@@ -10,13 +10,13 @@ import asyncio
 import hashlib
 import random
 import statistics
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import msgspec
 
 from coordinator.introductions import Introductions
-from coordinator.reputation import in_turn, rated, trust
+from coordinator.reputation import rated, trust
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -31,6 +31,7 @@ from swarm_node.p2p.coordinator.coordination import (
     open_report,
 )
 from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.limits.turns import in_turn
 from swarm_node.p2p.membership.credentials import Shelf
 from swarm_node.p2p.membership.members import Keeper, Member, Members
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS, SwarmInfo
@@ -222,7 +223,9 @@ class Service:
             await self.store.run(self.store.add_batch, made.body.number, raw, reports)
             self._last = made
             await self._weigh()
-        gone = in_turn(self._by_issuer())[MAX_MEMBERS:]
+        newest = sorted(self._seen, key=self._seen.__getitem__, reverse=True)
+        stay = set(in_turn(newest, self._members.issuer, MAX_MEMBERS))
+        gone = [peer_id for peer_id in self._seen if peer_id not in stay]
         for peer_id in gone:
             self._forget(peer_id)
         sighted, self._sighted = self._sighted, {}
@@ -259,11 +262,12 @@ class Service:
 
     async def picture(self, after: int, since: float, limit: int) -> api.Picture:
         """Data of the page: history after a row. The last part also has the members that reported
-        last."""
+        last, by issuer in turn: keys of one ticket push nobody off the page."""
         history = await self.history(after, since, limit)
         newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
         newest = [] if history.next else newest
-        rows = [row for peer in newest[: api.MAX_ROWS] if (row := self._row(peer)) is not None]
+        shown = in_turn(newest, self._members.issuer, api.MAX_ROWS)
+        rows = [row for peer in shown if (row := self._row(peer)) is not None]
         return api.Picture(
             swarm=self._swarm.name,
             swarm_id=self._swarm.swarm_id.hex(),
@@ -347,13 +351,6 @@ class Service:
         trusted = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
         shares = await asyncio.to_thread(trust, ratings, issuer, trusted)
         self._reputation = rated(shares, issuer, ratings)
-
-    def _by_issuer(self) -> list[list[str]]:
-        """The members that were here, by issuer, the last seen first."""
-        of: defaultdict[str, list[str]] = defaultdict(list)
-        for peer_id in sorted(self._seen, key=self._seen.__getitem__, reverse=True):
-            of[self._members.issuer(peer_id)].append(peer_id)
-        return list(of.values())
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)

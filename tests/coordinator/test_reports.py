@@ -132,6 +132,24 @@ async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Pat
             assert [batch.body.number for batch in opened] == numbers
 
 
+async def test_a_ticket_with_many_keys_pushes_nobody_off_the_operators_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MAX_ROWS", 5)
+    swarm, hand = Swarm(), Hand(1000.0)
+    honest = [swarm.member(n, swarm.issuer(f"ticket {n}"), f"ticket {n}") for n in range(1, 5)]
+    thief = swarm.issuer("thief")
+    keys = [swarm.member(100 + n, thief, "thief") for n in range(20)]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for member in (*honest, *keys):  # the keys report last
+            assert await _report(running, member) == 200
+            hand.seconds += 1
+        _, page = await running.admin("GET", "/v1/picture")
+        shown = {row["peer_id"] for row in page["members"]}
+        assert {member.identity.peer_id for member in honest} < shown
+        assert len(shown) == 5
+
+
 async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trusts(
     tmp_path: Path,
 ) -> None:

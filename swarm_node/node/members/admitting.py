@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.members.issuers import Made, take
 from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.membership.members import load_admitted
 from swarm_node.p2p.membership.membership import IssuerBody, Name
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
 from swarm_node.p2p.wire.identity import peer_id_of
@@ -140,10 +140,10 @@ def holders(home: Home) -> dict[str, list[str]]:
     Raises:
         HomeError: the file is damaged.
     """
-    return {
-        issuer.hex(): [*map(peer_id_of, subjects)]
-        for issuer, subjects in load_admitted(home).items()
-    }
+    claims, held = load_claims(home), defaultdict[str, list[str]](list)
+    for issuer, subject, _ in claims.since(0):
+        held[issuer.hex()].append(peer_id_of(subject))
+    return held
 
 
 def note_issuer_file(home: Home, made: Made) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,14 @@ import structlog
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.limits.turns import drawn_in_turn
+from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials, Shelf
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.protocols import RENEW, REVOKED, SECRET
+from swarm_node.p2p.wire.protocols import CLAIMS, RENEW, REVOKED, SECRET
 
 #: Peers that a node tells of a new statement. Each of them tells as many. Three beats reach 4,096
 #: nodes.
@@ -59,6 +60,8 @@ class Affairs:
         await self._spread(own.lists, REVOKED, self._members.holding(revoked=own.lists.number))
         self.dismiss()
         await self._spread(own.secrets, SECRET, self._members.holding(secret=own.secrets.number))
+        await self._compare()
+        self.dismiss()
         await self._renew()
 
     def dismiss(self) -> None:
@@ -82,6 +85,27 @@ class Affairs:
         refused = shelf.offer(reply) if reply else None
         if refused is not None:
             self._asker.reject(refused, peer.peer_id)
+
+    async def _compare(self) -> None:
+        """Ask some peers for claims of limited tickets, while this node holds any."""
+        known = self._members.claims()
+        if not known:
+            return
+        request = wire.pack(wire.ClaimsRequest(digest(known)))
+        peers = self._directory.draw(self._rng, _ASKED, self._clock.now())
+        await asyncio.gather(*(self._ask_claims(peer, request) for peer in peers))
+
+    async def _ask_claims(self, peer: Peer, request: bytes) -> None:
+        raw = await self._asker.ask(peer, CLAIMS, request, max_reply=MAX_SMALL_REPLY)
+        if raw is None:
+            return
+        reply = wire.unpack(wire.ClaimsReply, raw, max_bytes=MAX_SMALL_REPLY)
+        if isinstance(reply, Rejected):
+            return self._asker.reject(reply, peer.peer_id)
+        for claim in reply.claims:
+            refused = self._members.learn(claim, peer.peer_id)
+            if refused is not None:
+                return self._asker.reject(refused, peer.peer_id)
 
     async def _renew(self) -> None:
         """Ask a steward for a renewal in the last third of this node's membership."""
@@ -112,11 +136,6 @@ class Affairs:
         of any. Their claims are their own, and a ticket can make many peers."""
         known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
         peers = [peer for peer in known if peer is not None]
-        self._rng.shuffle(peers)
-        before: Counter[str] = Counter()
-        turns: dict[str, int] = {}
-        for peer in peers:
-            issuer = self._members.issuer(peer.peer_id)
-            turns[peer.peer_id] = before[issuer]
-            before[issuer] += 1
-        return sorted(peers, key=lambda peer: turns[peer.peer_id])[:count]
+        return drawn_in_turn(
+            self._rng, peers, lambda peer: self._members.issuer(peer.peer_id), count
+        )

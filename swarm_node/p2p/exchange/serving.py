@@ -18,12 +18,22 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.limits.budgets import Traffic
+from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import Cause, of_reason
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.protocols import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
+from swarm_node.p2p.wire.protocols import (
+    CLAIMS,
+    HELLO,
+    LIST,
+    PEERS,
+    PULL,
+    RENEW,
+    REVOKED,
+    SECRET,
+)
 from swarm_node.p2p.wire.reasons import (
     BAD_REQUEST,
     CUT_OFF,
@@ -98,19 +108,20 @@ class Server:
             REVOKED: self._revoked,
             SECRET: self._secret,
             RENEW: self._renew,
+            CLAIMS: self._claims,
             **{name: functools.partial(self._further, answer) for name, answer in further.items()},
         }
         transport.serve(HELLO, functools.partial(self._answer, self._hello))
         for protocol, handler in for_members.items():
             admitted = functools.partial(self._admit, handler)
             transport.serve(protocol, functools.partial(self._answer, admitted))
-        transport.screen(members.vouches, members.is_member, members.issuer)
+        transport.screen(members.vouches, members.is_member, members.issuer, gate=self)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if the caller's budget allows it, and charge the reply."""
         self._allow(caller)
         reply = await handler(caller, payload)
-        self._traffic.sent(caller, self._clock.now(), len(reply))
+        self.sent(caller, len(reply))
         return reply
 
     async def _hello(self, caller: str, payload: bytes) -> bytes:
@@ -174,6 +185,12 @@ class Server:
             raise NO_RENEWAL.error(chain.reason)
         return wire.pack(wire.RenewReply(*chain))
 
+    async def _claims(self, caller: str, payload: bytes) -> bytes:
+        request = self._parse(caller, wire.ClaimsRequest, payload)
+        same = request.known == digest(self._members.claims())
+        told = () if same else self._members.told_claims(self._rng)
+        return wire.pack(wire.ClaimsReply(told))
+
     async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
         return self._exchanged(caller, await answer(caller, payload))
 
@@ -196,14 +213,48 @@ class Server:
     def _allow(self, caller: str) -> None:
         now = self._clock.now()
         peer = self._directory.get(caller)
-        if cut := self._directory.cut(caller, now):
-            self._transport.sever(caller, cut)  # it may have been cut before a restart
+        if self._is_cut(caller):
             raise CUT_OFF.error()
         if not self._traffic.asks(caller, now, guest=peer is None or peer.standing.useful < 1.0):
-            self._rejected["rate"] += 1
-            if self._traffic.floods(caller, now):
-                self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
+            self._turn_away(caller, "rate")
             raise RATE.error()
+
+    def _is_cut(self, caller: str) -> bool:
+        """Check that the caller is cut off, and cut its link again: it may have been cut before a
+        restart."""
+        seconds = self._directory.cut(caller, self._clock.now())
+        if seconds:
+            self._transport.sever(caller, seconds)
+        return bool(seconds)
+
+    def asks(self, caller: str) -> bool:
+        """See `TableGate`."""
+        now, peer = self._clock.now(), self._directory.get(caller)
+        guest = peer is None or peer.standing.useful < 1.0
+        if self._is_cut(caller):
+            return False
+        if not self._traffic.looks_up(caller, now, guest=guest):
+            self._turn_away(caller, "rate")
+            return False
+        return True
+
+    def sent(self, caller: str, size: int) -> None:
+        """See `TableGate`."""
+        self._traffic.sent(caller, self._clock.now(), size)
+
+    def refused(self, caller: str) -> None:
+        """See `TableGate`."""
+        self._turn_away(caller, "unknown_member")
+
+    def broke(self, caller: str, rejected: Rejected) -> None:
+        """See `TableGate`."""
+        self._refuse(caller, rejected)
+
+    def _turn_away(self, caller: str, reason: str) -> None:
+        """Count a refused request. A caller that goes on after many refusals is cut off."""
+        self._rejected[reason] += 1
+        if self._traffic.floods(caller, self._clock.now()):
+            self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
 
     def _parse(self, caller: str, kind: type[Body], payload: bytes) -> Body:
         body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgpack
 import msgspec
 
 from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p.limits.turns import drawn_in_turn
+from swarm_node.p2p.membership.claims import Claims
 from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     MAX_USES,
@@ -35,14 +38,20 @@ MAX_MEMBERS = 4096
 #: Oldest accepted heartbeat. One is issued at least every five minutes. After two of these
 #: intervals and the tolerated clock error its peer has stopped.
 MAX_HEAD_SECONDS: Final = 900
-#: Limit of counted subjects, over all issuers whose uses are limited.
-_MAX_COUNTED = 65_536
+#: Milliseconds for which a claim of a limited issuer is told after its subject was first met. By
+#: then it has reached every node that was there.
+_TOLD_MS = 86_400_000
 #: Limit of verified issuer certificates in memory. A ticket has one, and all of its members present
 #: it.
 _MAX_ISSUERS = 1024
 #: Former members that are kept for the node's owner to see.
 _MAX_FORMER = 256
 _ADMITTED = "admitted"
+_StoredClaims = tuple[
+    wire.Digest,
+    Annotated[int, msgspec.Meta(ge=1, le=MAX_USES)],
+    list[tuple[wire.Digest, wire.Milliseconds]],
+]
 
 
 class Keeper(Protocol):
@@ -59,6 +68,7 @@ class Member:
     peer_id: str
     issuer: IssuerBody
     body: MemberBody
+    chain: tuple[bytes, ...]
 
     @property
     def name(self) -> str:
@@ -127,9 +137,11 @@ class Members:
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
         #: The list and the bans at the last walk of `dismiss`, its time, and the earliest end of
         #: the memberships known since then.
-        self._walked: tuple[frozenset[bytes], frozenset[str]] | None = None
+        self._walked: tuple[frozenset[bytes], frozenset[str], int] | None = None
         self._walked_at = self._ends = 0.0
-        self._admitted = load_admitted(keeper)
+        self._claims = load_claims(keeper)
+        #: Chains of claims that stay, to be told to others.
+        self._chains: Recent[tuple[bytes, bytes], tuple[bytes, ...]] = Recent(MAX_MEMBERS)
         self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
@@ -267,9 +279,10 @@ class Members:
         return sorted(expelled.union(gone))
 
     def _ended(self) -> list[str]:
-        """Find former members. All members are checked only if the list or the bans changed, if a
-        membership has ended, or if the clock was set back."""
-        state, now = (self._revoked, self._banned()), self._wall()
+        """Find former members. All members are checked only if the list or the bans changed, if
+        one has to go for another of its ticket, if a membership has ended, or if the clock was set
+        back."""
+        state, now = (self._revoked, self._banned(), self._claims.displaced), self._wall()
         walk = state != self._walked or not self._walked_at <= now <= self._ends
         self._walked, self._walked_at = state, now
         if not walk:
@@ -284,22 +297,54 @@ class Members:
             return Rejected("revoked", "the swarm's owner has expelled it")
         if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
+        issuer, subject = member.admitted_by, member.body.subject
+        if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
+            return Rejected("used_up", "its ticket was used for another key first")
         return check_times(member.issuer, member.body, self._wall())
 
-    def _count(self, member: Member) -> Rejected | None:
-        """Count a subject of an issuer with limited uses."""
-        uses, key = member.issuer.uses, member.issuer.issuer_key
-        met = self._admitted.get(key, [])
-        if not uses or member.body.subject in met:
+    def _count(self, member: Member, met_ms: int | None = None) -> Rejected | None:
+        """Count a subject of an issuer with limited uses, as met now or at `met_ms`."""
+        uses, key, subject = member.issuer.uses, member.issuer.issuer_key, member.body.subject
+        if not uses:
             return None
-        if len(met) >= uses:
+        now = int(self._wall() * 1000)
+        if met_ms is None:
+            changed = self._claims.arrive(key, uses, subject, now)
+        else:
+            changed = self._claims.meet(key, uses, subject, min(now, met_ms))
+        if changed and self._keeper is not None:
+            self._keeper.save(_ADMITTED, msgpack.packb(self._claims.rows()))
+        if not self._claims.stays(key, subject):
             return Rejected("used_up", f"its issuer may admit {uses}")
-        self._admitted[key] = [*met, member.body.subject]
-        while sum(map(len, self._admitted.values())) > _MAX_COUNTED:
-            del self._admitted[next(iter(self._admitted))]
-        if self._keeper is not None:
-            self._keeper.save(_ADMITTED, msgpack.packb(list(self._admitted.items())))
+        self._chains[key, subject] = member.chain
         return None
+
+    def claims(self) -> list[tuple[bytes, bytes, int]]:
+        """(issuer key, subject, first met in ms) of the lately admitted of limited issuers."""
+        return self._claims.since(int(self._wall() * 1000) - _TOLD_MS)
+
+    def told_claims(self, rng: random.Random) -> tuple[wire.Claim, ...]:
+        """A sample of `claims`, with their chains, by issuer in turn."""
+        held = [claim for claim in self.claims() if claim[:2] in self._chains]
+        drawn = drawn_in_turn(rng, held, lambda claim: claim[0].hex(), wire.MAX_CLAIMS)
+        return tuple(wire.Claim(s, self._chains[i, s], met) for i, s, met in drawn)
+
+    def learn(self, claim: wire.Claim, teller: str) -> Rejected | None:
+        """Take a claim that a member told. Members of the same ticket are no witnesses of it, so
+        what they tell was met now. Return a refusal that is the teller's fault."""
+        opened = self._open(claim.chain, peer_id_of(claim.subject))
+        if isinstance(opened, Rejected):
+            return opened
+        refused = self._refused(opened)
+        if refused is not None and refused.reason != "used_up":
+            return None  # lists and clocks differ, and are nobody's fault
+        witness = self.issuer(teller) not in ("", opened.admitted_by.hex())
+        self._count(opened, claim.met_ms if witness else None)
+        return None
+
+    def tried(self, issuer_key: bytes) -> list[str]:
+        """Peer ids of those that showed a ticket after it was used up."""
+        return [peer_id_of(subject) for subject in self._claims.tried(issuer_key)]
 
     def _remember(self, member: Member, *, shown: bool = False) -> Member:
         """Store the member. A certificate that the member presented itself wins over one that a
@@ -330,7 +375,7 @@ class Members:
 
     def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         opened = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
-        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened)
+        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened, chain)
 
     def _heard(self, presence: bytes) -> Heard | Rejected:
         shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
@@ -348,20 +393,23 @@ class Members:
         return member if isinstance(member, Rejected) else Heard(member, head)
 
 
-def load_admitted(keeper: Keeper | None) -> dict[bytes, list[bytes]]:
-    """Read the keys of members that issuers with limited uses admitted, by issuer key.
+def load_claims(keeper: Keeper | None) -> Claims:
+    """Read the claims of tickets that admit a limited number of keys.
 
     Raises:
         HomeError: the file is damaged.
     """
-    raw = None if keeper is None else keeper.load(_ADMITTED)
+    claims, raw = Claims(), None if keeper is None else keeper.load(_ADMITTED)
     if raw is None:
-        return {}
+        return claims
     try:
-        rows = msgspec.msgpack.decode(raw, type=list[tuple[wire.Digest, list[wire.Digest]]])
+        rows = msgspec.msgpack.decode(raw, type=list[_StoredClaims])
     except (msgspec.DecodeError, RecursionError) as error:
         raise HomeError(
             f"the file {_ADMITTED!r} of this home is damaged: restore it from a backup, or remove "
             "it, and tickets that admit some members are counted anew"
         ) from error
-    return {issuer: subjects[:MAX_USES] for issuer, subjects in rows}
+    for issuer, uses, subjects in rows:
+        for subject, met_ms in subjects:
+            claims.meet(issuer, uses, subject, met_ms)
+    return claims

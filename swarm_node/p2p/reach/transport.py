@@ -40,7 +40,13 @@ from swarm_node.p2p.reach.relayed import (
 from swarm_node.p2p.reach.relaying import Carried, Relaying
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import KEEP, RELAY, RELAYED
-from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, Handler, Route, Transport
+from swarm_node.p2p.wire.transport import (
+    MAX_REPLY_BYTES,
+    Handler,
+    Route,
+    TableGate,
+    Transport,
+)
 from swarm_node.recent import Recent
 
 #: Peers whose routes are remembered, and relays of one peer.
@@ -204,8 +210,9 @@ class ReachingTransport:
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
-        self._inner.screen(vouches, is_member, issuer)
+        self._inner.screen(vouches, is_member, issuer, gate)
 
     def use_secret(self, secret: bytes) -> None:
         self._inner.use_secret(secret)

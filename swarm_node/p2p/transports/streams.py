@@ -41,7 +41,13 @@ from swarm_node.p2p.wire.frames import (
 )
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import RELAY, RELAYED
-from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler, Route
+from swarm_node.p2p.wire.transport import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    Handler,
+    Route,
+    TableGate,
+)
 
 #: (protocol, remote peer id, reader, writer). It owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -156,6 +162,7 @@ class StreamTransport(ABC, Generic[Node]):
         self._routes: dict[str, Route] = {}
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
+        self._gate: TableGate | None = None
         self._admission = Admission(max_concurrent_per_peer, clock.now)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._node: Node | None = None
@@ -233,10 +240,11 @@ class StreamTransport(ABC, Generic[Node]):
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
         if self._started:
             raise RuntimeError("screen() comes before start()")
-        self._vouches, self._is_member = vouches, is_member
+        self._vouches, self._is_member, self._gate = vouches, is_member, gate
         self._admission.issuer = issuer
 
     async def dial(

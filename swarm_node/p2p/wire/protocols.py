@@ -15,6 +15,7 @@ PEERS: Final = "/swarm-node/peers/1"
 REVOKED: Final = "/swarm-node/revoked/1"
 SECRET: Final = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
 RENEW: Final = "/swarm-node/renew/1"
+CLAIMS: Final = "/swarm-node/claims/1"
 PROBE: Final = "/swarm-node/probe/1"
 PROBE_FOR: Final = "/swarm-node/probe-for/1"
 PUNCH: Final = "/swarm-node/punch/1"
@@ -53,6 +54,11 @@ PROTOCOLS: Final = (
     StreamProtocol(REVOKED, _STATEMENT, _STATEMENT),
     StreamProtocol(SECRET, _STATEMENT, _STATEMENT),
     StreamProtocol(RENEW, "nothing", "issuer certificate, member certificate"),
+    StreamProtocol(
+        CLAIMS,
+        "digest (bin of 32)",
+        "claims (array of at most 8 arrays: subject bin of 32, chain as in hello, met ms)",
+    ),
     StreamProtocol(
         PROBE,
         "ports (array of at most 4 integers, 1 to 65,535); at most 512 bytes",

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from swarm_node.errors import Rejected
+
 #: (remote peer id, request payload) -> reply payload. A `TransportError` is sent to the caller as
 #: an error. Any other exception is a bug: it is logged and answered with an error.
 Handler = Callable[[str, bytes], Awaitable[bytes]]
@@ -34,6 +36,26 @@ class Onward:
 
 #: (remote peer id, request payload) -> the request to pass on. Errors are as those of a `Handler`.
 Route = Callable[[str, bytes], Awaitable[Onward]]
+
+
+class TableGate(Protocol):
+    """The price and the consequences of calls of the table of heartbeats."""
+
+    def asks(self, caller: str) -> bool:
+        """Charge a call to its caller. Return False if its budgets do not allow it."""
+        ...
+
+    def sent(self, caller: str, size: int) -> None:
+        """Charge an answer of `size` bytes."""
+        ...
+
+    def refused(self, caller: str) -> None:
+        """Count a call that was refused. A caller that goes on is cut off."""
+        ...
+
+    def broke(self, caller: str, rejected: Rejected) -> None:
+        """Count a call that no honest program sends. Its caller is cut off."""
+        ...
 
 
 class Transport(Protocol):
@@ -74,11 +96,13 @@ class Transport(Protocol):
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
         """Set the filter for heartbeats that this node stores for others. `vouches` must hold for
         the presence and its peer id, at any time, and the peer must be a member now. `issuer` names
         the issuer that admitted a member. Members of one issuer never keep those of another
-        waiting. Call before `start`."""
+        waiting. `gate` prices calls of the table of heartbeats, if the stack has one. Call before
+        `start`."""
         ...
 
     def use_secret(self, secret: bytes) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import Address, endpoint_text, is_here
+from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.process import (
     CONFIGURATION,
     private_file,
@@ -32,6 +34,7 @@ from swarm_node.p2p.transports.hivemind.records import (
 from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.recent import Recent
 
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
@@ -39,10 +42,15 @@ LOOKUP_SECONDS = 15.0
 _PING, _PING_BYTES = "/ipfs/ping/1.0.0", 32
 #: Kademlia's k, and the number of replicas: in a small swarm every node holds every record.
 REPLICAS = 20
+_MAX_DIALLED = 1024
 
 
 def new_store(
-    key: str, wall: Callable[[], float], is_member: Callable[[str], bool]
+    key: str,
+    wall: Callable[[], float],
+    is_member: Callable[[str], bool],
+    issuer: Callable[[str], str],
+    rng: random.Random,
 ) -> tuple[bytes, HeartbeatStore]:
     """The 20-byte id that hivemind gives `key`, and an empty store for it."""
     from hivemind.dht.routing import DHTID
@@ -56,7 +64,7 @@ def new_store(
         return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
 
     key_id = DHTID.generate(source=key)
-    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member)
+    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member, issuer, rng)
 
 
 class DhtNode:
@@ -66,6 +74,8 @@ class DhtNode:
         self._p2p = p2p
         self._node = node
         self._announces = announces
+        #: Peers that this node dialled, which have a place in its table before they are known.
+        self._dialled: Recent[str, None] = Recent(_MAX_DIALLED)
         self._addresses: list[str] = []
 
     @classmethod
@@ -79,6 +89,7 @@ class DhtNode:
         records: HeartbeatRecords,
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
+        calls: TableCalls,
         patience: float,
     ) -> DhtNode:
         """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration file
@@ -92,20 +103,7 @@ class DhtNode:
 
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
-            configuration = key_file.with_suffix(".json")
-            key = private_file(key_file, private_key(identity))
-            with key, private_file(configuration, CONFIGURATION):
-                p2p = await start_p2pd(
-                    configuration,
-                    host_maddrs=list(listen),
-                    announce_maddrs=list(announce) or None,
-                    identity_path=str(key_file),
-                    check_if_identity_free=False,
-                    auto_nat=False,
-                    nat_port_map=False,
-                    use_relay=False,
-                    patience=patience,
-                )
+            p2p = await _start_daemon(key_file, identity, listen, announce, calls, patience)
             self = cls(p2p, None, bool(announce))
             try:
                 self._node = await DHTNode.create(
@@ -121,13 +119,26 @@ class DhtNode:
                     record_validator=records,
                     authorizer=authorizer,
                 )
-                self._node.protocol.storage = store
-                self._node.protocol.cache = store
+                self._limit(store, calls.is_member)
                 self._addresses = [str(a) for a in await p2p.get_visible_maddrs()]
             except BaseException:
                 await self.stop()
                 raise
         return self
+
+    def _limit(self, store: HeartbeatStore, is_member: Callable[[str], bool]) -> None:
+        """Use `store`, and keep peers that are no members, and that this node did not dial, out of
+        the routing table. hivemind adds every caller."""
+        protocol = self._node.protocol
+        protocol.storage = protocol.cache = store
+        update = protocol.update_routing_table
+
+        async def guarded(node_id: Any, peer: Any, responded: bool = True) -> None:
+            name = peer.to_base58()
+            if not responded or name in self._dialled or is_member(name):
+                await update(node_id, peer, responded=responded)
+
+        protocol.update_routing_table = guarded
 
     @property
     def pid(self) -> int:
@@ -167,6 +178,7 @@ class DhtNode:
         from hivemind.utils.multiaddr import Multiaddr
 
         peer = PeerID.from_base58(address.peer_id)
+        self._dialled[address.peer_id] = None
         try:
             async with asyncio.timeout(patience):
                 with hivemind_errors("cannot connect"):
@@ -371,6 +383,34 @@ class DhtNode:
             writer.transport.abort()
             raise
         return response, reader, writer
+
+
+async def _start_daemon(
+    key_file: Path,
+    identity: Identity,
+    listen: Sequence[str],
+    announce: Sequence[str],
+    calls: TableCalls,
+    patience: float,
+) -> Any:
+    """Start p2pd with its files, which exist only meanwhile."""
+    configuration = key_file.with_suffix(".json")
+    with (
+        private_file(key_file, private_key(identity)),
+        private_file(configuration, CONFIGURATION),
+    ):
+        return await start_p2pd(
+            configuration,
+            calls,
+            host_maddrs=list(listen),
+            announce_maddrs=list(announce) or None,
+            identity_path=str(key_file),
+            check_if_identity_free=False,
+            auto_nat=False,
+            nat_port_map=False,
+            use_relay=False,
+            patience=patience,
+        )
 
 
 def _calm_logging() -> None:

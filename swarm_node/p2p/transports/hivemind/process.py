@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.durable import create_private
-from swarm_node.errors import SlowStartError
+from swarm_node.errors import SlowStartError, TransportError
+from swarm_node.p2p.transports.hivemind.calls import CALLS, FIND, PING, STORE, TableCall, TableCalls
 from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.wire.identity import Identity
 
@@ -40,14 +41,24 @@ def private_key(identity: Identity) -> bytes:
     return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
 
 
-async def start_p2pd(configuration: Path, patience: float, **settings: Any) -> Any:
+async def start_p2pd(
+    configuration: Path, calls: TableCalls, patience: float, **settings: Any
+) -> Any:
     """Call `P2P.create` with a configuration file. `P2P.create` alone accepts none, and leaves a
-    process behind if it fails or is cancelled.
+    process behind if it fails or is cancelled. Whatever hivemind registers with it is answered by
+    `calls`.
 
     Raises:
         SlowStartError: p2pd was not ready in `patience` seconds in which this node is on time.
     """
-    from hivemind.p2p import P2P
+    from hivemind.p2p import P2P, P2PContext
+    from hivemind.proto import dht_pb2
+
+    responses = {
+        PING: dht_pb2.PingResponse,
+        FIND: dht_pb2.FindResponse,
+        STORE: dht_pb2.StoreResponse,
+    }
 
     created = []
 
@@ -55,6 +66,22 @@ async def start_p2pd(configuration: Path, patience: float, **settings: Any) -> A
         def __init__(self) -> None:
             super().__init__()
             created.append(self)
+
+        async def add_protobuf_handler(
+            self, name: str, handler: Any, request_type: Any, **_: Any
+        ) -> None:
+            """Register a call of the DHT behind its gate. `handler` checks the secret first, which
+            the gate has done, so the one that it wraps is called."""
+            method = name.rpartition(".")[2]
+            if method not in CALLS:
+                raise TransportError(f"hivemind's {name} has no gate: install the pinned version")
+            call = TableCall(method, handler.__wrapped__, request_type, responses[method])
+
+            async def answer(raw: bytes, remote: Any) -> bytes:
+                context = P2PContext(handle_name=name, local_id=self.peer_id, remote_id=remote)
+                return await calls.answer(call, raw, remote.to_base58(), context)
+
+            await self._client.add_unary_handler(name, answer, balanced=False)
 
         @staticmethod
         def _make_process_args(*args: Any, **kwargs: Any) -> Any:

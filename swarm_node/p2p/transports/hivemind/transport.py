@@ -12,6 +12,7 @@ from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.p2p.addresses.addresses import require_free_ports
+from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.daemon import DhtNode, new_store
 from swarm_node.p2p.transports.hivemind.links import cut_silent
 from swarm_node.p2p.transports.hivemind.records import (
@@ -107,10 +108,19 @@ class HivemindTransport(StreamTransport[DhtNode]):
             done = done if done != "ok" else "healed" if found else "alone"
         return done
 
+    async def _cut(self, peer: str) -> bool:
+        """Close the links of a peer that was cut off. Return True if it was."""
+        if peer not in self._admission.severed:
+            return False
+        if self._node is not None:
+            await self._node.disconnect(peer)
+        return True
+
     async def _start_node(self, listen: Sequence[str], patience: float) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats
             wall = self._clock.wall
-            key_id, store = new_store(self._key, wall, self._is_member)
+            issuer = self._admission.issuer
+            key_id, store = new_store(self._key, wall, self._is_member, issuer, self._rng)
             self._records = HeartbeatRecords(self._identity, key_id, wall, self._vouches), store
         records, store = self._records
         require_free_ports(listen)
@@ -123,6 +133,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
             records=records,
             authorizer=self._authorizer,
             store=store,
+            calls=TableCalls(self._authorizer, self._gate, self._is_member, self._cut),
             patience=patience,
         )
         try:
