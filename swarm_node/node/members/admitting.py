@@ -13,6 +13,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.members.issuers import Made, take
 from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
 from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.membership.members import load_claims
 from swarm_node.p2p.membership.membership import IssuerBody, Name
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
 from swarm_node.p2p.wire.identity import peer_id_of
