@@ -48,6 +48,8 @@ _COMPUTED: dict[type[ast.operator], str] = {
     ast.Div: "*",
     ast.FloorDiv: "*",
 }
+#: pytest's end where every test of a file is slow.
+_NO_TESTS = "exit 5"
 #: The most files of tests that only import a module.
 _NEAR = 4
 #: Calls that change only what a person reads.
@@ -191,7 +193,7 @@ def fate(campaign: Campaign, mutant: Mutant, *, wide: bool) -> str:
             failed = campaign.run(tests)
         finally:
             file.write_text(source)
-        if failed is None:
+        if failed in (None, _NO_TESTS):
             continue
         # Parameters may hold what pytest splits at. A test that is too slow ends the whole run.
         same = [failed.partition("[")[0]] if "::" in failed else tests
