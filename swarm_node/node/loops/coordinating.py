@@ -194,12 +194,12 @@ class Coordinating:
         return None if isinstance(held, Rejected) else held
 
 
-def next_pause(last: float, *, hurried: bool) -> float:
+def next_pause(pause: float, *, hurried: bool) -> float:
     """Compute the seconds until the next round. They grow while `hurried`: few peers are known, or
     the coordinator does not answer. Pure."""
     if not hurried:
         return _LONGEST_SECONDS
-    return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, last * 1.5))
+    return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
 
 
 def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
