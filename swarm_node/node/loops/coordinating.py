@@ -119,8 +119,7 @@ class Coordinating:
                 _log.info("the coordinator answers again", url=self._url)
             self._note(answers=True, fault="")
         few = self._directory.fewer(FEW, self._clock.now())
-        longer = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, self._pause * 1.5))
-        self._pause = longer if few or not self._row.answers else _LONGEST_SECONDS
+        self._pause = next_pause(self._pause, hurried=few or not self._row.answers)
 
     async def _round(self, snapshot: Callable[[], Snapshot]) -> None:
         if not self._directory.heartbeat:
@@ -194,6 +193,14 @@ class Coordinating:
                 _log.warning("a file of this home is damaged", file=FILE)
             return None
         return None if isinstance(held, Rejected) else held
+
+
+def next_pause(pause: float, *, hurried: bool) -> float:
+    """Compute the seconds until the next round. They grow while `hurried`: few peers are known, or
+    the coordinator does not answer. Pure."""
+    if not hurried:
+        return _LONGEST_SECONDS
+    return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
 
 
 def report_of(snapshot: Snapshot, issued_ms: int) -> Report:

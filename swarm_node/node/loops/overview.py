@@ -30,7 +30,6 @@ from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 
-_SHOWN_PEERS = 200
 _EXAMPLES = 3
 _SHOWN_CAUSES = 32
 
@@ -74,7 +73,7 @@ def take_snapshot(
         evals=list(tally.evals),
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now, reaching.usage.via, info)[:_SHOWN_PEERS],
+        peers=peer_rows(shared, now, reaching.usage.via, info),
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],

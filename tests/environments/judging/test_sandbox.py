@@ -282,6 +282,31 @@ def test_nothing_that_a_text_tries_leaves_its_judge(
 
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
+@pytest.mark.parametrize(("files", "cramped"), [(100, False), (10, True)])
+def test_a_confined_process_is_killed_first_and_says_what_it_was_refused(
+    files: int, cramped: bool
+) -> None:
+    program = f"""
+import resource
+from pathlib import Path
+from swarm_node.environments.judging.sandbox import code_paths, confine
+resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))
+done = confine(iter([Path("/proc"), *code_paths()]))
+print(Path("/proc/self/oom_score_adj").read_text().strip(), done.cramped)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CPU)[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    most = min(files, 64)
+    assert done.stdout.splitlines() == [f"1000 {cramped}", f"({most}, {most}) 3600"], done.stderr
+
+
+@pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
 @pytest.mark.slow(reason="starts a process for every attack")
 def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
     """The control: without it, attacks that are misspelt would pass for attacks that are held."""

@@ -29,7 +29,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import ConfigError, CoordinatorError
 from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, GroupCounts, PeerRow
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.coordinating import Coordinating, hints_of, report_of
+from swarm_node.node.loops.coordinating import Coordinating, hints_of, next_pause, report_of
 from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.parts import Tally
 from swarm_node.node.loops.supervisor import Supervisor
@@ -347,6 +347,16 @@ def test_a_forked_history_is_an_alarm_and_stays_one_over_a_restart(tmp_path: Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("coordinator.server.TICK_SECONDS", 0.05)
         play(tmp_path, scene)
+
+
+def test_rounds_become_rarer_while_peers_are_few_or_nobody_answers() -> None:
+    pauses = [next_pause(1.0, hurried=True)]
+    while pauses[-1] < 50.0:
+        pauses.append(next_pause(pauses[-1], hurried=True))
+    assert pauses[:4] == [2.0, 3.0, 4.5, 6.75]
+    assert pauses[-1] == next_pause(50.0, hurried=True) == 50.0
+    assert sum(pauses) < 180, "a new node hears of others soon"
+    assert next_pause(2.0, hurried=False) == 50.0
 
 
 def test_a_report_says_what_the_owner_sees_and_fits() -> None:

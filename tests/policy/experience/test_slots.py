@@ -110,8 +110,12 @@ def test_interrupted_groups_hold_their_slots_and_a_batch_resumes_them() -> None:
     limit.begin(12)
     limit.end(8)  # four were interrupted, the others failed
     assert (limit.sampling, limit.free(0), limit.sampling_batch(0)) == (4, 12, 8)
-    with pytest.raises(ValueError, match="cannot end"):
-        limit.end(5)
+    for wrong in (5, -1):
+        with pytest.raises(ValueError, match=f"{wrong} groups cannot end: 4 are"):
+            limit.end(wrong)
+    limit.end(0)
+    limit.end(4)
+    assert limit.sampling == 0
 
 
 def test_own_groups_wait_for_about_two_updates_as_these_really_take_them() -> None:

@@ -321,7 +321,7 @@ def test_a_model_learns_on_a_base_of_four_bits(device: str) -> None:
 
 
 def test_a_base_of_four_bits_is_for_adapters_of_one_process() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.base cannot be 'nf4'"):
+    with pytest.raises(ConfigError, match=r"training\.base cannot be 'nf4'"):
         TrainerSettings(base="nf4")
     with pytest.raises(ConfigError, match=r"works in one process"):
         TrainerSettings(base="nf4", lora_rank=4, processes=2)

@@ -44,10 +44,13 @@ class Gate:
 
         monkeypatch.setattr(TrainingState, "copied", held)
 
-    def holds(self, act: Callable[[], object]) -> None:
-        """`act` ends, and not before the gate is open."""
+    def holds(self, act: Callable[[], object], waits: threading.Event | None = None) -> None:
+        """`act` ends, and not before the gate is open; it sets `waits` when it begins to wait."""
         acting = threading.Thread(target=act)
         acting.start()
+        while waits is not None and acting.is_alive() and not waits.wait(0.1):
+            pass
+        assert waits is None or waits.is_set()
         acting.join(0.2)
         assert acting.is_alive()
         self.opened.set()
@@ -73,13 +76,21 @@ def test_a_step_waits_for_the_copy(
     random_qwen2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora_rank: int
 ) -> None:
     settings = replace(SETTINGS, lora_rank=lora_rank)
+    waits, wait_for_copy = threading.Event(), CheckpointWriter.wait_for_copy
+
+    def waiting(writer: CheckpointWriter) -> None:
+        waits.set()
+        wait_for_copy(writer)
+
+    monkeypatch.setattr(CheckpointWriter, "wait_for_copy", waiting)
     host = TrainerHost(random_qwen2, tmp_path / "checkpoints", tmp_path, settings)
     batch = Batch(tuple(train_rows()))
     host.update(batch)
     before = host.core.state(b"", {})
     gate = Gate(monkeypatch)
     path = host.checkpoint({}, wait=False)
-    gate.holds(lambda: host.update(batch))
+    waits.clear()  # on a slow machine, an update that waits for nothing takes as long, too
+    gate.holds(lambda: host.update(batch), waits)
     assert host.core.version == 2
     host.close()
     stored = read(path)
