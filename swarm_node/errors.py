@@ -29,6 +29,8 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import socket
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -154,7 +156,8 @@ def reason_of(error: OSError) -> str:
     """Return the operating system's reason in words, without its number or a library's prefix."""
     inner = getattr(error, "os_error", None)  # of aiohttp's errors
     error = inner if isinstance(inner, OSError) else error
-    if error.errno is not None and error.errno > 0:
+    own = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
+    if error.errno is not None and not own:
         return os.strerror(error.errno).lower()
     return error.strerror or str(error) or type(error).__name__
 

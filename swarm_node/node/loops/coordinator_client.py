@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import ipaddress
 import os
@@ -47,7 +46,7 @@ class _OwnNetworks(ThreadedResolver):
     ) -> Any:
         found = await super().resolve(host, port, family)
         if any(not _is_own(item["host"]) for item in found):
-            raise OSError(errno.EPERM, "it is on the Internet: its URL must begin with https")
+            raise OSError("it is on the Internet: its URL must begin with https")
         return found
 
 
