@@ -117,6 +117,8 @@ def check(place: Path, ledger: Ledger) -> None:
         Identity.load(path)  # also one that was not acknowledged is whole
     _check_checkpoints(home, ledger)
     assert sound_weights(place / "weights") >= ledger.weights, "a published version is lost"
+    if not home.database.exists():
+        return  # and what looks at a home makes nothing in it
     storage = Storage(home.database, wall=lambda: NOW)
     try:
         _check_storage(storage, ledger, place)

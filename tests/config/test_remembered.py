@@ -14,6 +14,7 @@ from swarm_node.config import Sources
 from swarm_node.config.remembered import FILE, MAX_BYTES, recall
 from swarm_node.config.sources import forget, set_remembered
 from swarm_node.errors import ConfigError
+from swarm_node.program.private_directory import content_of, with_head
 
 
 def sources(
@@ -21,6 +22,13 @@ def sources(
 ) -> Sources:
     given = {key.replace("__", "."): value for key, value in flags.items()}
     return Sources({"home": home, **given}, environ or {}, config, with_home=True)
+
+
+def stored(home: Path) -> bytes:
+    """The content of what a home remembers."""
+    content = content_of((home / FILE).read_bytes())
+    assert isinstance(content, bytes)
+    return content
 
 
 def test_a_start_without_flags_goes_on_as_the_one_before(tmp_path: Path) -> None:
@@ -96,15 +104,16 @@ def test_a_key_is_forgotten_and_an_unknown_one_refused(tmp_path: Path) -> None:
 
 def test_a_value_that_is_no_longer_valid_is_named_with_the_way_to_forget_it(tmp_path: Path) -> None:
     sources(tmp_path, experience__own=6, run__seed=3).remember()
-    text = (tmp_path / FILE).read_text()
-    (tmp_path / FILE).write_text(text.replace("experience.own", "experience.gone"))
+    text = stored(tmp_path)
+    gone = text.replace(b"experience.own", b"experience.gone")
+    (tmp_path / FILE).write_bytes(with_head(gone))
     with pytest.raises(ConfigError, match=r"experience.gone.*join --forget experience.gone`"):
         sources(tmp_path).load()
     forget(tmp_path, ["experience.gone"])
     assert sources(tmp_path).load().run.seed == 3
     held = json.loads(text)
     held["settings"]["experience.own"]["value"] = 6000
-    (tmp_path / FILE).write_text(json.dumps(held))
+    (tmp_path / FILE).write_bytes(with_head(json.dumps(held).encode()))
     with pytest.raises(ConfigError, match=r"experience.own: .*--forget experience.own`"):
         sources(tmp_path).load()
     assert sources(tmp_path, experience__own=2).load().experience.own == 2
@@ -138,7 +147,7 @@ def test_set_changes_one_option_and_keeps_the_others(tmp_path: Path) -> None:
     kept = {key: each.value for key, each in recall(tmp_path).items()}
     assert kept["environment.options"] == {"preset": "short", "seed": 1}
     assert kept["run.updates"] == 7
-    before = json.loads((tmp_path / FILE).read_text())
+    before = stored(tmp_path)
     with pytest.raises(ConfigError, match=r"experience.own"):
         set_remembered(tmp_path, {"experience.own": 0, "run.seed": 1})
-    assert json.loads((tmp_path / FILE).read_text()) == before
+    assert stored(tmp_path) == before
