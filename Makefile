@@ -10,7 +10,7 @@ FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier image clean
 .PHONY: settings-page protocol-page site release check-minimal
-.PHONY: campaigns campaign-coverage mutants fuzz-coordinator
+.PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
 
 setup: $(STAMP)
 
@@ -139,6 +139,10 @@ campaigns: setup-reasoning-gym
 	$(CAMPAIGN).crashes
 	$(CAMPAIGN).full_disk
 	$(CAMPAIGN).clocks
+
+# As root, with faketime and what test-sites needs: 200 faults in a swarm of real nodes, two hours.
+chaos: setup-tests
+	cd tests && OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m campaigns.chaos --faults 200 --seed 1 --out ../build/chaos.jsonl
 
 # Atheris, which is no part of the project, in a directory of its own.
 campaign-coverage: setup-reasoning-gym

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swarm_node import __version__
-from swarm_node.errors import HomeError, StorageError, is_full
+from swarm_node.errors import HomeError, StorageError
 
 _BUSY_SECONDS = 5.0
 #: The journal keeps at most this size between transactions.
@@ -114,10 +114,9 @@ class Database:
 
 
 def _passes(error: sqlite3.Error | OSError) -> bool:
-    """Check that a later call may succeed. A full disk stays full, and a damaged file damaged,
-    until a person acts."""
-    lasting = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-    return not is_full(error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in lasting
+    """Check that a later call may succeed. A damaged file stays damaged."""
+    lasting = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF not in lasting
 
 
 def flaw(

@@ -27,7 +27,6 @@ Every message says what to do next.
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import socket
 import ssl
@@ -139,11 +138,6 @@ class Rejected:
     reason: str
     detail: str = ""
     seconds: float = field(default=0.0, compare=False)
-
-
-def is_full(error: BaseException) -> bool:
-    """Check for an error of a full disk. It stays full until a person acts."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def meant(name: str, known: Iterable[str]) -> str:

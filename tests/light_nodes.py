@@ -111,7 +111,7 @@ class LightNode:
         self.members = Members(membership.swarm, self.clock.wall)
         self.rejected: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.supervisor = Supervisor(self.faults, clock)
+        self.supervisor = Supervisor(self.faults, {}, clock)
         self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
         self.storage.begin_epoch()
         self.dialable: bool | None = None

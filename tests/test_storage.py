@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, StorageError
 from swarm_node.rollout import Provenance
 from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
@@ -344,7 +344,7 @@ def test_a_full_disk_is_said_and_stores_nothing(path: Path) -> None:
     (pages,) = storage._connection.execute("PRAGMA page_count").fetchone()
     storage._connection.execute(f"PRAGMA max_page_count = {pages}")
     big = StoredGroup(**{**_fields(group(storage.epoch, 2)), "blob": bytes(1 << 20)})  # type: ignore[arg-type]
-    with pytest.raises(HomeError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         storage.publish([(big, b"a")])
     assert (storage.head(), storage.blob(big.id)) == (1, None)
     storage._connection.execute("PRAGMA max_page_count = 100000")

@@ -19,7 +19,7 @@ from typing import Literal
 import structlog
 
 from swarm_node.durable import LEFTOVERS, make_private, open_regular, replace_private
-from swarm_node.errors import HomeError, StorageError, is_full
+from swarm_node.errors import HomeError, StorageError
 
 #: Bytes of a small file; a full list of `admitted` subjects is the longest.
 MAX_KEPT_BYTES = 4 << 20
@@ -116,7 +116,6 @@ class PrivateDirectory:
         """Replace a small file.
 
         Raises:
-            HomeError: the disk is full.
             StorageError: it cannot be written now.
         """
         try:
@@ -124,9 +123,8 @@ class PrivateDirectory:
         except OSError as error:
             raise self._failed("write", name, error) from error
 
-    def _failed(self, done: str, name: str, error: OSError) -> HomeError:
-        kind = HomeError if is_full(error) else StorageError
-        return kind(f"cannot {done} {self.path / name}: {error.strerror}")
+    def _failed(self, done: str, name: str, error: OSError) -> StorageError:
+        return StorageError(f"cannot {done} {self.path / name}: {error.strerror}")
 
     def in_use(self) -> bool:
         """Check for a running node in this home, without writing anything."""

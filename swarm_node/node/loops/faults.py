@@ -6,9 +6,10 @@
 | CoordinatorError | coordinator | the loop tries again |
 | ChildError | environment | the loop tries again; the process is started again when it is asked |
 | StorageError | storage | the loop tries again; nothing of its step was stored |
+| ModelError | model | the loop tries again; the version before stays in use |
 | TimeoutError | timeout | the loop tries again |
-| another OSError | system | the loop tries again |
-| a full disk, every other error | – | the node ends with that error |
+| MemoryError, another OSError | system | the loop tries again |
+| every other error | – | the node ends with that error |
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from typing import Final, NamedTuple
 from swarm_node.errors import (
     ChildError,
     CoordinatorError,
-    HomeError,
+    ModelError,
     StorageError,
     TransportError,
-    is_full,
 )
 from swarm_node.p2p.peers.liveness import LOOP
 
@@ -34,8 +34,9 @@ PASSING: Final = (
     (CoordinatorError, "coordinator", "nothing else waits for it"),
     (ChildError, "environment", "the process is started again"),
     (StorageError, "storage", "nothing of this step was stored"),
+    (ModelError, "model", "the version before stays in use"),
     (TimeoutError, "timeout", "nothing else waits for it"),
-    (OSError, "system", "nothing else waits for it"),
+    ((MemoryError, OSError), "system", "nothing else waits for it"),
 )
 
 
@@ -51,8 +52,6 @@ class GoOn(NamedTuple):
 def decide(error: Exception, failures: int) -> GoOn | Exception:
     """Decide on the error of a loop that failed `failures` times in a row before. Return the error
     to end with, if the loop cannot go on."""
-    if is_full(error):
-        return HomeError(f"no space left ({error}): free some, nothing stored so far is lost")
     for kind, part, meanwhile in PASSING:
         if isinstance(error, kind):
             pause = LOOP.after(failures)

@@ -92,7 +92,7 @@ class Node:
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
-        self._supervisor = Supervisor(shared.tally.faults, parts.clock)
+        self._supervisor = Supervisor(shared.tally.faults, shared.tally.alarms, parts.clock)
         self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
@@ -14,14 +15,18 @@ from swarm_node.node.loops.faults import GoOn, Told, decide
 
 #: One round of a loop, with the pause after it.
 Step = Callable[[], Awaitable[object]]
+#: Failures in a row after which the owner is told.
+ALARMING: Final = 3
 _log = structlog.get_logger(__name__)
 
 
 class Supervisor:
-    """Runs the steps of loops. `faults` gets the counts by part."""
+    """Runs the steps of loops. `faults` gets the counts by part, `alarms` a sentence on a loop that
+    failed `ALARMING` times in a row, until a step of it succeeds."""
 
-    def __init__(self, faults: Counter[str], clock: Clock) -> None:
+    def __init__(self, faults: Counter[str], alarms: dict[str, str], clock: Clock) -> None:
         self._faults = faults
+        self._alarms = alarms
         self._clock = clock
         self._failures: Counter[str] = Counter()
         self._told = Told()
@@ -50,15 +55,22 @@ class Supervisor:
             await asyncio.sleep(decided.pause)
         else:
             self._failures.pop(loop, None)
+            self._alarms.pop(f"loop {loop}", None)
 
     def _note(self, loop: str, decided: GoOn, error: Exception) -> None:
         self._faults[decided.part] += 1
+        if self._failures[loop] >= ALARMING:
+            self._alarms[f"loop {loop}"] = f"{loop} fails again and again: {_words(error)}"
         count = self._told.due(loop, decided.part, self._clock.now())
         if count is not None:
             _log.warning(
                 "a loop of this node failed and goes on",
                 loop=loop,
-                error=str(error) or type(error).__name__,
+                error=_words(error),
                 then=decided.then,
                 times=count,
             )
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -183,7 +183,7 @@ def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
         monkeypatch.setattr("swarm_node.node.loops.coordinating.asyncio.sleep", soon)
         one.node.directory.take_hints({"x": 0.5})
         task = asyncio.create_task(
-            Supervisor(Counter(), hand.clock()).repeat(
+            Supervisor(Counter(), {}, hand.clock()).repeat(
                 "coordinate", partial(dead.step, quiet_snapshot)
             )
         )

@@ -32,7 +32,7 @@ from swarm_node.errors import (
 )
 from swarm_node.node.loops.faults import TOLD_SECONDS, GoOn, Told, decide
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.supervisor import Supervisor
+from swarm_node.node.loops.supervisor import ALARMING, Supervisor
 from swarm_node.node.loops.work import Work
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.exchange.meeting import FEW
@@ -46,17 +46,18 @@ PASSING = {
     CoordinatorError("it does not answer"): "coordinator",
     ChildError("the environment process died"): "environment",
     StorageError("node.db is in use by another process"): "storage",
+    ModelError("another tokenizer"): "model",
+    MemoryError(): "system",
     TimeoutError(): "timeout",
     OSError(errno.EMFILE, "Too many open files"): "system",
+    OSError(errno.ENOSPC, "No space left on device"): "system",
     ConnectionResetError(): "system",
 }
 FINAL = (
-    HomeError("no space left for node.db"),
-    OSError(errno.ENOSPC, "No space left on device"),
+    HomeError("node.db is damaged"),
     EngineError("it failed four times"),
     WeightsError("they cannot be written"),
     CheckpointError("damaged"),
-    ModelError("another tokenizer"),
     ConfigError("experience.own"),
     ValueError("a bug"),
     AssertionError(),
@@ -198,7 +199,7 @@ def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
     run_virtual(scenario)
 
 
-@pytest.mark.parametrize("error", [HomeError("the disk is full"), ValueError("a bug")])
+@pytest.mark.parametrize("error", [HomeError("node.db is damaged"), ValueError("a bug")])
 def test_an_error_that_is_final_ends_the_node(tmp_path: Path, error: Exception) -> None:
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(tmp_path, loop, members=2)
@@ -225,12 +226,6 @@ def test_a_class_of_errors_passes_or_is_final() -> None:
     assert decide(FINAL[0], 0) is FINAL[0]
 
 
-def test_a_full_disk_is_told_in_one_sentence() -> None:
-    decided = decide(OSError(errno.ENOSPC, "No space left on device"), 3)
-    assert isinstance(decided, HomeError)
-    assert "free some" in str(decided)
-
-
 def test_the_pause_grows_with_the_failures_in_a_row() -> None:
     pauses = [decide(TransportError("dead"), failures) for failures in range(6)]
     assert [each.pause for each in pauses if isinstance(each, GoOn)] == [1, 2, 4, 8, 15, 15]
@@ -239,6 +234,7 @@ def test_the_pause_grows_with_the_failures_in_a_row() -> None:
 def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
     outcomes: list[Exception | None] = [OSError(), OSError(), None, OSError()]
     faults: Counter[str] = Counter()
+    alarms: dict[str, str] = {}
 
     async def scenario(loop: VirtualTimeLoop) -> None:
         begun: list[float] = []
@@ -250,7 +246,7 @@ def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
             if (error := outcomes.pop(0)) is not None:
                 raise error
 
-        supervisor = Supervisor(faults, Clock(now=loop.time, wall=loop.time))
+        supervisor = Supervisor(faults, alarms, Clock(now=loop.time, wall=loop.time))
         living = asyncio.create_task(supervisor.repeat("feel", step))
         await asyncio.sleep(30.0)
         assert begun == [0.0, 1.0, 3.0, 3.0, 4.0]
@@ -260,6 +256,29 @@ def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
 
     run_virtual(scenario)
     assert faults == {"system": 3}
+
+
+def test_a_loop_that_fails_again_and_again_is_an_alarm_until_it_works() -> None:
+    alarms: dict[str, str] = {}
+    supervisor = Supervisor(Counter(), alarms, Clock(now=lambda: 0.0, wall=lambda: 0.0))
+
+    async def scenario(_: VirtualTimeLoop) -> None:
+        async def fails() -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        async def works() -> None:
+            pass
+
+        for _ in range(ALARMING - 1):
+            await supervisor.attempt("record", fails)
+        assert alarms == {}
+        await supervisor.attempt("record", fails)
+        await supervisor.attempt("feel", works)
+        assert "No space left" in alarms["loop record"]
+        await supervisor.attempt("record", works)
+        assert alarms == {}
+
+    run_virtual(scenario)
 
 
 def test_a_cause_is_told_once_and_then_once_a_minute_with_its_count() -> None:

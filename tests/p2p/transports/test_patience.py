@@ -125,7 +125,7 @@ def test_a_daemon_on_a_starved_machine_is_up_within_three_minutes_and_stays(slow
         node = transport._node
         assert node is not None
         node.slow = math.inf  # a stop of seconds, as the machine becomes busy
-        supervisor = Supervisor(Counter(), transport._clock)
+        supervisor = Supervisor(Counter(), {}, transport._clock)
         healed: list[str] = []
 
         async def mend() -> None:
