@@ -50,7 +50,8 @@ class Parts:
     swarm's statements: a home, or memory. `knock` dials for probes and `lan` finds peers on the own
     network; both are None without a network of hosts. `answered` records the relayed requests that
     were answered. `memory` returns the bytes of all processes and `metrics` writes the history:
-    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer.
+    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer, and
+    `common_share` of the tasks are common to the swarm: simulated experiments have others.
     """
 
     transport: Transport
@@ -74,6 +75,7 @@ class Parts:
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
+    common_share: float = 0.0
 
 
 @dataclass

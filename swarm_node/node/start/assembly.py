@@ -123,7 +123,7 @@ def _open_work(
         seed=settings.run.seed,
         peer_id=peer_id,
         swarm_id=membership.swarm.swarm_id,
-        common_share=settings.sampling.common_share,
+        common_share=parts.common_share,
     )
     sampler, lag = parts.sampler, shared.buffer.settings.max_lag
     harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
@@ -255,7 +255,7 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
         frozenset(info.families),
         parts.policy,
         SizeGate.of(sampling.group_size, sampling.max_new_tokens),
-        own_tasks="" if sampling.common_share else peer_id,
+        own_tasks="" if parts.common_share else peer_id,
     )
 
 

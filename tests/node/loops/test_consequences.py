@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.loops.consequences import kept, peer_rows, recall, watch
@@ -11,7 +12,7 @@ from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.simulation.seeded import Seeded
 
@@ -20,7 +21,7 @@ OWN = "me"
 
 @pytest.fixture
 def shared() -> Shared:
-    buffer, issuer = ReplayBuffer(ReplaySettings()), "one ticket for all".format
+    buffer, issuer = ReplayBuffer(replay_settings()), "one ticket for all".format
     return Shared(
         tally=Tally(),
         directory=Directory(OWN),
