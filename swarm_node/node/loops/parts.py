@@ -22,6 +22,7 @@ from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.verdict import Steady
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Members, nobody
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.lan import Lan
@@ -150,15 +151,22 @@ class Tally:
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the loops of one node share: its counters, the known peers, the members, the
+    """State that the loops of one node share: what its network shares (`local`), its counters, the
     replay buffer, the slots of groups under way, the peers' budgets (traffic, effort), and former
     members by peer id."""
 
+    local: Local
     tally: Tally
-    directory: Directory
-    members: Members
     traffic: Traffic
     effort: Effort
     buffer: ReplayBuffer
     slots: Slots
     former: Recent[str, Peer] = field(default_factory=lambda: Recent(MAX_FORMER))
+
+    @property
+    def directory(self) -> Directory:
+        return self.local.directory
+
+    @property
+    def members(self) -> Members:
+        return self.local.members

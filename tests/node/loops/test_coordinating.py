@@ -59,26 +59,20 @@ class End:
         self.tally = Tally()
         self.alarms = self.tally.alarms
         self.credentials = Credentials(
-            member.identity,
-            member.swarm,
+            self.node.local,
             member.chain,
-            members=self.node.members,
             office=self.office,
-            wall=clock.wall,
             use_secret=lambda secret: None,
         )
         self.loop = self.make(url)
 
     def make(self, url: str) -> Coordinating:
         return Coordinating(
+            self.node.local,
             url,
-            self.member.identity,
-            self.member.swarm.swarm_id,
             credentials=self.credentials,
             meeting=self.node.exchange.meeting,
-            directory=self.node.directory,
             keeper=self.office,
-            clock=self.clock,
             rng=random.Random(1),
             tally=self.tally,
         )
