@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from swarm_node.config import load_settings
-from swarm_node.node.figures.history import HistoryRow
-from swarm_node.node.figures.snapshot import SCHEMA, GroupCounts, Snapshot
+from swarm_node.node.figures.history import GroupCounts, HistoryRow
+from swarm_node.node.figures.snapshot import SCHEMA, Snapshot
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.rollout import (

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.environments.host import EnvironmentHost
-from swarm_node.node.figures.history import MetricsFile, Ring
+from swarm_node.node.figures.history import GroupCounts, MetricsFile, Ring, Sums
 from swarm_node.node.figures.samples import Samples
 from swarm_node.node.figures.snapshot import (
     CoordinatorRow,
     EvalPoint,
-    GroupCounts,
     MixtureRow,
     UpdateRow,
 )
@@ -94,21 +93,6 @@ class Timing:
     def mean(self) -> float:
         """Return the mean seconds; 0 while the count is 0."""
         return self.seconds / self.count if self.count else 0.0
-
-
-@dataclass
-class Sums:
-    """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage, `own_reward` and `own_answers` of own groups, their `lag` in versions,
-    the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those of own answers."""
-
-    rows: int = 0
-    own_reward: float = 0.0
-    own_answers: int = 0
-    lag: int = 0
-    age: int = 0
-    sampled_tokens: int = 0
-    trained_tokens: int = 0
 
 
 @dataclass

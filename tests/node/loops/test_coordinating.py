@@ -27,7 +27,8 @@ from swarm_keys import DAY, Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import ConfigError, CoordinatorError
-from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, GroupCounts, PeerRow
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, PeerRow
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.coordinating import Coordinating, hints_of, next_pause, report_of
 from swarm_node.node.loops.coordinator_client import CoordinatorClient

@@ -17,7 +17,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.node.figures.snapshot import EvalPoint, GroupCounts, Saved
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
