@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK
@@ -14,9 +13,8 @@ from swarm_node.p2p.exchange.meeting import Meeting
 from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.limits.budgets import Traffic, Wants
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.addressbook import AddressBook
-from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.storage import Storage
 
@@ -34,56 +32,38 @@ class Peer:
             state_dir=place / self.peer_id,
             rng=random.Random(0),
         )
-        self.rejected: Counter[str] = Counter()
         self.office = MemoryOffice()
-        self.members = Members(membership.swarm, SYSTEM_CLOCK.wall, self.office)
+        self.local = local = Local.of(
+            membership.identity, membership.swarm, SYSTEM_CLOCK, self.office
+        )
+        self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
         self.own = Credentials(
-            membership.identity,
-            membership.swarm,
+            local,
             membership.chain,
-            members=self.members,
             office=self.office,
-            wall=SYSTEM_CLOCK.wall,
             use_secret=self.transport.use_secret,
         )
-        self.directory = Directory(self.peer_id)
         self.storage = Storage(place / f"{self.peer_id}.db")
         self.storage.begin_epoch()
         rng = random.Random(1)
         Server(
+            local,
             transport=self.transport,
             credentials=self.own,
             storage=self.storage,
-            members=self.members,
-            directory=self.directory,
             traffic=Traffic(Wants(8.0, 1 << 20, 1.0), self.members.issuer),
-            rejected=self.rejected,
-            clock=SYSTEM_CLOCK,
             rng=rng,
         )
-        asker = Asker(
-            transport=self.transport,
-            swarm_id=membership.swarm.swarm_id,
-            credentials=self.own,
-            members=self.members,
-            directory=self.directory,
-            rejected=self.rejected,
-            clock=SYSTEM_CLOCK,
-        )
-        let_go = self.directory.forget
-        affairs = Affairs(asker, self.own, self.members, self.directory, let_go, SYSTEM_CLOCK, rng)
+        asker = Asker(local, transport=self.transport, credentials=self.own)
+        affairs = Affairs(local, asker, self.own, self.directory.forget, rng)
         self.meeting = Meeting(
+            local,
             asker,
             AddressBook(membership.identity.peer_id, membership.identity.seed()),
             transport=self.transport,
-            identity=membership.identity,
             credentials=self.own,
-            members=self.members,
             affairs=affairs,
-            swarm_id=membership.swarm.swarm_id,
             storage=self.storage,
-            directory=self.directory,
-            clock=SYSTEM_CLOCK,
             rng=rng,
             relays=lambda: False,
         )

@@ -19,6 +19,13 @@ from builders import ROOT
 PACKAGE = ROOT / "swarm_node"
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+#: Programs and helpers of tests that build on modules of the package, beside tests of single rooms.
+TOOLS = sorted(
+    [
+        *(ROOT / "benchmarks").glob("*.py"),
+        *(path for path in TESTS if not path.name.startswith("test_")),
+    ]
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HEAVY = (
     *("torch", "vllm", "transformers", "peft", "reasoning_gym", "matplotlib"),
@@ -118,6 +125,23 @@ def test_no_function_has_60_lines() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= 60
     ] == []
+
+
+def test_a_small_module_with_one_importer_in_its_room_has_moved_in() -> None:
+    """Another room's importer does not count against it: there it is the door of its room."""
+    modules = {module_name(path): path for path in SOURCES}
+    used_by = defaultdict(set)
+    for path in (*SOURCES, *TOOLS):
+        for name in imported(path) & modules.keys():
+            used_by[name].add(path)
+    offenders = [
+        f"{told(path)} has one importer: {told(importer)}"
+        for name, path in modules.items()
+        if path.read_text().count("\n") < 60 and len(used_by[name]) == 1
+        for importer in used_by[name]
+        if importer.parent == path.parent and path.name != "__init__.py"
+    ]
+    assert offenders == [], "move it in"
 
 
 def test_at_most_twelve_modules_lie_at_the_root_and_four_beside_rooms() -> None:
@@ -313,6 +337,23 @@ def grows(node: ast.AST) -> bool:
         and any(map(above_one, sides))
         and any(re.search(r"(?i)pause|delay|wait|backoff", ast.unparse(side)) for side in sides)
     )
+
+
+def module_name(path: Path) -> str:
+    """The name by which a file of the packages is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Names that a file imports, as modules or from them."""
+    found: set[str] = set()
+    for node in tree(path):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found - {module_name(path)} if path in SOURCES else found
 
 
 def above_one(node: ast.AST) -> bool:

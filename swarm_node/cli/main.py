@@ -4,6 +4,7 @@ quick. An error is one line on stderr with exit code 1 (2 for a wrong command li
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,13 +36,11 @@ from swarm_node.cli.options import (
     TicketOption,
     VerboseOption,
 )
-from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
-from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
-from swarm_node.program.terminal import RefusingGroup, version_option
+from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 app = typer.Typer(
     name="swarm-node",
@@ -173,12 +172,65 @@ for command in (
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.add_typer(config_app, name="config", rich_help_panel=_BASIC)
 app.command(rich_help_panel=_BASIC)(doctor)
-app.command(name="open", rich_help_panel=_BASIC)(open_page)
+
+
+@app.command(name="open", rich_help_panel=_BASIC)
+def open_page(
+    home: HomeOption = None,
+    show: Annotated[
+        bool, typer.Option("--print", help="Only print the address; open no browser.")
+    ] = False,
+) -> None:
+    """Open the running node's page in a browser: reward, peers, traffic, samples.
+
+    The address lets one browser in, within a minute, to look and not to change anything. Over ssh,
+    forward the port that the command names, and open the address on your machine.
+    """
+    show_page(ask(home, lambda client: client.page()), only_print=show)
+
+
 app.command(rich_help_panel=_BASIC)(track)
 app.command(name="support-bundle", rich_help_panel=_BASIC)(support_bundle)
 for command in (watching.samples, watching.top, watching.logs):
     app.command(rich_help_panel=_BASIC)(command)
-app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
+
+
+@app.command(name="train-host", rich_help_panel=_NETWORK)
+def train_host(
+    node: Annotated[str, typer.Argument(help="HOST:PORT of the node's run.trainer_hosts.")],
+    key: Annotated[Path, typer.Option(help="A copy of site.key from the node's home.")],
+    model: Annotated[
+        str | None, typer.Option(help="The node's model, by the same name. [SWARM_NODE_MODEL]")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Train for a node on another machine of this site, until that node ends.
+
+    The node says how many processes train here. They end and start again with those of the node.
+    """
+    from swarm_node.config import load_settings
+    from swarm_node.errors import ConfigError
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.hosts.attending import Attendant
+    from swarm_node.p2p.wire.identity import Identity
+    from swarm_node.policy.models.model import policy_digests, resolve
+
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}", node):
+        raise ConfigError(f"train-host takes HOST:PORT, such as 10.0.0.1:29400, not {node!r}")
+    settings = load_settings({"home": home, "model": model}, config=config)
+    place, secret = Home(settings.home), Identity.load(key).seed()
+    with place.lock():
+        directory = resolve(settings.model)
+        attendant = Attendant(
+            node,
+            secret,
+            directory,
+            policy_digests(directory)[0],
+            place.path / "train-host",
+            lambda line: typer.echo(line, err=True),
+        )
+        asyncio.run(attendant.attend())
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)

@@ -25,7 +25,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     keys = {
         key.name: key
         for key in explain_settings(
-            {"experience.max_age": 2},
+            {"experience.max_lag": 2},
             environ={"SWARM_NODE_TRAINING__LOSS": "gspo"},
             config=file,
         )
@@ -37,7 +37,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     assert keys["network.poll_seconds"].choices == "float >0..30"
     assert keys["run.seed"].choices == "int 0..<4294967296"
     assert keys["run.updates"].choices == "int 0.."
-    assert keys["experience.max_age"][1:5] == (2, 32, "int 0..65536", "command line")
+    assert keys["experience.max_lag"][1:5] == (2, 8, "int 0..1024", "command line")
     assert keys["training.loss"].source == "SWARM_NODE_TRAINING__LOSS"
     assert "gspo" in keys["training.loss"].choices
     assert keys["environment.options"].value == {"preset": "sapo"}

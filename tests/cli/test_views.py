@@ -15,12 +15,12 @@ from rich.console import Console, RenderableType
 from swarm_node.cli.members_view import members_view, ticket_rows
 from swarm_node.cli.status_view import bars, curve, figures, got, status_view
 from swarm_node.cli.views import eval_view, peers_view
+from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
     CoordinatorRow,
     EvalPoint,
-    GroupCounts,
     MembershipRow,
     MixtureRow,
     PeerRow,

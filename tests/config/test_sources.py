@@ -11,20 +11,20 @@ from swarm_node.errors import ConfigError
 
 def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[experience]\nown = 5\nexternal = 5\nmax_age = 5\n")
+    file.write_text("[experience]\nown = 5\nexternal = 5\nmax_lag = 5\n")
     settings = load_settings(
         {"experience.own": 7, "experience.external": None},
         environ={"SWARM_NODE_EXPERIENCE__OWN": "6", "SWARM_NODE_EXPERIENCE__EXTERNAL": "6"},
         config=file,
     )
     experience = settings.experience
-    assert (experience.own, experience.external, experience.max_age) == (7, 6, 5)
-    assert experience.max_lag == 8
+    assert (experience.own, experience.external, experience.max_lag) == (7, 6, 5)
+    assert experience.correction == "positive"
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 43
+    assert len(variables) <= 40
     assert "SWARM_NODE_TRAINING__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]
@@ -35,6 +35,9 @@ def test_every_key_can_be_set_from_the_environment() -> None:
     [
         ("colour = 1", "colour"),
         ("[experience]\nowns = 1", "experience.owns: did you mean experience.own?"),
+        ("[experience]\nmax_age = 32", "unknown setting experience.max_age"),
+        ("[experience]\nfilter_own = true", "unknown setting experience.filter_own"),
+        ("[sampling]\ncommon_share = 0.5", "unknown setting sampling.common_share"),
         ("[experience]\nown = 0", "experience.own"),
         ('[training]\nloss = "sapo"', "training.loss"),
         ('[training]\nadvantage = "gae"', "training.advantage"),

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from swarm_node.node.figures.history import HistoryRow
+from swarm_node.node.figures.history import GroupCounts, HistoryRow
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.stewards import in_last_third
@@ -45,19 +45,6 @@ class EvalPoint(msgspec.Struct, frozen=True):
     alone: bool = False
     seen: float | None = None
     split: int = 0
-
-
-class GroupCounts(msgspec.Struct):
-    """Counts of rollout groups since this home was created. `published` were made here, of which
-    `announced` can teach peers something. `taken` counts the pulls that this node answered,
-    `received` the groups that it pulled and verified."""
-
-    published: int = 0
-    trained_own: int = 0
-    trained_external: int = 0
-    received: int = 0
-    announced: int = 0
-    taken: int = 0
 
 
 class DroppedRow(msgspec.Struct, frozen=True):

@@ -21,7 +21,6 @@ import structlog
 from msgspec.structs import replace
 
 from swarm_node import __version__
-from swarm_node.clock import Clock
 from swarm_node.errors import CoordinatorError, Rejected
 from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
@@ -40,11 +39,11 @@ from swarm_node.p2p.coordinator.coordination import (
 )
 from swarm_node.p2p.exchange.meeting import FEW, Meeting
 from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Keeper
 from swarm_node.p2p.peers.conduct import LEAST_HINT
-from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.identity import Identity, public_key_of
+from swarm_node.p2p.wire.identity import public_key_of
 from swarm_node.p2p.wire.wire import pack
 
 #: Seconds between two rounds, give or take a fifth: at first, and at most. The pause grows slowly
@@ -66,15 +65,12 @@ class Coordinating:
 
     def __init__(
         self,
+        local: Local,
         url: str,
-        identity: Identity,
-        swarm_id: bytes,
         *,
         credentials: Credentials,
         meeting: Meeting,
-        directory: Directory,
         keeper: Keeper,
-        clock: Clock,
         rng: random.Random,
         tally: Tally,
     ) -> None:
@@ -83,23 +79,23 @@ class Coordinating:
             ConfigError: `url` cannot be used.
         """
         self._url = url
-        self._identity = identity
-        self._swarm_id = swarm_id
+        self._identity = local.identity
+        self._swarm_id = local.swarm_id
         self._client = CoordinatorClient(
-            url, (identity, swarm_id, lambda: credentials.chain), clock.wall
+            url, (local.identity, local.swarm_id, lambda: credentials.chain), local.clock.wall
         )
         self._credentials = credentials
         self._meeting = meeting
-        self._directory = directory
+        self._directory = local.directory
         self._keeper = keeper
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._alarms = tally.alarms
         self._tally = tally
         tally.coordinator = self._row = CoordinatorRow(url)
         self._pause = _FIRST_SECONDS / 2
         self._list = 0  # the number of the coordinator's revocation list
-        self._report_at = clock.now() + _LONGEST_SECONDS  # by then there is something to say
+        self._report_at = local.clock.now() + _LONGEST_SECONDS  # by then there is something to say
         self._held = self._load()
 
     async def step(self, snapshot: Callable[[], Snapshot]) -> None:

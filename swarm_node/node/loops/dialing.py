@@ -10,14 +10,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from swarm_node.clock import Clock
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.liveness import DIAL_CHECK
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.wire import wire
@@ -31,10 +30,9 @@ _PATIENT_TRIES = 3
 _PEER_SECONDS = 5.0
 
 
-async def try_peers(
-    asker: Asker, directory: Directory, members: Members, clock: Clock
-) -> list[TriedRow]:
+async def try_peers(local: Local, asker: Asker) -> list[TriedRow]:
     """Ask some peers something small now, those heard last first, however they are reached."""
+    clock, directory, members = local.clock, local.directory, local.members
 
     async def one(peer: Peer) -> TriedRow:
         begun = clock.now()
@@ -87,23 +85,21 @@ class DialCheck:
 
     def __init__(
         self,
+        local: Local,
         addresses: Sequence[str],
         knock: Knock,
         *,
-        directory: Directory,
-        members: Members,
-        clock: Clock,
         link_up: Callable[[], bool] = link_up,
     ) -> None:
         self._addresses = circuit.dialled(addresses)
         self._knock = knock
-        self._directory = directory
-        self._members = members
-        self._clock = clock
+        self._directory = local.directory
+        self._members = local.members
+        self._clock = local.clock
         self._link_up = link_up
         self._open: dict[str, int] = {}
         self._rounds = 0
-        directory.failures.configured = len(self._addresses)
+        local.directory.failures.configured = len(self._addresses)
 
     async def step(self) -> None:
         """Check once, and wait for the next time. The caller repeats it."""

@@ -47,7 +47,6 @@ from swarm_node.errors import Rejected, SwarmNodeError, first_of
 from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
-from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.consequences import watch
 from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
 from swarm_node.node.loops.learner import Learner
@@ -76,7 +75,6 @@ class Node:
         self,
         *,
         settings: Settings,
-        membership: Membership,
         parts: Parts,
         shared: Shared,
         learner: Learner,
@@ -85,7 +83,6 @@ class Node:
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
         self.settings = settings
-        self._membership = membership
         self._parts = parts
         self._shared = shared
         self._tally = shared.tally
@@ -103,13 +100,7 @@ class Node:
         self._opened: Work | None = None
         self._dials: DialCheck | None = None
         if parts.knock is not None:
-            self._dials = DialCheck(
-                settings.network.bootstrap,
-                parts.knock,
-                directory=shared.directory,
-                members=shared.members,
-                clock=parts.clock,
-            )
+            self._dials = DialCheck(shared.local, settings.network.bootstrap, parts.knock)
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -199,11 +190,9 @@ class Node:
 
     async def _tried(self) -> list[TriedRow]:
         """Try the addresses of settings and ticket, the known peers and the coordinator."""
-        shared, clock = self._shared, self._parts.clock
         attempts = [] if self._dials is None else await self._dials.try_all()
         rows = [TriedRow("address", each.where, each.seconds, each.cause()) for each in attempts]
-        asker = self._work.exchange.asker
-        rows += await try_peers(asker, shared.directory, shared.members, clock)
+        rows += await try_peers(self._shared.local, self._work.exchange.asker)
         if url := self.settings.network.coordinator:
             rows.append(await try_coordinator(url))
         return rows
@@ -215,7 +204,6 @@ class Node:
     def snapshot(self) -> Snapshot:
         """Return the snapshot of this node now."""
         return take_snapshot(
-            self._membership,
             self._parts,
             self._shared,
             self._reaching,
@@ -325,7 +313,7 @@ class Node:
                 listing = self._supervisor.attempt("list", partial(self._list_one, turn))
                 task = group.create_task(listing)
                 task.add_done_callback(lambda _: free_lists.release())
-        watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
+        watch(self._shared, self._shared.local.peer_id, self._parts.clock.now())
         await self._notify()
         await storage.run(storage.retire, self._buffer.collect_departed())
         await storage.run(storage.prune, _KEEP_OWN_GROUPS)
@@ -392,8 +380,8 @@ class Node:
         await parts.transport.start()
         _log.info(
             "node started",
-            peer=self._membership.identity.peer_id,
-            swarm=self._membership.swarm.name,
+            peer=self._shared.local.peer_id,
+            swarm=self._shared.local.swarm.name,
             version=parts.trainer.version,
             families=",".join(self._own_families),
         )

@@ -23,7 +23,6 @@ from swarm_node.node.figures.snapshot import (
     TokensRow,
 )
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.consequences import former_rows, peer_rows
 from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.p2p.membership.members import Members
@@ -35,7 +34,6 @@ _SHOWN_CAUSES = 32
 
 
 def take_snapshot(
-    membership: Membership,
     parts: Parts,
     shared: Shared,
     reaching: ReachingTransport,
@@ -49,7 +47,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Make the snapshot of a node now. `started` and `running_since` are of its clock."""
     tally, now = shared.tally, parts.clock.now()
-    identity, swarm = membership.identity, membership.swarm
+    identity, swarm = shared.local.identity, shared.local.swarm
     own = MembershipRow.of(shared.members, identity.peer_id)
     buffer = asdict(shared.buffer.stats()).items()
     busy = None

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.environments.host import EnvironmentHost
-from swarm_node.node.figures.history import MetricsFile, Ring
+from swarm_node.node.figures.history import GroupCounts, MetricsFile, Ring, Sums
 from swarm_node.node.figures.samples import Samples
 from swarm_node.node.figures.snapshot import (
     CoordinatorRow,
     EvalPoint,
-    GroupCounts,
     MixtureRow,
     UpdateRow,
 )
@@ -22,6 +21,7 @@ from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.verdict import Steady
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Members, nobody
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.lan import Lan
@@ -50,7 +50,8 @@ class Parts:
     swarm's statements: a home, or memory. `knock` dials for probes and `lan` finds peers on the own
     network; both are None without a network of hosts. `answered` records the relayed requests that
     were answered. `memory` returns the bytes of all processes and `metrics` writes the history:
-    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer.
+    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer, and
+    `common_share` of the tasks are common to the swarm: simulated experiments have others.
     """
 
     transport: Transport
@@ -74,6 +75,7 @@ class Parts:
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
+    common_share: float = 0.0
 
 
 @dataclass
@@ -91,21 +93,6 @@ class Timing:
     def mean(self) -> float:
         """Return the mean seconds; 0 while the count is 0."""
         return self.seconds / self.count if self.count else 0.0
-
-
-@dataclass
-class Sums:
-    """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage, `own_reward` and `own_answers` of own groups, their `lag` in versions,
-    the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those of own answers."""
-
-    rows: int = 0
-    own_reward: float = 0.0
-    own_answers: int = 0
-    lag: int = 0
-    age: int = 0
-    sampled_tokens: int = 0
-    trained_tokens: int = 0
 
 
 @dataclass
@@ -148,15 +135,22 @@ class Tally:
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the loops of one node share: its counters, the known peers, the members, the
+    """State that the loops of one node share: what its network shares (`local`), its counters, the
     replay buffer, the slots of groups under way, the peers' budgets (traffic, effort), and former
     members by peer id."""
 
+    local: Local
     tally: Tally
-    directory: Directory
-    members: Members
     traffic: Traffic
     effort: Effort
     buffer: ReplayBuffer
     slots: Slots
     former: Recent[str, Peer] = field(default_factory=lambda: Recent(MAX_FORMER))
+
+    @property
+    def directory(self) -> Directory:
+        return self.local.directory
+
+    @property
+    def members(self) -> Members:
+        return self.local.members

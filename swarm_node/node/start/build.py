@@ -34,8 +34,8 @@ from swarm_node.node.start.derive import (
     listen_addresses,
     trainer_settings,
 )
-from swarm_node.node.start.hangup import on_hangup
 from swarm_node.node.start.screen import Screen
+from swarm_node.node.start.system import on_hangup
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.relayed import JOURNAL_BYTES

@@ -158,9 +158,6 @@ def replay_settings(settings: Settings) -> ReplaySettings:
         own=own,
         external=external,
         max_lag=experience.max_lag,
-        max_age=experience.max_age,
-        filter_own=experience.filter_own,
-        merge=settings.sampling.common_share > 0,
     )
 
 

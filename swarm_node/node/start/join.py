@@ -40,7 +40,7 @@ from swarm_node.node.preflight.first_lines import (
 )
 from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.start.screen import Screen
-from swarm_node.node.start.service import notify
+from swarm_node.node.start.system import notify
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download

@@ -10,15 +10,14 @@ from typing import Any
 
 import structlog
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.limits.turns import drawn_in_turn
 from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials, Shelf
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import CLAIMS, RENEW, REVOKED, SECRET
 
@@ -35,20 +34,18 @@ class Affairs:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         credentials: Credentials,
-        members: Members,
-        directory: Directory,
         let_go: Callable[[str], None],
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._credentials = credentials
-        self._members = members
-        self._directory = directory
+        self._members = local.members
+        self._directory = local.directory
         self._let_go = let_go
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
 
     async def tend(self) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
 
 import structlog
 
-from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
 from swarm_node.p2p.peers.causes import Cause, of_reason
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
 from swarm_node.p2p.wire.protocols import HELLO
@@ -35,22 +34,18 @@ class Asker:
 
     def __init__(
         self,
+        local: Local,
         *,
         transport: Transport,
-        swarm_id: bytes,
         credentials: Credentials,
-        members: Members,
-        directory: Directory,
-        rejected: Counter[str],
-        clock: Clock,
     ) -> None:
         self._transport = transport
-        self._swarm_id = swarm_id
+        self._swarm_id = local.swarm_id
         self._credentials = credentials
-        self._members = members
-        self._directory = directory
-        self._rejected = rejected
-        self._clock = clock
+        self._members = local.members
+        self._directory = local.directory
+        self._rejected = local.rejected
+        self._clock = local.clock
 
     async def ask(
         self,

@@ -14,19 +14,17 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.affairs import Affairs
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.addressbook import AddressBook, Known
 from swarm_node.p2p.peers.liveness import PEER, Retry, came_back, choose
-from swarm_node.p2p.peers.peers import ANCHORS, PARTNERS, Directory, Peer
+from swarm_node.p2p.peers.peers import ANCHORS, PARTNERS, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.p2p.wire.transport import Transport
 from swarm_node.storage import MAX_PEERS, KnownPeer, Storage
@@ -49,32 +47,28 @@ class Meeting:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         book: AddressBook,
         *,
         transport: Transport,
-        identity: Identity,
         credentials: Credentials,
-        members: Members,
         affairs: Affairs,
-        swarm_id: bytes,
         storage: Storage,
-        directory: Directory,
-        clock: Clock,
         rng: random.Random,
         relays: Callable[[], bool],
     ) -> None:
         self._asker = asker
         self._book = book
         self._transport = transport
-        self._identity = identity
+        self._identity = local.identity
         self._credentials = credentials
-        self._members = members
+        self._members = local.members
         self._affairs = affairs
-        self._swarm_id = swarm_id
+        self._swarm_id = local.swarm_id
         self._storage = storage
-        self._directory = directory
-        self._clock = clock
+        self._directory = local.directory
+        self._clock = local.clock
         self._rng = rng
         self._relays = relays
         self._unread = 0  # further beats before the next read of the transport's table

@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.exchange.verify import GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.conduct import BLAMELESS
-from swarm_node.p2p.peers.peers import Directory, Offer, Peer
+from swarm_node.p2p.peers.peers import Offer, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind
 from swarm_node.p2p.wire.protocols import LIST, PULL
@@ -41,23 +40,21 @@ class Puller:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         *,
         verifier: GroupVerifier,
-        directory: Directory,
-        members: Members,
         traffic: Traffic,
         effort: Effort,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._verifier = verifier
-        self._directory = directory
-        self._members = members
+        self._directory = local.directory
+        self._members = local.members
         self._traffic = traffic
         self._effort = effort
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._pulling: Counter[str] = Counter()
         self._listing: set[str] = set()

@@ -14,13 +14,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.limits.budgets import Traffic
 from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import Cause, of_reason
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
@@ -76,15 +75,12 @@ class Server:
 
     def __init__(
         self,
+        local: Local,
         *,
         transport: Transport,
         credentials: Credentials,
         storage: Storage,
-        members: Members,
-        directory: Directory,
         traffic: Traffic,
-        rejected: Counter[str],
-        clock: Clock,
         rng: random.Random,
         further: Mapping[str, Answer] = MappingProxyType({}),
         on_pull: Callable[[], None] = lambda: None,
@@ -94,11 +90,11 @@ class Server:
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
-        self._members = members
-        self._directory = directory
+        self._members = local.members
+        self._directory = local.directory
         self._traffic = traffic
-        self._rejected = rejected
-        self._clock = clock
+        self._rejected = local.rejected
+        self._clock = local.clock
         self._rng = rng
         self._on_pull = on_pull
         for_members: dict[str, Handler] = {
@@ -115,7 +111,8 @@ class Server:
         for protocol, handler in for_members.items():
             admitted = functools.partial(self._admit, handler)
             transport.serve(protocol, functools.partial(self._answer, admitted))
-        transport.screen(members.vouches, members.is_member, members.issuer, gate=self)
+        known = local.members
+        transport.screen(known.vouches, known.is_member, known.issuer, gate=self)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if the caller's budget allows it, and charge the reply."""

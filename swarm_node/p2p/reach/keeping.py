@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from swarm_node.clock import Clock
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.limits.admission import Severed
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.liveness import RELAY, Retry
-from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire.protocols import KEEP
 from swarm_node.p2p.wire.reasons import UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Transport
@@ -48,23 +46,21 @@ class Relays:
 
     def __init__(
         self,
+        local: Local,
         inner: Transport,
         *,
         dialable: Callable[[], bool | None],
-        members: Members,
-        directory: Directory,
         severed: Severed,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         #: Greets a connected peer. It is set once the node can greet: a relay serves members only.
         self.introduce: Callable[[str], Awaitable[bool]] | None = None
         self._inner = inner
         self._dialable = dialable
-        self._members = members
-        self._directory = directory
+        self._members = local.members
+        self._directory = local.directory
         self._severed = severed
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._kept: dict[str, _Kept] = {}
         self._introducing: set[str] = set()

@@ -21,16 +21,15 @@ from typing import Annotated, Final
 import structlog
 from msgspec import Meta
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses.addresses import is_here, is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.liveness import PROBE_ROUND
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
@@ -103,21 +102,19 @@ class ProbeServer:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         *,
         transport: Transport,
-        directory: Directory,
-        members: Members,
         knock: Knock,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._transport = transport
-        self._directory = directory
-        self._members = members
+        self._directory = local.directory
+        self._members = local.members
         self._knock = knock
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._callers = PeerGates(*_PER_CALLER)
         self._hosts = PeerGates(*_PER_HOST)
@@ -226,21 +223,19 @@ class Prober:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         reach: Reach,
         *,
         transport: Transport,
-        directory: Directory,
-        members: Members,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._reach = reach
         self._transport = transport
-        self._directory = directory
-        self._members = members
-        self._clock = clock
+        self._directory = local.directory
+        self._members = local.members
+        self._clock = local.clock
         self._rng = rng
         self._addresses: list[str] = []
         self._begun = self._next = self._answered = -math.inf

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.limits.budgets import AT_ONCE, Budget, Traffic, Wants
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.reach.relayed import PASSED, PASSED_AT_ONCE, REPLY_ROOM, Asked, open_request
 from swarm_node.p2p.wire.protocols import RELAYED
 from swarm_node.p2p.wire.reasons import (
@@ -152,29 +150,25 @@ class Relaying:
 
     def __init__(
         self,
-        own_id: str,
-        swarm_id: bytes,
+        local: Local,
         *,
         serves: Callable[[], bool],
         connected: Callable[[str], Awaitable[bool]],
         refuse: Callable[[str, Rejected], None],
-        members: Members,
-        directory: Directory,
         wants: Wants,
-        clock: Clock,
     ) -> None:
         self.carried = Carried()
-        self._own_id = own_id
-        self._swarm_id = swarm_id
+        self._own_id = local.peer_id
+        self._swarm_id = local.swarm_id
         self._serves = serves
         self._connected = connected
         self._refuse = refuse
-        self._members = members
-        self._directory = directory
-        self._clock = clock
-        self._circuits = Circuits(members.issuer)
+        self._members = local.members
+        self._directory = local.directory
+        self._clock = local.clock
+        self._circuits = Circuits(local.members.issuer)
         self._keepers = PeerGates(*_KEEPS)
-        self._askers = Traffic(_wants(wants), members.issuer)
+        self._askers = Traffic(_wants(wants), local.members.issuer)
         self._targets: Recent[str, Budget] = Recent(_TARGETS)
 
     async def keep(self, caller: str, payload: bytes) -> bytes:

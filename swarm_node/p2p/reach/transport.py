@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
@@ -24,9 +22,8 @@ from swarm_node.p2p.addresses.circuit import Circuit
 from swarm_node.p2p.exchange.serving import refuse
 from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.limits.budgets import Wants
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.liveness import DIRECT, Retry
-from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.keeping import DIAL_SECONDS, Relays, in_parallel
 from swarm_node.p2p.reach.lan import Lan, own_networks
 from swarm_node.p2p.reach.relayed import (
@@ -38,7 +35,6 @@ from swarm_node.p2p.reach.relayed import (
     seal_request,
 )
 from swarm_node.p2p.reach.relaying import Carried, Relaying
-from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import KEEP, RELAY, RELAYED
 from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
@@ -96,17 +92,12 @@ class ReachingTransport:
 
     def __init__(
         self,
+        local: Local,
         inner: Transport,
-        identity: Identity,
-        swarm_id: bytes,
         *,
         mode: Mode,
         dialable: Callable[[], bool | None],
-        members: Members,
-        directory: Directory,
         wants: Wants,
-        rejected: Counter[str],
-        clock: Clock,
         rng: random.Random,
         lan: Lan | None = None,
         answered: Journal | None = None,
@@ -117,36 +108,24 @@ class ReachingTransport:
         self.punch: Callable[[str], Awaitable[bool | None]] | None = None
         self._inner = inner
         self._lan = lan
-        self._identity = identity
-        self._swarm_id = swarm_id
+        self._identity = local.identity
+        self._swarm_id = local.swarm_id
         self.mode = mode
         self._dialable = dialable
-        self._members = members
-        self._directory = directory
-        self._rejected = rejected
-        self._clock = clock
+        self._members = local.members
+        self._directory = local.directory
+        self._rejected = local.rejected
+        self._clock = local.clock
         self._handlers: dict[str, Handler] = {}
-        self._severed = Severed(clock.now)
+        self._severed = Severed(local.clock.now)
         self._ways: Recent[str, Way] = Recent(_WAYS)
-        self.relays = Relays(
-            inner,
-            dialable=dialable,
-            members=members,
-            directory=directory,
-            severed=self._severed,
-            clock=clock,
-            rng=rng,
-        )
+        self.relays = Relays(local, inner, dialable=dialable, severed=self._severed, rng=rng)
         self._relaying = Relaying(
-            inner.peer_id,
-            swarm_id,
+            local,
             serves=lambda: self.serves,
             connected=inner.connected,
             refuse=self._refuse,
-            members=members,
-            directory=directory,
             wants=wants,
-            clock=clock,
         )
         inner.forward(RELAY, self._relaying.route)
         inner.serve(RELAYED, self._target(answered).answer)

@@ -1,10 +1,10 @@
 """Replay buffer: the choice of the verified groups for the next update. Pure: no clock, no I/O.
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
-rewards are all equal carry no gradient and are never admitted; own groups are filtered only with
-`filter_own`. Ages count this node's own updates. A draw never waits for peers. The mixture of I and
-J can be changed at any time (`ReplayBuffer.aim`), within the limits of the settings. `slots.py`
-derives from the buffer how many more groups may be under way.
+rewards are all equal carry no gradient and are never admitted; own groups are not filtered. Ages
+count this node's own updates. A draw never waits for peers. The mixture of I and J can be changed
+at any time (`ReplayBuffer.aim`), within the limits of the settings. `slots.py` derives from the
+buffer how many more groups may be under way.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from swarm_node.rollout import Provenance, VerifiedGroup
 #: Number of ids of departed groups that the buffer keeps, as a multiple of both capacities, so that
 #: it refuses a group that arrives again. The stored replay windows stop older ones.
 _MEMORY = 8
+#: Updates after which an external group is too old. Weights by age were measured, and lost
+#: (docs/research/mixture.md); this bounds only what a slow node has missed.
+MAX_AGE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +37,28 @@ class ReplaySettings:
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
     capacity). `own` and `external` (I and J) are the first mixture, and they bound the capacities.
 
-    With `filter_own`, own groups whose rewards are all equal leave at once: every batch is then
-    full of informative groups (DAPO's dynamic sampling, arXiv 2503.14476), at the price of more
-    sampling. With `merge`, the groups of one task share a
-    baseline (`advantage.Baselines`).
+    With `merge`, the groups of one task share a baseline (`advantage.Baselines`).
 
     Raises:
         ConfigError: a value is impossible; the message names it.
     """
 
-    own: int = 4
-    external: int = 4
-    max_lag: int = 8
-    max_age: int = 32
+    own: int
+    external: int
+    max_lag: int
+    max_age: int = MAX_AGE
     own_batches: int = 4
     external_batches: int = 8
     peer_share: float = 0.25
     peer_minimum: int = 8
-    filter_own: bool = False
     merge: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("own", "external", "max_lag", "max_age"):
+        for name in ("own", "external", "max_lag"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"experience.{name} must be 0 or more")
+        if self.max_age < 0:
+            raise ConfigError("max_age must be 0 or more")
         for name in ("own_batches", "external_batches", "peer_minimum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more")
@@ -113,7 +114,6 @@ class ReplayStats:
     external_drawn: int
     expired: int
     evicted: int
-    own_filtered: int
     merged: int
     rejected: dict[str, int]
 
@@ -247,7 +247,6 @@ class ReplayBuffer:
             external_drawn=totals["external_drawn"],
             expired=totals["expired"],
             evicted=totals["evicted"],
-            own_filtered=totals["own_filtered"],
             merged=totals["merged"],
             rejected=dict(self._rejected),
         )
@@ -270,10 +269,6 @@ class ReplayBuffer:
             return Rejected("stale", f"{behind} versions behind")
         self._totals["own_admitted"] += 1
         self._totals["own_informative"] += held.group.informative
-        if self.settings.filter_own and not held.group.informative:
-            self._totals["own_filtered"] += 1
-            self._remember(held.group.id)
-            return None
         if len(self._own) >= self.settings.capacity_own:
             self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
         self._own[held.group.id] = held

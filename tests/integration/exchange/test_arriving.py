@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgpack
 import pytest
 import torch
+from builders import trainer_settings
 from exchange_sides import (
     CODEC,
     MODEL,
@@ -28,7 +29,6 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.p2p.wire.protocols import PULL
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import PolicyRef, Provenance, VerifiedGroup
 
@@ -87,7 +87,7 @@ def test_a_node_that_was_off_catches_up_without_pulling_the_world(in_swarm) -> N
 
 def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
     async def trained(bob: Side, group: VerifiedGroup) -> dict[str, torch.Tensor]:
-        core = TrainerCore(MODEL, TrainerSettings())
+        core = TrainerCore(MODEL, trainer_settings())
         batch = build_batch([group], CODEC.encode_prompt, CODEC.encode_answer, CODEC.eos_id)
         assert core.update(batch).skipped is None
         return core.weights()

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from builders import trainer_settings
 from safetensors.torch import load_file
 from transports import until
 
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.slow(reason="processes wait for each other over sockets
 
 torch.set_num_threads(1)
 KEY = bytes(range(32))
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
 
 
 def batch(seed: int) -> Batch:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.loops.consequences import kept, peer_rows, recall, watch
 from swarm_node.node.loops.parts import Shared, Tally
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.simulation.seeded import Seeded
 
@@ -20,11 +21,11 @@ OWN = "me"
 
 @pytest.fixture
 def shared() -> Shared:
-    buffer, issuer = ReplayBuffer(ReplaySettings()), "one ticket for all".format
+    buffer, issuer = ReplayBuffer(replay_settings()), "one ticket for all".format
+    own = Seeded(0).memberships(1)[0]
     return Shared(
+        local=Local.of(own.identity, own.swarm, SYSTEM_CLOCK),
         tally=Tally(),
-        directory=Directory(OWN),
-        members=Members(Seeded(0).memberships(1)[0].swarm, SYSTEM_CLOCK.wall),
         traffic=Traffic(Wants(16.0, 4096, 1.0), issuer),
         effort=Effort(1.0, issuer),
         buffer=buffer,

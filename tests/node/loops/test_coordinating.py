@@ -27,7 +27,8 @@ from swarm_keys import DAY, Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import ConfigError, CoordinatorError
-from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, GroupCounts, PeerRow
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, PeerRow
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.coordinating import Coordinating, hints_of, next_pause, report_of
 from swarm_node.node.loops.coordinator_client import CoordinatorClient
@@ -59,26 +60,20 @@ class End:
         self.tally = Tally()
         self.alarms = self.tally.alarms
         self.credentials = Credentials(
-            member.identity,
-            member.swarm,
+            self.node.local,
             member.chain,
-            members=self.node.members,
             office=self.office,
-            wall=clock.wall,
             use_secret=lambda secret: None,
         )
         self.loop = self.make(url)
 
     def make(self, url: str) -> Coordinating:
         return Coordinating(
+            self.node.local,
             url,
-            self.member.identity,
-            self.member.swarm.swarm_id,
             credentials=self.credentials,
             meeting=self.node.exchange.meeting,
-            directory=self.node.directory,
             keeper=self.office,
-            clock=self.clock,
             rng=random.Random(1),
             tally=self.tally,
         )

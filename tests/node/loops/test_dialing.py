@@ -14,9 +14,8 @@ from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.node.loops.dialing import DialCheck, link_up
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import told_here
-from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.simulation.seeded import EPOCH
@@ -30,13 +29,13 @@ class Scene:
     def __init__(self, addresses: Sequence[str], up: bool = True) -> None:
         self.now = 0.0
         clock = Clock(lambda: self.now, lambda: EPOCH + self.now)
-        self.directory = Directory("own")
+        swarm = Swarm()
+        local = Local.of(swarm.member(1).identity, swarm.info, clock)
+        self.directory = local.directory
         self.dials = DialCheck(
+            local,
             addresses,
             partial(knock, seconds=0.5),
-            directory=self.directory,
-            members=Members(Swarm().info, clock.wall),
-            clock=clock,
             link_up=lambda: up,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
@@ -19,7 +20,7 @@ from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.p2p.limits.budgets import Effort
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, extended, finished
 from swarm_node.rollout import Completion, PolicyRef, TaskRef
@@ -121,7 +122,7 @@ class Bench:
             **unused,
         )
         tally = Tally()
-        self.slots = Slots(ReplayBuffer(ReplaySettings(**replay)), 8)
+        self.slots = Slots(ReplayBuffer(replay_settings(**replay)), 8)
         self.maker = RolloutMaker(
             load_settings({}, environ={}).sampling,
             parts,

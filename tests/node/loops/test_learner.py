@@ -40,7 +40,7 @@ class Life:
         self.rejected: list[tuple[str, str | None]] = []
         self.shared = make_shared(settings, membership, world.clock)
         self.tally = self.shared.tally
-        self.learner = make_learner(settings, membership.identity.peer_id, parts, self.shared)
+        self.learner = make_learner(settings, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
@@ -20,11 +21,13 @@ from swarm_node.node.loops.parts import Parts, Tally, Timing
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.loops.tasks import SeededTasks
 from swarm_node.p2p.limits.budgets import Effort
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.p2p.membership.local import Local
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef
+from swarm_node.simulation.seeded import Seeded
 from swarm_node.storage import Storage
 
 
@@ -57,15 +60,14 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             **unused,
         )
         tally, info = Tally(), await host.start()
-        slots = Slots(ReplayBuffer(ReplaySettings()), 24)
+        slots = Slots(ReplayBuffer(replay_settings()), 24)
+        (member,) = Seeded(0).memberships(1)
         tasks = SeededTasks(
+            Local.of(member.identity, member.swarm, SYSTEM_CLOCK),
             info,
             info.families,
             storage,
-            SYSTEM_CLOCK,
             seed=0,
-            peer_id="peer",
-            swarm_id=b"s" * 32,
             common_share=0.0,
         )
         maker = RolloutMaker(

@@ -26,7 +26,7 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home
 from swarm_node.node.start.join import belong, join_swarm, redeemed, ticket_text, with_ticket
-from swarm_node.node.start.service import notify
+from swarm_node.node.start.system import notify
 from swarm_node.p2p.membership.ticket import parse_ticket
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"

@@ -13,10 +13,10 @@ from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.affairs import Affairs
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.membership.stewards import Signer, issue_renewal, next_list
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import RENEW, REVOKED
 
@@ -47,25 +47,21 @@ class Node:
     def __init__(self, replies: Mapping[tuple[str, str], bytes | None], days: float = 0.0) -> None:
         self.now = SWARM.begin + days * DAY
         self.own = SWARM.member(2, SWARM.issuer("Anna"), "Anna")
-        self.members = Members(SWARM.info, lambda: self.now)
-        self.directory = Directory(self.own.identity.peer_id)
+        clock = Clock(now=lambda: 0.0, wall=lambda: self.now)
+        local = Local.of(self.own.identity, SWARM.info, clock)
+        self.members, self.directory = local.members, local.directory
         self.credentials = Credentials(
-            self.own.identity,
-            SWARM.info,
+            local,
             self.own.chain,
-            members=self.members,
             office=MemoryOffice(),
-            wall=lambda: self.now,
             use_secret=lambda secret: None,
         )
         self.asker = Asked(replies)
         self._affairs = Affairs(
+            local,
             self.asker,  # type: ignore[arg-type]
             self.credentials,
-            self.members,
-            self.directory,
             self.directory.forget,
-            Clock(now=lambda: 0.0, wall=lambda: self.now),
             random.Random(0),
         )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from builders import completion, verified
+from builders import completion, replay_settings, verified
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import Provenance, VerifiedGroup
 
@@ -41,7 +41,7 @@ class ReplayMachine(RuleBasedStateMachine):
         peer_minimum: int,
         seed: int,
     ) -> None:
-        self.settings = ReplaySettings(
+        self.settings = replay_settings(
             own=own,
             external=max(external, 1 - own),
             max_lag=max_lag,

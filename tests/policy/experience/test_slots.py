@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from builders import completion, verified
+from builders import completion, replay_settings, verified
 
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import VerifiedGroup
 
@@ -19,7 +19,7 @@ def group(name: str, author: str = "me") -> VerifiedGroup:
 
 
 def buffer(**settings: Any) -> ReplayBuffer:
-    return ReplayBuffer(ReplaySettings(**settings))
+    return ReplayBuffer(replay_settings(**settings))
 
 
 def slots(most: int = 8, **settings: Any) -> Slots:

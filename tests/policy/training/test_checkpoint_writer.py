@@ -9,20 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import train_rows
+from builders import train_rows, trainer_settings
 
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.training.checkpoint import TrainingState, read
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.stored import newest_valid
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.device import in_place
 
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 PATIENCE = 60.0
 
 

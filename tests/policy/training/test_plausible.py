@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.training.plausible import OwnAnswers, least_likely, likely_tokens
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 
 
 def row(

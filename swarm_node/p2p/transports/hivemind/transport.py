@@ -6,6 +6,7 @@ own loop.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.p2p.addresses.addresses import require_free_ports
 from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.daemon import DhtNode, new_store
-from swarm_node.p2p.transports.hivemind.links import cut_silent
 from swarm_node.p2p.transports.hivemind.records import (
     MAX_TTL_SECONDS,
     HeartbeatRecords,
@@ -22,7 +22,7 @@ from swarm_node.p2p.transports.hivemind.records import (
     SwarmAuthorizer,
     heartbeat_key,
 )
-from swarm_node.p2p.transports.returning import Rounds
+from swarm_node.p2p.transports.returning import PING_SECONDS, Rounds
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.frames import check_size
 from swarm_node.p2p.wire.identity import Identity
@@ -142,3 +142,13 @@ class HivemindTransport(StreamTransport[DhtNode]):
             await node.stop()
             raise
         return node
+
+
+async def cut_silent(node: DhtNode, silent: Sequence[str], moved: bool) -> frozenset[str]:
+    """Ping the links to these peers, cut those without an answer, and return their peers. `moved`
+    means that this node's addresses have changed."""
+    for _ in range(1 if moved else 2):
+        answers = await asyncio.gather(*(node.answers(peer, PING_SECONDS) for peer in silent))
+        silent = [peer for peer, heard in zip(silent, answers, strict=True) if not heard]
+    await asyncio.gather(*(node.disconnect(peer) for peer in silent))
+    return frozenset(silent)

@@ -12,13 +12,13 @@ import pytest
 
 from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError
-from swarm_node.node.start.hangup import on_hangup
+from swarm_node.node.start.system import on_hangup
 
 CODE = """
 import fcntl, os, signal, sys, termios, time
 from pathlib import Path
 from swarm_node.config.reloading import Reloaded
-from swarm_node.node.start.hangup import on_hangup
+from swarm_node.node.start.system import on_hangup
 
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 said = []

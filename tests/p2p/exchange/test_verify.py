@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import completion, verified
 
-from swarm_node.p2p.exchange.content import content_digest, digests
+from swarm_node.p2p.exchange.verify import content_digest, digests
 from swarm_node.rollout import RolloutGroup
 
 
