@@ -247,6 +247,10 @@ class Server:
         """See `TableGate`."""
         self._refuse(caller, rejected)
 
+    def over(self, reason: str, count: int) -> None:
+        """See `TableGate`."""
+        self._rejected[reason] += count
+
     def _turn_away(self, caller: str, reason: str) -> None:
         """Count a refused request. A caller that goes on after many refusals is cut off."""
         self._rejected[reason] += 1

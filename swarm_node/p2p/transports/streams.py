@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -52,6 +52,9 @@ from swarm_node.p2p.wire.transport import (
 #: (protocol, remote peer id, reader, writer). It owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+#: Streams that may wait until this process accepts them from its daemon. With a full queue the
+#: daemon resets others' streams too.
+MAX_WAITING = 2048
 #: Limit from the acceptance of a stream to the ack of its reply, in seconds.
 STREAM_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
@@ -165,6 +168,7 @@ class StreamTransport(ABC, Generic[Node]):
         self._gate: TableGate | None = None
         self._admission = Admission(max_concurrent_per_peer, clock.now)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
+        self._disconnecting: set[str] = set()
         self._node: Node | None = None
         self._started = False
         self._changing = asyncio.Lock()
@@ -183,8 +187,9 @@ class StreamTransport(ABC, Generic[Node]):
             TransportError: it cannot be run or cannot listen.
         """
 
-    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
-        """Repair a running daemon that is connected to the peers `linked`. See `heal`."""
+    async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
+        """Repair a running daemon that is connected to the peers `linked`, each with the other
+        end's address per link. See `heal`."""
         if linked:
             return "ok"
         return "healed" if await self.dial(addresses) else "alone"
@@ -381,11 +386,12 @@ class StreamTransport(ABC, Generic[Node]):
     async def _serve_stream(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        stranger = not self._is_member(peer)
-        if not self._admission.enter(peer, stranger):
+        entry = self._admission.enter(peer, not self._is_member(peer))
+        if entry is None:
             writer.transport.abort()
-            if peer in self._admission.severed and self._node is not None:
-                await self._node.disconnect(peer)
+            self._refused("streams", 1)
+            if peer in self._admission.severed:
+                await self._disconnect(peer)
             return
         stream = _Stream(protocol, peer, reader, writer)
         task = asyncio.current_task()
@@ -402,12 +408,27 @@ class StreamTransport(ABC, Generic[Node]):
             if not (stream.read and protocol in (RELAY, RELAYED)):
                 self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
         finally:
-            self._admission.leave(stranger)
+            self._admission.leave(entry)
             del self._streams[task]
             if finished:
                 writer.close()
             else:
                 writer.transport.abort()  # close() would wait for a peer that may not read
+
+    async def _disconnect(self, peer: str) -> None:
+        """Close the links of a peer, once for all of its streams that are refused meanwhile."""
+        if peer in self._disconnecting or self._node is None:
+            return
+        self._disconnecting.add(peer)
+        try:
+            await self._node.disconnect(peer)
+        finally:
+            self._disconnecting.discard(peer)
+
+    def _refused(self, reason: str, count: int) -> None:
+        """Count connections, links or streams over a limit."""
+        if self._gate is not None:
+            self._gate.over(reason, count)
 
     async def _answer(self, stream: _Stream) -> None:
         reader, writer, protocol = stream.reader, stream.writer, stream.protocol

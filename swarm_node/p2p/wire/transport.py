@@ -39,7 +39,8 @@ Route = Callable[[str, bytes], Awaitable[Onward]]
 
 
 class TableGate(Protocol):
-    """The price and the consequences of calls of the table of heartbeats."""
+    """The price and the consequences of what reaches a node besides the requests that it serves:
+    calls of the table of heartbeats, and links and streams over the limits."""
 
     def asks(self, caller: str) -> bool:
         """Charge a call to its caller. Return False if its budgets do not allow it."""
@@ -55,6 +56,10 @@ class TableGate(Protocol):
 
     def broke(self, caller: str, rejected: Rejected) -> None:
         """Count a call that no honest program sends. Its caller is cut off."""
+        ...
+
+    def over(self, reason: str, count: int) -> None:
+        """Count what was over a limit of connections, links or streams."""
         ...
 
 

@@ -32,7 +32,7 @@ from swarm_node.p2p.transports.hivemind.records import (
     SwarmAuthorizer,
 )
 from swarm_node.p2p.transports.patience import on_time
-from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
+from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.recent import Recent
 
@@ -77,6 +77,7 @@ class DhtNode:
         #: Peers that this node dialled, which have a place in its table before they are known.
         self._dialled: Recent[str, None] = Recent(_MAX_DIALLED)
         self._addresses: list[str] = []
+        self._listener: asyncio.Server | None = None
 
     @classmethod
     async def start(
@@ -159,16 +160,35 @@ class DhtNode:
         return not self._node.protocol.routing_table.uid_to_peer_id
 
     async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
-        """Call `server` with every stream that a peer opens for one of `protocols`."""
+        """Call `server` with every stream that a peer opens for one of `protocols`. hivemind's own
+        listener has room for a hundred that wait, and p2pd resets further ones, of whomever."""
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings import utils
+        from hivemind.proto import p2pd_pb2
 
-        async def accept(
-            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            await server(info.proto, info.peer_id.to_base58(), reader, writer)
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            info = p2pd_pb2.StreamInfo()
+            try:
+                await utils.read_pbmsg_safe(reader, info)
+            except (OSError, EOFError, ValueError):  # p2pd died
+                writer.transport.abort()
+                return
+            await server(info.proto, PeerID(info.peer).to_base58(), reader, writer)
 
+        address = self._p2p._client_listen_maddr
         with hivemind_errors("cannot serve"):
+            self._listener = await asyncio.start_unix_server(
+                accept, address["unix"], backlog=MAX_WAITING
+            )
             for protocol in protocols:
-                await self._p2p.add_binary_stream_handler(protocol, accept)
+                handler = p2pd_pb2.StreamHandlerRequest(
+                    addr=address.to_bytes(), proto=[protocol], balanced=False
+                )
+                request = p2pd_pb2.Request(
+                    type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler
+                )
+                _, _, writer = await self._command(request)
+                writer.close()
 
     async def connect(self, address: Address, patience: float) -> bool:
         """Connect and ping. Return True if a member of this swarm answered within `patience`
@@ -342,7 +362,11 @@ class DhtNode:
         if self._node is not None:
             self._node.is_alive = False
         # `DHTNode.shutdown` waits for p2pd's answer, and hangs if p2pd is dead.
-        await terminate(self._p2p, grace)
+        try:
+            await terminate(self._p2p, grace)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
 
     async def _lookup(self, operation: Awaitable[Any]) -> Any:
         try:

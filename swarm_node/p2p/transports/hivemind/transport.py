@@ -7,12 +7,22 @@ own loop.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.p2p.addresses.addresses import require_free_ports
+from swarm_node.p2p.addresses.addresses import require_free_ports, split_endpoint
+from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.limits.links import (
+    ASKED_SECONDS,
+    BARRED_SECONDS,
+    LINKS,
+    LINKS_PER_PEER,
+    LinkPlace,
+    surplus,
+)
 from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.daemon import DhtNode, new_store
 from swarm_node.p2p.transports.hivemind.records import (
@@ -26,7 +36,14 @@ from swarm_node.p2p.transports.returning import PING_SECONDS, Rounds
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.frames import check_size
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
+from swarm_node.recent import Recent
+
+#: Links of one peer above which all of them are cut. Two ends that dial each other at once, also
+#: through a router, have a few.
+MOST_LINKS = 2 * LINKS_PER_PEER
+_REMEMBERED = 4096
 
 
 class HivemindTransport(StreamTransport[DhtNode]):
@@ -69,6 +86,10 @@ class HivemindTransport(StreamTransport[DhtNode]):
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
         self._published_until = 0.0
         self._rounds = Rounds()
+        #: The linked peers, with the addresses of each link, those known for longest first.
+        self._linked: dict[str, Sequence[str]] = {}
+        #: When this node last asked a peer.
+        self._asked: Recent[str, float] = Recent(_REMEMBERED)
 
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
@@ -96,8 +117,15 @@ class HivemindTransport(StreamTransport[DhtNode]):
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
-    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        self._asked[peer] = self._clock.now()
+        return await super().request(peer, protocol, payload, max_reply=max_reply)
+
+    async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
         node = self._running()
+        linked = await self._thin(node, linked)
         moved = await node.look()
         pinged = self._rounds.next(linked, self._is_member)
         silent = await cut_silent(node, pinged, moved)
@@ -108,12 +136,39 @@ class HivemindTransport(StreamTransport[DhtNode]):
             done = done if done != "ok" else "healed" if found else "alone"
         return done
 
+    async def _thin(
+        self, node: DhtNode, linked: Mapping[str, Sequence[str]]
+    ) -> dict[str, Sequence[str]]:
+        """Cut links above the limits, and those of peers that are cut off. p2pd keeps any number,
+        and closes only all links of a peer together. Return the others."""
+        known = {peer: linked[peer] for peer in self._linked if peer in linked} | dict(linked)
+        for peer, at in known.items():
+            if len(at) > MOST_LINKS:
+                self.sever(peer, BARRED_SECONDS)
+        order = [peer for peer in known if peer not in self._admission.severed]
+        excess = surplus([self._place(peer, known[peer]) for peer in order], LINKS)
+        given_up = {order[index] for index in excess}
+        self._linked = {peer: known[peer] for peer in order if peer not in given_up}
+        ended = [peer for peer in known if peer not in self._linked]
+        await asyncio.gather(*(node.disconnect(peer) for peer in ended))
+        if ended:
+            self._refused("links", sum(len(known[peer]) for peer in ended))
+        return self._linked
+
+    def _place(self, peer: str, at: Sequence[str]) -> LinkPlace:
+        """The place that a peer's link takes: the lowest for a stranger, the highest for one that
+        this node asks."""
+        if not self._is_member(peer):
+            endpoint = split_endpoint(at[0]) if at else None
+            return LinkPlace(site(endpoint[1]) if endpoint else "", 0)
+        asked = self._clock.now() - self._asked.get(peer, -math.inf) < ASKED_SECONDS
+        return LinkPlace(self._admission.issuer(peer), 2 if asked else 1)
+
     async def _cut(self, peer: str) -> bool:
         """Close the links of a peer that was cut off. Return True if it was."""
         if peer not in self._admission.severed:
             return False
-        if self._node is not None:
-            await self._node.disconnect(peer)
+        await self._disconnect(peer)
         return True
 
     async def _start_node(self, listen: Sequence[str], patience: float) -> DhtNode:

@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import util
 from typing import TypeVar
 
@@ -39,7 +39,7 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Started,
 )
 from swarm_node.p2p.transports.patience import on_time
-from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
+from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head
@@ -64,7 +64,10 @@ def installed() -> bool:
 class Libp2pDaemon:
     """The running process."""
 
-    def __init__(self, child: Child, sockets: str, server: StreamServer) -> None:
+    def __init__(
+        self, child: Child, sockets: str, server: StreamServer, refused: Callable[[str, int], None]
+    ) -> None:
+        self._refused = refused
         self._child = child
         self._sockets = sockets
         self._server = server
@@ -80,9 +83,11 @@ class Libp2pDaemon:
         announce: Sequence[str],
         protocols: Sequence[str],
         server: StreamServer,
+        refused: Callable[[str, int], None],
         patience: float,
     ) -> Libp2pDaemon:
-        """Start the process. It calls `server` with every stream that a peer opens.
+        """Start the process. It calls `server` with every stream that a peer opens, and `refused`
+        with the reason and the number of connections, links and streams over the limits.
 
         Raises:
             SlowStartError: the process ended or did not start in `patience` seconds, a minute at
@@ -98,10 +103,12 @@ class Libp2pDaemon:
             inherit=lambda name: name in _VARIABLES or name.startswith(("LC_", "PYTHON")),
         )
         # The path of a Unix socket has 107 bytes at most, so the node's home may be too deep.
-        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server)
+        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server, refused)
         try:
             path = os.path.join(self._sockets, NODE)
-            self._listener = await asyncio.start_unix_server(self._accept, path)
+            self._listener = await asyncio.start_unix_server(
+                self._accept, path, backlog=MAX_WAITING
+            )
             await child.start()
             request = Start(identity.seed(), tuple(listen), tuple(protocols), self._sockets)
             limit = max(patience, START_SECONDS)
@@ -149,9 +156,12 @@ class Libp2pDaemon:
         """The linked peers, each with the other end's TCP multiaddrs. None if the process died or
         does not answer in `patience` seconds in which this node is on time."""
         try:
-            return (await self._asked(Links(), Linked, patience)).peers
+            linked = await self._asked(Links(), Linked, patience)
         except TransportError:
             return None
+        for reason, count in linked.refused.items():
+            self._refused(reason, count)
+        return linked.peers
 
     async def disconnect(self, peer_id: str) -> None:
         """Close all links to a peer. It may open new ones."""

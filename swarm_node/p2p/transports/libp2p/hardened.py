@@ -31,6 +31,8 @@ from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import encode_delim
 
+from swarm_node.p2p.addresses.internet import site
+
 CHUNK_BYTES = 1 << 16
 #: Payload of one Noise message, without Yamux's header.
 PIECE_BYTES = 65_519 - yamux.HEADER_SIZE
@@ -114,6 +116,7 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
         host, port = stream.socket.getpeername()[:2]
         #: The multiaddr of the other end. py-libp2p gives none for IPv6.
         self.seen = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
+        self.site = site(host.partition("%")[0])
         _notice_dead_peers(stream)
 
     async def read(self, n: int | None = None) -> bytes:
@@ -151,7 +154,10 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         super().__init__(secured, peer, is_initiator=secured.is_initiator)
         self.peer = str(peer)
         self.stream = stream
-        self.used = trio.current_time()
+        self.begun = trio.current_time()
+        #: Cancels the tasks of the link, which do not all notice that its connection was closed.
+        self.scope: trio.CancelScope | None = None
+        self._given_up = False
         #: Running streams that the peer opened.
         self.served = 0
         self._held_in_all = held_in_all
@@ -164,11 +170,14 @@ class Link(yamux.Yamux):  # type: ignore[misc]
 
     @property
     def ended(self) -> bool:
-        return bool(self.event_shutting_down.is_set())
+        return self._given_up or bool(self.event_shutting_down.is_set())
 
     async def end(self) -> None:
         """Close the connection without a message to the peer, which may not read."""
+        self._given_up = True
         await self.stream.close()
+        if self.scope is not None:
+            self.scope.cancel()
 
     async def answers(self) -> bool:
         """Ping the peer. Return True if it answers. Otherwise the link is cut."""

@@ -51,7 +51,7 @@ class Open(Message, frozen=True):
 
 
 class Links(Message, frozen=True):
-    """List all links."""
+    """List all links, and count what was refused."""
 
 
 class Disconnect(Message, frozen=True):
@@ -69,9 +69,11 @@ class Opened(Message, frozen=True):
 
 
 class Linked(Message, frozen=True):
-    """Peer ids, with the multiaddrs from which each is linked."""
+    """Peer ids, with the multiaddrs from which each is linked; and what was refused since the last
+    of these replies, by reason."""
 
     peers: dict[str, list[str]]
+    refused: dict[str, int]
 
 
 class Incoming(Message, frozen=True):

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import resource
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -102,7 +103,8 @@ class Process:
             case Open(peer, protocol):
                 return Opened(), *await self._host.open(peer, protocol)
             case Links():
-                return Linked(self._host.linked()), None, b""
+                refused, self._host.refused = self._host.refused, Counter()
+                return Linked(self._host.linked(), dict(refused)), None, b""
             case Disconnect(peer):
                 await self._host.disconnect(peer)
         return Done(), None, b""

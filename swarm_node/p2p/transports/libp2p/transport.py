@@ -40,5 +40,6 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
             announce=self._announce,
             protocols=[*self._handlers, *self._routes],
             server=self._serve_stream,
+            refused=self._refused,
             patience=patience,
         )

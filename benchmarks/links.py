@@ -1,0 +1,237 @@
+"""Honest requests beside one member that opens links and streams as fast as it can, on both stacks.
+
+    python benchmarks/links.py [--seconds 30] [--stacks hivemind,libp2p] [--attacks none,links,…]
+
+A node of the stack (tests/light_nodes.py: server, exchange and loops of a real one) runs in a
+process of its own. An honest member asks it for its announcements every half second, over the same
+stack, for at most ten seconds each; a request that begins while another runs does not wait for it.
+Beside them runs tests/link_flooder.py, from another address of loopback unless --same-address is
+given. Each attack has a new node. Printed per attack:
+
+requests, how many were answered, and the seconds of the median and the 95th percentile, where one
+without an answer counts as ten; the attacker's links, streams and silent connections at the most,
+and how many it had in all; of the node with its network daemon, cores used, descriptors and
+memory at the most, and its partners in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import structlog
+
+from swarm_node.clock import Clock
+from swarm_node.errors import TransportError
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import LIST
+from swarm_node.simulation.seeded import EPOCH, Seeded
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from node_process import cpu_seconds, tree
+from stacks import node
+
+ROOT = Path(__file__).resolve().parents[1]
+NODE, HONEST, ATTACKER = range(3)
+ATTACKS = ("none", "links", "streams", "silent", "links,streams,silent")
+EVERY_SECONDS, LIMIT_SECONDS, MEET_SECONDS = 0.5, 10.0, 10.0
+
+
+def clock() -> Clock:
+    """The clock of the certificates, which all processes share."""
+    return Clock(now=time.monotonic, wall=lambda: EPOCH + time.monotonic() % 10_000_000)
+
+
+def members() -> list[Membership]:
+    return Seeded(0).memberships(3)
+
+
+async def serve(stack: str) -> None:
+    """Run the node, and print its addresses, then its partners each second."""
+    with tempfile.TemporaryDirectory() as place:
+        served = node(stack, Path(place), members()[NODE], clock(), []).start()
+        while not served.transport.addresses():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.05)
+        print(json.dumps(served.transport.addresses()), flush=True)
+        while True:
+            rejected = dict(served.rejected)
+            print(json.dumps({"partners": len(served.partners()), **rejected}), flush=True)
+            await asyncio.sleep(1.0)
+
+
+class Said:
+    """The last line of JSON that a process printed, and the most of each number."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.last: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+
+    @classmethod
+    async def by(cls, *arguments: str, nice: int = 0) -> Said:
+        command = ["nice", "-n", str(nice), sys.executable, *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, env=environment
+            )
+        )
+
+    async def line(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(await self.process.stdout.readline())
+
+    async def listen(self) -> None:
+        with contextlib.suppress(json.JSONDecodeError):  # the end
+            while True:
+                self.last = await self.line()
+                for name, value in self.last.items():
+                    self.most[name] = max(value, self.most.get(name, 0))
+
+    async def stop(self) -> None:
+        for each in tree(self.process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        await self.process.wait()
+
+
+class Asking:
+    """The honest member's requests."""
+
+    def __init__(self, transport: Any, peer: str) -> None:
+        self._transport, self._peer = transport, peer
+        self.times: list[float] = []
+        self.failed = 0
+        self.why: dict[str, int] = {}
+
+    async def run(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            while time.monotonic() < until:
+                group.create_task(self._ask())
+                await asyncio.sleep(EVERY_SECONDS)
+
+    async def _ask(self) -> None:
+        began = time.monotonic()
+        payload = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
+        try:
+            async with asyncio.timeout(LIMIT_SECONDS):
+                await self._transport.request(self._peer, LIST, payload)
+        except (TransportError, TimeoutError) as error:
+            self.failed += 1
+            why = str(error)[:60] or type(error).__name__
+            self.why[why] = self.why.get(why, 0) + 1
+            self.times.append(LIMIT_SECONDS)
+        else:
+            self.times.append(time.monotonic() - began)
+
+
+async def watch(pid: int, most: dict[str, float]) -> None:
+    """Note the most descriptors and memory of the tree of processes, until cancelled."""
+    while True:
+        files, memory = 0, 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in tree(pid):
+                files += each.num_fds()
+                memory += each.memory_info().rss
+        most["files"] = max(files, most.get("files", 0))
+        most["MiB"] = max(memory >> 20, most.get("MiB", 0))
+        await asyncio.sleep(0.5)
+
+
+async def attack(stack: str, kinds: str, seconds: float, source: str) -> dict[str, Any]:
+    served = await Said.by(__file__, "--serve", stack)
+    try:
+        address = (await served.line())[0]
+        with tempfile.TemporaryDirectory() as place:
+            honest = node(stack, Path(place), members()[HONEST], clock(), [address]).start()
+            try:
+                return await beside(served, honest, kinds, seconds, source, address)
+            finally:
+                await honest.stop()
+    finally:
+        await served.stop()
+
+
+async def beside(
+    served: Said, honest: Any, kinds: str, seconds: float, source: str, address: str
+) -> dict[str, Any]:
+    """Measure while the attacker works. The honest member has met the node before."""
+    _, _, host, _, port, _, peer = address.split("/")
+    hearing = asyncio.create_task(served.listen())
+    async with asyncio.timeout(60):
+        while peer not in honest.partners():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(MEET_SECONDS)
+    attacker = await flooder(kinds, host, port, source)
+    heard = asyncio.create_task(attacker.listen()) if attacker else None
+    asking, most = Asking(honest.transport, peer), dict[str, float]()
+    watching = asyncio.create_task(watch(served.process.pid, most))
+    began, spent = time.monotonic(), cpu_seconds(served.process.pid)
+    try:
+        await asking.run(seconds)
+    finally:
+        cores = (cpu_seconds(served.process.pid) - spent) / (time.monotonic() - began)
+        watching.cancel()
+        hearing.cancel()
+        if attacker and heard:
+            heard.cancel()
+            await attacker.stop()
+    times = sorted(asking.times)
+    return {
+        "asked": len(times),
+        "answered": len(times) - asking.failed,
+        "p50 s": round(statistics.median(times), 3),
+        "p95 s": round(times[len(times) * 95 // 100], 3),
+        "cores": round(cores, 2),
+        **most,
+        "node": served.last,
+        "attacker": attacker.most if attacker else {},
+        "why": asking.why,
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+async def flooder(kinds: str, host: str, port: str, source: str) -> Said | None:
+    if kinds == "none":
+        return None
+    member = members()[ATTACKER]
+    hello = wire.HelloRequest(member.chain, "swarm-node", (), revoked=0, secret=0)
+    program = str(ROOT / "tests" / "link_flooder.py")
+    arguments = [kinds, host, port, source, member.identity.seed().hex(), wire.pack(hello).hex()]
+    return await Said.by(program, *arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--stacks", default="hivemind,libp2p")
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
+    parser.add_argument("--same-address", action="store_true")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)  # a node of this stack
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    if arguments.serve:
+        asyncio.run(serve(arguments.serve))
+        return
+    source = "127.0.0.1" if arguments.same_address else "127.0.0.2"
+    for stack in arguments.stacks.split(","):
+        for kinds in arguments.attacks:
+            found = asyncio.run(attack(stack, kinds, arguments.seconds, source))
+            print(stack, kinds, json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
