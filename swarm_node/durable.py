@@ -34,6 +34,20 @@ def open_regular(path: Path) -> IO[bytes]:
     raise OSError(errno.EINVAL, "it is no regular file")
 
 
+def open_lock(path: Path) -> IO[bytes]:
+    """Open a file to hold its lock, and make it if it is not there. A pipe is not waited for.
+
+    Raises:
+        OSError: it cannot be written, or is no regular file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file")
+
+
 def create_private(path: Path, data: bytes) -> None:
     """Write a new file with mode 0600.
 
@@ -93,7 +107,7 @@ class Journal:
         """All lines, the oldest first, or those after `since` bytes of the newer file. A line that
         a crash cut may be among them."""
         for path in (self.old, self.path) if since is None else (self.path,):
-            with suppress(OSError), path.open("rb") as file:
+            with suppress(OSError), open_regular(path) as file:
                 file.seek(since or 0)
                 yield from file
 

@@ -86,12 +86,16 @@ class SlowStartError(TransportError):
 class RefusedError(TransportError):
     """The peer refused the request. The message is the peer's and decides nothing. `code` is that
     of the refusal (p2p/wire/reasons.py), "" for words that are none, and `named` the reason or
-    protocol that it names."""
+    protocol that it names. `apart` are the seconds between the time that decided and the peer's
+    clock, None if it names none."""
 
-    def __init__(self, message: str, code: str = "", named: str = "") -> None:
+    def __init__(
+        self, message: str, code: str = "", named: str = "", apart: int | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.named = named
+        self.apart = apart
 
 
 class CoordinatorError(SwarmNodeError):

@@ -12,7 +12,12 @@ from swarm_node.p2p.wire.reasons import REASONS, REFUSALS, Blame
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 _CLASSES = {Blame.NONE: "No blame", Blame.USELESS: "Useless", Blame.VIOLATION: "Violation"}
-_TAILS = {"": "", "reason": ": REASON", "protocol": " PROTOCOL"}
+_TAILS = {
+    "": "",
+    "reason": ": REASON",
+    "reason, seconds": ": REASON",
+    "protocol": " PROTOCOL",
+}
 
 
 def tables() -> dict[str, str]:

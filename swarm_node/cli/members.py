@@ -171,11 +171,12 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
     a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
     `ban`. Tickets are those made in this home, with the peers that came by them, also those that
-    are away. A ticket for any number of nodes has only peers that the node knows.
+    are away, and with who showed it after it was used up. A ticket for any number of nodes has only
+    peers that the node knows.
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
-    from swarm_node.node.members.admitting import admissions, holders
+    from swarm_node.node.members.admitting import admissions, holders, tried
     from swarm_node.node.members.bans import ban_ledger
     from swarm_node.node.members.stewardship import revoked
 
@@ -183,7 +184,7 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
     entries, came = admissions(place).entries(), holders(place)
-    tickets = ticket_rows(entries, came, met or [], keys, bans, time.time())
+    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, time.time())
     listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
     show(json, listed, lambda: members_view(tickets, bans, met))
 

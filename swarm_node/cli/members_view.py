@@ -13,14 +13,14 @@ from swarm_node.cli.views import day_of, plain, short, standing
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.members.ledger import Ban, IssuedTicket
 
-#: Holders of one ticket that are shown; `--json` has all.
+#: Holders of one ticket, and tries of it, that are shown; `--json` has all.
 _MOST_HOLDERS = 3
 
 
 class TicketRow(msgspec.Struct, frozen=True):
     """A ticket of the ledger. `holders` are the ids of the peers that joined with it, `used` their
-    number. `state` is "open", "in stock", "steward", "used up", "expired", "revoked" or
-    "banned"."""
+    number, `tried` the ids of those that showed it after it was used up. `state` is "open", "in
+    stock", "steward", "used up", "expired", "revoked" or "banned"."""
 
     name: str
     issuer_key: str
@@ -30,22 +30,27 @@ class TicketRow(msgspec.Struct, frozen=True):
     used: int
     state: str
     holders: list[str]
+    tried: list[str] = []
 
 
 def ticket_rows(
     admissions: Sequence[IssuedTicket],
     came: Mapping[str, Sequence[str]],
+    tried: Mapping[str, Sequence[str]],
     met: Sequence[PeerRow],
     revoked: frozenset[str],
     bans: Sequence[Ban],
     now: float,
 ) -> list[TicketRow]:
     """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
-    running node has `met` some. `revoked` are keys in hex."""
+    running node has `met` some. The home stores too who `tried` a used one. `revoked` are keys in
+    hex."""
     known: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for key, ids in came.items():
         known[key] |= dict.fromkeys(ids)
     for peer in met:
+        if peer.peer_id in tried.get(peer.issuer_key, ()):
+            continue
         known[peer.issuer_key][peer.peer_id] = None
     banned = {ban.issuer_key for ban in bans}
 
@@ -72,6 +77,7 @@ def ticket_rows(
             len(known[ticket.issuer_key]),
             state(ticket),
             [*known[ticket.issuer_key]],
+            [*tried.get(ticket.issuer_key, ())],
         )
         for ticket in admissions
     ]
@@ -105,6 +111,12 @@ def members_view(
     stock = [ticket for ticket in tickets if ticket.state == "in stock"]
     if given:
         parts.append(_tickets_table(given))
+    for ticket in given:
+        if ticket.tried:
+            parts.append(
+                f"{plain(ticket.name)} is used up, and tried by {_ids(ticket.tried)}: if you do "
+                "not know them, somebody has a copy of the ticket"
+            )
     if stock:
         until = day_of(min(ticket.expires for ticket in stock))
         count = "1 ticket" if len(stock) == 1 else f"{len(stock)} tickets"
@@ -118,14 +130,18 @@ def _tickets_table(tickets: Sequence[TicketRow]) -> Table:
     columns = ("ticket for", "issuer key", "state", "admits until", "nodes", "held by")
     table = Table(*columns, title="tickets")
     for ticket in tickets:
-        shown = [short(peer_id) for peer_id in ticket.holders[:_MOST_HOLDERS]]
-        more = len(ticket.holders) - len(shown)
         table.add_row(
             plain(ticket.name),
             ticket.issuer_key[:8],
             ticket.state,
             day_of(ticket.expires),
             f"{ticket.used} of {ticket.uses or 'any'}",
-            plain(" ".join([*shown, f"and {more} more"] if more else shown)),
+            plain(_ids(ticket.holders)),
         )
     return table
+
+
+def _ids(peer_ids: Sequence[str]) -> str:
+    shown = [short(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
+    more = len(peer_ids) - len(shown)
+    return " ".join([*shown, f"and {more} more"] if more else shown)

@@ -18,7 +18,13 @@ from typing import Literal
 
 import structlog
 
-from swarm_node.durable import LEFTOVERS, make_private, open_regular, replace_private
+from swarm_node.durable import (
+    LEFTOVERS,
+    make_private,
+    open_lock,
+    open_regular,
+    replace_private,
+)
 from swarm_node.errors import HomeError, StorageError
 
 #: Bytes of a small file; a full list of `admitted` subjects is the longest.
@@ -129,11 +135,11 @@ class PrivateDirectory:
     def in_use(self) -> bool:
         """Check for a running node in this home, without writing anything."""
         try:
-            with (self.path / "lock").open() as file:
+            with open_regular(self.path / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # no file, or not of this user
+        except OSError:  # no file, no regular one, or not of this user
             return False
         return False
 
@@ -161,7 +167,7 @@ class PrivateDirectory:
         """
         self.create()
         try:
-            file = (self.path / "lock").open("a")
+            file = open_lock(self.path / "lock")
         except OSError as error:
             raise HomeError(
                 f"cannot write into the home directory {self.path}: {error.strerror}"
@@ -186,7 +192,7 @@ class PrivateDirectory:
             HomeError: the home cannot be written.
         """
         try:
-            file = (self.path / "editing").open("a")
+            file = open_lock(self.path / "editing")
         except OSError as error:
             raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
         with file:

@@ -167,7 +167,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
         membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
         reach=Verdict("unreachable", HOSTILE, HOSTILE),
     )
-    tickets = ticket_rows([IssuedTicket("a", KEY, 1, 2, 1, 3)], {}, [row], frozenset(), [], 1.0)
+    tickets = ticket_rows([IssuedTicket("a", KEY, 1, 2, 1, 3)], {}, {}, [row], frozenset(), [], 1.0)
     for text in (
         printed(peers_view(snapshot, {})),
         shown(snapshot),
@@ -182,7 +182,7 @@ def test_a_ticket_is_open_until_it_is_not() -> None:
         entry = msgspec.structs.replace(IssuedTicket("a", KEY, 1, 10, 2, 3), **changes)
         met = [peer("a"), peer("b", issuer_key="c" * 64)]
         bans = [Ban("x", 1, issuer_key=banned)] if banned else []
-        ((row),) = ticket_rows([entry], {}, met, frozenset({revoked}), bans, now)
+        ((row),) = ticket_rows([entry], {}, {}, met, frozenset({revoked}), bans, now)
         assert row.used == 1
         return row.state
 
@@ -213,9 +213,9 @@ def test_a_used_ticket_stays_used_while_its_holder_is_away() -> None:
     one = IssuedTicket("alice", KEY, 1, 10, 1, 3)
     stock = [IssuedTicket("web", f"{i:064x}", 1, 10, 1, 3, given=False) for i in range(100)]
     away = peer("x").peer_id
-    rows = ticket_rows([*stock, one], {KEY: [away]}, [], frozenset(), [], 5.0)
+    rows = ticket_rows([*stock, one], {KEY: [away]}, {}, [], frozenset(), [], 5.0)
     assert (rows[-1].state, rows[-1].used, rows[-1].holders) == ("used up", 1, [away])
-    both = ticket_rows([one], {KEY: [away]}, [peer("x")], frozenset(), [], 5.0)
+    both = ticket_rows([one], {KEY: [away]}, {}, [peer("x")], frozenset(), [], 5.0)
     assert both[0].used == 1
     met = [peer("z", issuer_key="c" * 64)]
     lines = printed(members_view(rows, [], met)).splitlines()
@@ -228,12 +228,25 @@ def test_a_used_ticket_stays_used_while_its_holder_is_away() -> None:
     many = ticket_rows(
         [msgspec.structs.replace(one, uses=9)],
         {KEY: [f"peer-{i}" for i in range(5)]},
+        {},
         [],
         frozenset(),
         [],
         5.0,
     )
     assert "and 2 more" in " ".join(printed(members_view(many, [], None)).split())
+
+
+def test_who_showed_a_used_ticket_is_named_and_holds_it_not() -> None:
+    one, late = IssuedTicket("alice", KEY, 1, 10, 1, 3), peer("y")
+    (row,) = ticket_rows(
+        [one], {KEY: [peer("x").peer_id]}, {KEY: [late.peer_id]}, [late], frozenset(), [], 5.0
+    )
+    assert (row.used, row.holders, row.tried) == (1, [peer("x").peer_id], [late.peer_id])
+    shown_text = " ".join(printed(members_view([row], [], None)).split())
+    assert f"alice is used up, and tried by …{late.peer_id[-8:]}: if you do not know them" in (
+        shown_text
+    )
 
 
 def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:

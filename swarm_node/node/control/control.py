@@ -31,7 +31,7 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.config.reloading import Reloaded
-from swarm_node.durable import replace_private
+from swarm_node.durable import open_regular, replace_private
 from swarm_node.errors import (
     ConfigError,
     HomeError,
@@ -297,7 +297,8 @@ class ControlClient:
 
     def _address(self) -> _Address:
         try:
-            return decoded(self._file.read_bytes()[:_MAX_BODY], _Address)
+            with open_regular(self._file) as file:
+                return decoded(file.read(_MAX_BODY), _Address)
         except FileNotFoundError:
             raise NotRunningError(self._message()) from None
         except (OSError, SwarmNodeError) as error:

@@ -12,7 +12,7 @@ from swarm_node.node.figures.snapshot import EvalPoint
 BY_SEED = 0
 #: Points that show what happens now, and the smallest rise that is one: 1% of the reward, or of two
 #: points a tenth, because their noise is not known.
-_NEWEST, _LEAST_RISE, _LEAST_OF_TWO = 12, 0.01, 0.1
+NEWEST, _LEAST_RISE, _LEAST_OF_TWO = 24, 0.01, 0.1
 #: Standard errors between two halves of the points from which they differ.
 _ERRORS = 3.0
 OLD_GROUND = "old ground: held out by seed, texts occur in training"
@@ -58,7 +58,7 @@ def current(evals: Sequence[EvalPoint]) -> EvalPoint | None:
 def rises(evals: Sequence[EvalPoint]) -> bool:
     """Check that the newest points rise beyond their noise. The noise is that of the second
     differences, to which a steady rise adds nothing."""
-    values = [point.all for point in parted(evals)[1]][-_NEWEST:]
+    values = [point.all for point in parted(evals)[1]][-NEWEST:]
     half = len(values) // 2
     if not half:
         return False

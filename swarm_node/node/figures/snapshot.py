@@ -21,6 +21,8 @@ from swarm_node.policy.experience.mixture import MixtureState
 SCHEMA = 1
 #: A peer heard within so many seconds counts as present.
 SEEN_SECONDS = 60.0
+#: One that failed to answer twice counts as gone after so many.
+LOST_SECONDS = 20.0
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
@@ -107,7 +109,9 @@ class PeerRow(msgspec.Struct, frozen=True):
     refused groups by reason. `share` is its part of the groups trained on lately. `took` counts the
     groups that it pulled here. It is asked for nothing for `left_seconds` more. `via` is the relay
     that brought its last answer, "" for a direct link and None without a recent answer.
-    `environment` is that of its groups, "" if it is this node's.
+    `environment` is that of its groups, "" if it is this node's; `model` is the beginning of its
+    model's digest, "" if model and tokenizer are this node's. It is `lost` if it failed to answer
+    twice.
     """
 
     peer_id: str
@@ -129,6 +133,13 @@ class PeerRow(msgspec.Struct, frozen=True):
     took: int = 0
     environment: str = ""
     via: str | None = None
+    model: str = ""
+    lost: bool = False
+
+    @property
+    def present(self) -> bool:
+        """True if it was heard lately and answers."""
+        return self.seconds_since_seen <= (LOST_SECONDS if self.lost else SEEN_SECONDS)
 
     @classmethod
     def of(
@@ -139,6 +150,7 @@ class PeerRow(msgspec.Struct, frozen=True):
         share: float = 0.0,
         via: str | None = None,
         environment: str = "",
+        model: str = "",
     ) -> Self:
         """Return the row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
@@ -157,6 +169,8 @@ class PeerRow(msgspec.Struct, frozen=True):
             took=peer.took,
             environment=environment,
             via=via,
+            model=model,
+            lost=peer.retry.failures > 1,
         )
         shown = members.shown(peer.peer_id)
         if shown is None:
@@ -173,13 +187,15 @@ class PeerRow(msgspec.Struct, frozen=True):
 
 
 class MembershipRow(msgspec.Struct, frozen=True):
-    """This node's own membership. Fields are as in `PeerRow`; `begins` is in Unix seconds."""
+    """This node's own membership. Fields are as in `PeerRow`. `begins` and `revoked`, the time of
+    the list that names this node, are in Unix seconds; `revoked` is 0 without such a list."""
 
     name: str
     issuer: str
     begins: int
     until: int
     standing: str
+    revoked: int = 0
 
     @classmethod
     def of(cls, members: Members, peer_id: str) -> Self | None:
@@ -188,18 +204,20 @@ class MembershipRow(msgspec.Struct, frozen=True):
         if shown is None:
             return None
         member, standing = shown
-        return cls(member.name, member.issuer.name, member.body.not_before, member.until, standing)
+        name, issuer, begins = member.name, member.issuer.name, member.body.not_before
+        return cls(name, issuer, begins, member.until, standing, members.expelled_at(peer_id))
 
     def alarms(self, wall: float) -> list[str]:
         """Return the alarms about this membership at the Unix second `wall`."""
-        day = datetime.fromtimestamp(self.until, UTC).strftime("%Y-%m-%d")
+        day = _day(self.until)
         if self.standing == "expired":
             return [
                 f"membership ended on {day}: peers refuse this node; ask for a new ticket and "
                 "start it with --ticket-file"
             ]
         if self.standing != "member":
-            told = {"revoked": "the owner of the swarm revoked this node's membership"}
+            on = f" on {_day(self.revoked)}" if self.revoked else ""
+            told = {"revoked": f"the owner of the swarm revoked this node's membership{on}"}
             text = told.get(self.standing, f"this node is no member ({self.standing})")
             return [f"{text}: ask for a new ticket, and start this node with --ticket-file"]
         if not in_last_third(self.begins, self.until, wall):
@@ -209,6 +227,10 @@ class MembershipRow(msgspec.Struct, frozen=True):
             f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
             "when both run; else ask for a new ticket"
         ]
+
+
+def _day(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d")
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
-from swarm_node.node.figures.curve import rises
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Said, Snapshot
+from swarm_node.node.figures.curve import NEWEST, rises
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
 from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
 
@@ -24,6 +24,8 @@ _FIRST_SECONDS = 900.0
 _MANY_REFUSED = 10
 #: Seconds for which a finding on rewards must hold before it is said, or is said no longer.
 HOLD_SECONDS = 120.0
+#: Seconds between two turns of "learning".
+TURN_SECONDS = 600.0
 #: Causes of one kind that are told.
 _SHOWN = 4
 
@@ -38,6 +40,25 @@ class Steady:
         self._first: dict[str, float] = {}
         self._last: dict[str, tuple[float, Said]] = {}
         self._said: set[str] = set()
+        self._newest: EvalPoint | None = None
+        self._learns = False
+        self._turned = self._against = float("-inf")
+
+    def learns(self, evals: Sequence[EvalPoint]) -> bool:
+        """Check that reward rises. The answer turns once the points say the other for HOLD_SECONDS,
+        and at most once in TURN_SECONDS, so that noise does not turn it to and fro. It depends on
+        the points alone, not on who asks when."""
+        new = len(evals)
+        while new and evals[new - 1] is not self._newest:
+            new -= 1
+        for end in range(new, len(evals)):
+            now, rising = evals[end].seconds, rises(evals[max(0, end - NEWEST) : end + 1])
+            if now < self._against or rising == self._learns:  # a clock of another run, or no news
+                self._against = now
+            elif now - self._against >= HOLD_SECONDS and now - self._turned >= TURN_SECONDS:
+                self._learns, self._turned, self._against = rising, now, now
+        self._newest = evals[-1] if evals else None
+        return self._learns
 
     def settle(self, found: Iterable[Said], now: float) -> list[Said]:
         """Return what to say of these findings, of which there is at most one of a kind."""
@@ -73,11 +94,12 @@ def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
         *_refused(shot),
         *_alarms(shot),
     ]
-    company = _company(shot)
+    learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
+    company = _company(shot, learns)
     if not serious or company.kind == "alone":
         serious += [company, *_other_addresses(shot, company)]
     rank = {"bad": 0, "warning": 1, "good": 2}
-    return [*sorted(serious, key=lambda said: rank[said.level]), *_callers(shot)]
+    return [*sorted(serious, key=lambda said: rank[said.level]), *_models(shot), *_callers(shot)]
 
 
 def _refused_here(shot: Snapshot) -> Iterator[Said]:
@@ -167,24 +189,30 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
 
 
 def _environments(shot: Snapshot) -> Iterator[Said]:
+    for theirs, names in _unlike(shot, lambda peer: peer.environment):
+        cause = Cause("environment", name=names, detail=f"{theirs}, this node {shot.environment}")
+        yield Said(cause.code, "warning", told_here(cause), _same_as(theirs) or advice(cause))
+
+
+def _models(shot: Snapshot) -> Iterator[Said]:
+    for theirs, names in _unlike(shot, lambda peer: peer.model):
+        cause = Cause("model", name=names, detail=f"{theirs}, this node {shot.model}")
+        yield Said(cause.code, "good", told_here(cause), advice(cause))
+
+
+def _unlike(shot: Snapshot, what: Callable[[PeerRow], str]) -> list[tuple[str, str]]:
+    """Return what peers have that is not this node's, each with the names of these peers."""
     told: dict[str, list[str]] = {}
-    for peer in shot.peers:
-        if peer.environment and peer.seconds_since_seen <= SEEN_SECONDS:
-            told.setdefault(peer.environment, []).append(who(peer))
-    for theirs, names in sorted(told.items()):
-        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        verb = "uses" if len(names) == 1 else "use"
-        yield Said(
-            "environment",
-            "warning",
-            f"{listed} {verb} {theirs}, this node {shot.environment}: they exchange nothing",
-            _same_as(theirs),
-        )
+    for peer in _present(shot):
+        if what(peer):
+            told.setdefault(what(peer), []).append(who(peer))
+    more = {theirs: f", and {len(names) - 3} more" for theirs, names in told.items() if names[3:]}
+    return [(t, ", ".join(names[:3]) + more.get(t, "")) for t, names in sorted(told.items())]
 
 
 def _same_as(theirs: str) -> str:
     """Return the flag that gives this node its peers' environment, or the release that one side
-    lacks."""
+    lacks; "" for an environment without a name."""
     if older := release_remedy(theirs):
         return older
     name, _, kind = theirs.partition(" ")
@@ -193,7 +221,7 @@ def _same_as(theirs: str) -> str:
             f"start this node with --set environment.name={name} --preset {kind}, or the other one "
             "with this node's"
         )
-    return "give all nodes the same environment.name, files, packages and options"
+    return ""
 
 
 def _refused(shot: Snapshot) -> Iterator[Said]:
@@ -212,18 +240,21 @@ def _refused(shot: Snapshot) -> Iterator[Said]:
 
 
 def _present(shot: Snapshot) -> list[PeerRow]:
-    return [peer for peer in shot.peers if peer.seconds_since_seen <= SEEN_SECONDS]
+    return [peer for peer in shot.peers if peer.present]
 
 
-def _company(shot: Snapshot) -> Said:
+def _company(shot: Snapshot, rising: bool) -> Said:
     learns = "sampling"
     if shot.updates:
-        learns = "learning" if rises(shot.evals) else "training"
+        learns = "learning" if rising else "training"
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")
     why, remedy = _loneliness(shot)
-    return Said("alone", "warning", f"{learns} alone: {why}", remedy)
+    # A node that met somebody is alone for a while. One that nobody has ever answered at all was
+    # given addresses that are wrong.
+    level = "warning" if shot.peers or shot.former or not _of_addresses(shot) else "bad"
+    return Said("alone", level, f"{learns} alone: {why}", remedy)
 
 
 def _loneliness(shot: Snapshot) -> tuple[str, str]:

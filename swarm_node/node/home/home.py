@@ -31,7 +31,7 @@ from pathlib import Path
 import msgpack
 import msgspec
 
-from swarm_node.durable import open_regular, replace_private
+from swarm_node.durable import open_lock, open_regular, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
@@ -188,7 +188,7 @@ class Home(PrivateDirectory):
     def _recording(self) -> Iterator[None]:
         """Hold the lock of home.json, which a node and a command may change at once."""
         try:
-            file = (self.path / "recording").open("a")
+            file = open_lock(self.path / "recording")
         except OSError as error:
             raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
         with file:

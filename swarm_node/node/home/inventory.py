@@ -166,6 +166,8 @@ def _remedy(name: str, kind: _Kind) -> str:
     if name == "node.db":
         away = "move node.db, node.db-wal and node.db-shm away"
         return f"{away} ({kind.lost}), or restore a backup into another --home"
+    if name not in FILES:
+        return "remove it: it is only locked, and holds nothing"
     further = kind.remedy or f"or move it away: {kind.lost}"
     return f"{_BACKUP.format(name=name)}, {further}"
 

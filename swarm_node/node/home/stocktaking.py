@@ -40,6 +40,8 @@ _SMALL_FILES = (
     *("membership", "secret", "revoked", "issuer.certificate", "admitted", "coordinator"),
     *("bootstrap", "port", "invitations.json", "tickets.json", "bans.json"),
 )
+#: Files whose locks are held. They hold nothing.
+_LOCKS = ("lock", "recording", "editing")
 #: The digest of the database, while no node runs. A node that was killed leaves none.
 DATABASE_DIGEST = "node.db.sha256"
 #: Up to this size the digests of the newest checkpoint are checked: half a second a GB.
@@ -74,6 +76,10 @@ def take_stock(path: Path, *, deep: bool = False, swarm: SwarmInfo | None = None
     if swarm is not None:
         _fit(files, keys, contents, swarm)
     _stored(path, files, deep)
+    for name in _LOCKS:
+        held = _bytes(path / name, 0)
+        if isinstance(held, Found) and held.state == "damaged":
+            files[name] = held
     return Stock(files, record)
 
 

@@ -12,6 +12,7 @@ from swarm_node.node.loops.parts import Shared
 from swarm_node.p2p.peers.conduct import Standing
 from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.rollout import PolicyRef
 
 #: The latest drops that a checkpoint keeps.
 _KEPT = 1024
@@ -45,10 +46,14 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
 
 
 def peer_rows(
-    shared: Shared, now: float, via: Mapping[str, str], info: EnvironmentInfo | None
+    shared: Shared,
+    now: float,
+    via: Mapping[str, str],
+    info: EnvironmentInfo | None,
+    policy: PolicyRef,
 ) -> list[PeerRow]:
     """Return the rows of peers for a snapshot, the most recently seen first. `via` has the relay of
-    each that answered lately, "" for a direct link."""
+    each that answered lately, "" for a direct link. `policy` is this node's."""
     by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
     return [
@@ -59,6 +64,7 @@ def peer_rows(
             by[peer.peer_id] / total,
             via.get(peer.peer_id),
             _other_environment(peer, info),
+            _other_model(peer, policy),
         )
         for peer in known
     ]
@@ -69,6 +75,12 @@ def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
     if info is None or theirs is None or theirs == (info.name, info.version):
         return ""
     return environment_name(*theirs)
+
+
+def _other_model(peer: Peer, policy: PolicyRef) -> str:
+    if peer.policy is None or peer.policy == (policy.model, policy.tokenizer):
+        return ""
+    return peer.policy[0].hex()[:8]
 
 
 def former_rows(shared: Shared, now: float) -> list[PeerRow]:

@@ -71,7 +71,7 @@ def take_snapshot(
         evals=list(tally.evals),
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now, reaching.usage.via, info),
+        peers=peer_rows(shared, now, reaching.usage.via, info, parts.policy),
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],

@@ -147,6 +147,18 @@ def holders(home: Home) -> dict[str, list[str]]:
     return held
 
 
+def tried(home: Home) -> dict[str, list[str]]:
+    """Return the ids of the peers that showed a ticket of this home after it was used up, by issuer
+    key (hex).
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+    claims = load_claims(home)
+    found = {issuer.hex(): claims.tried(issuer) for issuer, _, _ in claims.rows()}
+    return {issuer: [*map(peer_id_of, subjects)] for issuer, subjects in found.items() if subjects}
+
+
 def note_issuer_file(home: Home, made: Made) -> None:
     """Record the certificates of a new issuer file in the ledger, so that each can be revoked.
 

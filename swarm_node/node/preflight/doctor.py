@@ -344,7 +344,7 @@ def _membership(facts: Facts) -> Iterator[Finding]:
     days, end = (paper.until - facts.now) / _DAY, _date(paper.until)
     remedy = "ask for a new ticket and join with --ticket-file"
     if days < 0:
-        yield Finding("membership", "error", f"ended on {end}", remedy)
+        yield Finding("membership", "error", f"this node's membership ended on {end}", remedy)
     elif days < _WARN_DAYS:
         yield Finding("membership", "warning", f"ends on {end}, in {days:.0f} days", remedy)
     else:

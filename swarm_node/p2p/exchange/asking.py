@@ -9,11 +9,11 @@ import structlog
 
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.refusals import refused_by
 from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Member
-from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
 from swarm_node.p2p.peers.causes import Cause, of_reason
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
@@ -90,7 +90,8 @@ class Asker:
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None
-        self._answered(peer)
+        peer.answered(self._clock.now())
+        self._directory.failures.answered(peer.peer_id)
         return reply
 
     async def greet(self, peer: Peer) -> bool:
@@ -105,7 +106,8 @@ class Asker:
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
             return False
-        self._answered(peer)
+        peer.answered(self._clock.now())
+        self._directory.failures.admitted_here(peer.peer_id)
         return True
 
     async def introduce(self, peer_id: str) -> bool:
@@ -143,35 +145,29 @@ class Asker:
         self.reject(opened, author)
         return None
 
-    def _answered(self, peer: Peer) -> None:
-        peer.answered(self._clock.now())
-        self._directory.failures.answered(peer.peer_id)
-
     def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
         """Record why a peer refuses this node. A silent one says nothing: its addresses are tried
         from time to time (node/loops/dialing.py)."""
         if not isinstance(error, RefusedError):
             return
         if error.code == NO_MEMBER.code:
-            self._refused_by(peer.peer_id, error.named)
+            self._refused_by(peer.peer_id, error.named, error.apart)
         elif error.code == BAD_REQUEST.code and error.named == "schema":
             self._refused_by(peer.peer_id, "schema")
 
-    def _refused_by(self, peer_id: str, reason: str, seconds: float = 0.0) -> None:
-        code, detail = of_reason(reason), reason
-        if code == "clock" and not seconds:
-            # The peer says only that the chain begins too late by its clock.
-            own = self._members.shown(self._transport.peer_id)
-            begins = own[0].body.not_before if own else self._clock.wall()
-            seconds = CLOCK_SKEW_SECONDS + max(0.0, self._clock.wall() - begins)
-            detail = "at least"
-        cause = Cause(code, peer_id, self._name(peer_id), "", detail, seconds)
+    def _refused_by(self, peer_id: str, reason: str, apart: int | None = None) -> None:
+        shown = self._members.shown(self._transport.peer_id)
+        own, wall = shown[0] if shown else None, self._clock.wall()
+        cause = refused_by(peer_id, self._name(peer_id), reason, apart, own, wall)
         self._directory.failures.failed(cause, self._clock.now())
 
-    def note_clock(self, peer_id: str, rejected: Rejected) -> None:
-        """Record that times which this peer signed are ahead of this clock."""
-        if rejected.reason in ("future", "not_yet_valid") and rejected.seconds:
-            self._refused_by(peer_id, rejected.reason, -rejected.seconds)
+    def note_clock(self, peer_id: str, rejected: Rejected, *, told_itself: bool = False) -> None:
+        """Record that times which this peer signed are not those of this clock. Old times are those
+        of another clock only if the peer `told_itself`; others keep what a silent peer signed."""
+        reasons = ("future", "not_yet_valid", *(("outdated",) if told_itself else ()))
+        if rejected.reason in reasons and rejected.seconds:
+            cause = Cause("clock", peer_id, self._name(peer_id), seconds=-rejected.seconds)
+            self._directory.failures.failed(cause, self._clock.now())
 
     def _name(self, peer_id: str) -> str:
         shown = self._members.shown(peer_id)

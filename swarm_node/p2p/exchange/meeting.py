@@ -239,10 +239,12 @@ class Meeting:
         times and lists."""
         heard = self._members.hear(raw, expected)
         if isinstance(heard, Rejected):
-            if expected is not None:  # one author signed times ahead of this clock
-                self._asker.note_clock(expected, heard)
+            author = expected or teller
+            if author is not None and self._members.author(raw) == author:
+                self._asker.note_clock(author, heard, told_itself=teller == author)
             return self._asker.reject(heard, teller)
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
+        self._directory.failures.in_time(peer_id)
         issuer = heard.member.admitted_by.hex()
         self._book.tell(
             peer_id,

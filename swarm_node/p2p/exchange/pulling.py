@@ -161,6 +161,7 @@ class Puller:
             self._asker.reject(entry, peer.peer_id)
             return 0
         peer.environment = entry.environment, entry.version
+        peer.policy = entry.model, entry.tokenizer
         seen = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
         if seen is not None and seen.reason not in BLAMELESS:
             self._asker.reject(seen, peer.peer_id)

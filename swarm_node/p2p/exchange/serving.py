@@ -16,11 +16,11 @@ from typing import TypeVar
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.refusals import refused_caller
 from swarm_node.p2p.limits.budgets import Traffic
 from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.peers.causes import Cause, of_reason
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import (
@@ -44,6 +44,7 @@ from swarm_node.p2p.wire.reasons import (
     UNKNOWN_MEMBER,
     Blame,
     blame_of,
+    with_seconds,
 )
 from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES, Handler, Transport
 from swarm_node.storage import Storage
@@ -129,9 +130,10 @@ class Server:
             self._refuse(caller, member)
             # A chain that begins later than this clock has a caller whose clock is ahead of it.
             name = self._members.claimed(hello.chain, caller)
-            cause = Cause(of_reason(member.reason), caller, name, "", member.reason, member.seconds)
-            self._directory.failures.refuse(cause, now)
-            raise NO_MEMBER.error(member.reason)
+            self._directory.failures.refuse(
+                refused_caller(caller, name, member, self._clock.wall()), now
+            )
+            raise NO_MEMBER.error(with_seconds(member.reason, member.seconds))
         self._directory.failures.admitted(caller)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)

@@ -132,7 +132,10 @@ class Members:
         self._banned = banned
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
+        #: The keys on the list. For each, the time (Unix seconds) of the oldest list known here
+        #: that names it.
         self._revoked: frozenset[bytes] = frozenset()
+        self._listed: dict[bytes, int] = {}
         self._expelled: set[bytes] = set()
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
         #: The list and the bans at the last walk of `dismiss`, its time, and the earliest end of
@@ -177,6 +180,17 @@ class Members:
         refused = self._refused(member)
         return member, refused.reason if refused else "member"
 
+    def author(self, presence: bytes) -> str:
+        """Return the peer id of who signed a presence, also one of another time, and "" for none
+        that a member's chain vouches for."""
+        heard = self._read(presence)
+        return "" if isinstance(heard, Rejected) else heard.member.peer_id
+
+    def expelled_at(self, peer_id: str) -> int:
+        """Unix second of the oldest list known here that names this peer, 0 without one."""
+        shown = self.shown(peer_id)
+        return (self._expelled_since(shown[0]) or 0) if shown is not None else 0
+
     def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
         """Return the name in a chain that leads from the root to this peer, member or not, and ""
         for any other chain."""
@@ -207,7 +221,7 @@ class Members:
         if age < -CLOCK_SKEW_SECONDS:
             return Rejected("future", f"issued {-age:.0f} s ahead", -age)
         if age > MAX_HEAD_SECONDS:
-            return Rejected("outdated", f"issued {age:.0f} s ago")
+            return Rejected("outdated", f"issued {age:.0f} s ago", -age)
         known = self._known.get(member.peer_id)
         if known is not None and known.shown and not self._refused(known.member):
             same = known.member.admitted_by == member.admitted_by
@@ -264,6 +278,9 @@ class Members:
     def obey(self, body: Revocations) -> None:
         """Refuse exactly the keys that this list names from now on."""
         revoked = frozenset(body.keys)
+        self._listed = {
+            key: min(body.issued, self._listed.get(key, body.issued)) for key in body.keys
+        }
         self._expelled |= revoked - self._revoked
         self._revoked = revoked
 
@@ -292,15 +309,22 @@ class Members:
         return [member.peer_id for member in known if self._refused(member)]
 
     def _refused(self, member: Member) -> Rejected | None:
-        keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
-        if not self._revoked.isdisjoint(keys):
-            return Rejected("revoked", "the swarm's owner has expelled it")
+        since = self._expelled_since(member)
+        if since is not None:
+            return Rejected("revoked", "the swarm's owner has expelled it", since - self._wall())
         if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
         issuer, subject = member.admitted_by, member.body.subject
         if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
             return Rejected("used_up", "its ticket was used for another key first")
         return check_times(member.issuer, member.body, self._wall())
+
+    def _expelled_since(self, member: Member) -> int | None:
+        """Unix seconds of the oldest list known here that names the member or an issuer of it, None
+        without one."""
+        keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
+        listed = [self._listed[key] for key in keys if key in self._listed]
+        return min(listed, default=None)
 
     def _count(self, member: Member, met_ms: int | None = None) -> Rejected | None:
         """Count a subject of an issuer with limited uses, as met now or at `met_ms`."""

@@ -324,5 +324,5 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
         ahead = member.not_before - now
         return Rejected("not_yet_valid", f"valid from {member.not_before}", ahead)
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
-        return Rejected("expired", f"valid until {member.not_after}")
+        return Rejected("expired", f"valid until {member.not_after}", member.not_after - now)
     return None

@@ -23,10 +23,10 @@ MAX_REFUSED: Final = 64
 FRESH_SECONDS: Final = 900.0
 
 _K = TypeVar("_K")
-Level = Literal["bad", "warning"]
+Level = Literal["bad", "warning", "good"]
 #: The subject of a cause: this node's membership, its clock, its own link, the program and the
-#: swarm at the other end, or one address.
-Subject = Literal["membership", "clock", "link", "other", "address"]
+#: swarm at the other end, one address, or what the other end trains.
+Subject = Literal["membership", "clock", "link", "other", "address", "training"]
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -66,20 +66,20 @@ def _rows(*rows: CauseKind) -> dict[str, CauseKind]:
 CAUSES: Final = _rows(
     CauseKind(
         "revoked", "membership", "bad",
-        "the owner revoked this node's membership, says {who}",
-        "{who} was expelled and asks again",
+        "the owner revoked this node's membership{listed}, says {who}",
+        "{who} was expelled{listed} and asks again",
         "ask the owner of the swarm; a new ticket admits you again: start with --ticket-file",
     ),
     CauseKind(
         "expired", "membership", "bad",
-        "this node's membership ended, says {who}",
-        "the membership of {who} ended",
+        "this node's membership ended{on}, says {who}",
+        "the membership of {who} ended{on}",
         "ask for a new ticket, and start this node with --ticket-file",
     ),
     CauseKind(
         "used_up", "membership", "bad",
-        "this ticket has admitted as many nodes as it may, says {who}",
-        "the ticket of {who} is used up, and another machine tried it",
+        "this ticket has admitted {quota}, says {who}",
+        "the ticket of {who} is used up, and another machine ({id}) tried it",
         "ask for another ticket, and start this node with --ticket-file",
     ),
     CauseKind(
@@ -155,6 +155,18 @@ CAUSES: Final = _rows(
         "",
         "write it as /ip4/HOST/tcp/PORT/p2p/ID; `swarm-node status` of that node shows it",
     ),
+    CauseKind(
+        "environment", "training", "warning",
+        "{who} {uses} {detail}: they exchange nothing",
+        "{who} {uses} {detail}: they exchange nothing",
+        "give all nodes the same environment.name, files, packages and options",
+    ),
+    CauseKind(
+        "model", "training", "good",
+        "{who} {uses} another model ({detail}): their groups count here as text alone",
+        "{who} {uses} another model ({detail}): their groups count here as text alone",
+        "nothing is wrong; with the same --model they could be weighted by their log-probs too",
+    ),
 )  # fmt: skip
 
 _ORDER: Final = {code: place for place, code in enumerate(CAUSES)}
@@ -206,7 +218,7 @@ def advice(cause: Cause) -> str:
 
 def _words(cause: Cause) -> dict[str, str]:
     who = cause.name or (f"…{cause.peer[-8:]}" if cause.peer else "a node")
-    effort = ""
+    on, effort = f" on {cause.detail}" if cause.detail else "", ""
     if cause.tries > 1:
         effort = f" ({cause.tries} tries, {cause.seconds * cause.tries:.0f} s)"
     way = "ahead of" if cause.seconds > 0 else "behind"
@@ -214,6 +226,13 @@ def _words(cause: Cause) -> dict[str, str]:
     return {
         "who": who,
         "where": cause.where or who,
+        "uses": "use" if ", " in who else "uses",  # no name has a comma
+        "id": f"…{cause.peer[-8:]}",
+        "on": on,
+        "listed": on and f" (list of {cause.detail})",
+        "quota": f"{cause.detail} of {cause.detail} nodes"
+        if cause.detail
+        else "as many nodes as it may",
         "detail": cause.detail or "no reason given",
         "effort": effort,
         "offset": f"{cause.detail + ' ' if cause.detail == 'at least' else ''}{by} {way}",
@@ -245,10 +264,23 @@ class FailureLog:
         the same peer and address are counted while the cause stays the same."""
         _count(self._failed, (cause.peer, cause.where), cause, now)
 
-    def answered(self, peer_id: str) -> None:
+    def admitted_here(self, peer_id: str) -> None:
         """Forget all that this peer refused: it takes this node for a member now."""
         for key in [key for key in self._failed if key[0] == peer_id]:
             del self._failed[key]
+
+    def answered(self, peer_id: str) -> None:
+        """Forget the refusals of a peer that answers a request. Its clock may still differ: the
+        times that it signs tell that."""
+        for key in [key for key in self._failed if key[0] == peer_id]:
+            if self._failed[key].cause.code != "clock":
+                del self._failed[key]
+
+    def in_time(self, peer_id: str) -> None:
+        """Forget that the clock of this peer differs: it signed a time of now."""
+        for key in [key for key in self._failed if key[0] == peer_id]:
+            if self._failed[key].cause.code == "clock":
+                del self._failed[key]
 
     def connected(self, peer_id: str, where: str) -> None:
         """Forget the failures of this address."""

@@ -57,7 +57,8 @@ class Offer:
 @dataclass(slots=True)
 class Peer:
     """The state of one peer. Times are seconds of the node's monotonic clock. `environment` is the
-    name and version in its newest announcement, None without one."""
+    name and version, `policy` the digests of model and tokenizer, in its newest announcement; None
+    without one."""
 
     peer_id: str
     last_seen: float
@@ -73,6 +74,7 @@ class Peer:
     received: int = 0
     took: int = 0
     environment: tuple[str, str] | None = None
+    policy: tuple[bytes, bytes] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
     retry: Retry = field(default_factory=lambda: Retry(PEER))

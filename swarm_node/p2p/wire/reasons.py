@@ -127,6 +127,7 @@ def blame_of(code: str) -> Blame:
 _NAMED: Final = {
     "": ("", ""),
     "reason": (": ", "[a-z_]{1,24}"),
+    "reason, seconds": (": ", "[a-z_]{1,24}(?: [0-9]{1,9})?"),
     "protocol": (" ", "/swarm-node/[a-z]{1,24}/[0-9]{1,3}"),
 }
 
@@ -135,13 +136,15 @@ _NAMED: Final = {
 class Refusal:
     """A refused reply. On the wire it is exactly `text`, and what it `names` after that. Peers
     compare whole texts, so none may change within a version of the protocol. `code` stands for it
-    in this program. `used` names the protocols, `meaning` says what the caller may conclude."""
+    in this program. `used` names the protocols, `meaning` says what the caller may conclude. The
+    reason of "reason, seconds" may be followed by the seconds between this node's clock and the
+    time that decides."""
 
     code: str
     text: str
     used: str
     meaning: str
-    names: Literal["", "reason", "protocol"] = ""
+    names: Literal["", "reason", "reason, seconds", "protocol"] = ""
 
     def error(self, named: str = "") -> TransportError:
         """Make the error with which a handler refuses a request."""
@@ -177,7 +180,7 @@ NO_MEMBER: Final = Refusal(
     "no member of this swarm",
     "hello",
     "the chain is refused: tell the owner why",
-    "reason",
+    "reason, seconds",
 )
 NOT_HERE: Final = Refusal(
     "not_here", "not here (any more)", "pull", "the group is not held: no failure"
@@ -253,6 +256,13 @@ REFUSALS: Final = (
 )  # fmt: skip
 
 
+def with_seconds(reason: str, seconds: float) -> str:
+    """Name a reason with the seconds between this clock and the time that decided, if there is one
+    within 31 years."""
+    named = f"{abs(seconds):.0f}"
+    return f"{reason} {named}" if seconds and len(named) <= 9 else reason
+
+
 def read_refusal(payload: bytes) -> RefusedError:
     """Read the payload of a refused reply. Other words than those of REFUSALS have no code."""
     words = payload.decode("utf-8", "replace")
@@ -261,6 +271,8 @@ def read_refusal(payload: bytes) -> RefusedError:
     for refusal in REFUSALS:
         named = refusal.named_in(words)
         if named is not None:
-            known = refusal.names != "reason" or named in REASONS
-            return RefusedError(shown, refusal.code, named if known else "unknown")
+            named, _, seconds = named.partition(" ")
+            known = not refusal.names.startswith("reason") or named in REASONS
+            apart = int(seconds) if seconds else None
+            return RefusedError(shown, refusal.code, named if known else "unknown", apart)
     return RefusedError(shown)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -77,6 +80,14 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"causes": [Cause("link_down")], "peers": []}, "link_down", "no network interface", "cable"),
     ({"causes": [CLOSED], "peers": [], "configured": 1}, "alone",
      "training alone: 10.77.0.1:31330 refuses connections (3 tries, 0 s)", "on that port?"),
+    ({"causes": [CLOSED], "peers": [], "former": [peer(seen=99.0)]}, "alone",
+     "10.77.0.1:31330 refuses connections", "on that port?"),
+    ({"peers": [peer(seen=41.0, lost=True)]}, "alone", "no peer answers now, laptop left 41 s ago",
+     "doctor --network"),
+    ({"peers": [peer(seen=19.0, lost=True)]}, "sharing", "training and sharing", ""),
+    ({"peers": [peer(model="a1b2c3d4")]}, "sharing", "training and sharing", ""),
+    ({"membership": msgspec.structs.replace(MEMBER, standing="revoked", revoked=int(DAY))},
+     "membership", "revoked this node's membership on 1970-01-02", "ask for a new ticket"),
     ({"causes": [CLOSED]}, "sharing", "training and sharing", ""),
     ({"peers": [], "configured": 1}, "alone", "no peer has answered yet", "doctor --network"),
     ({"peers": [peer(seen=75.0)]}, "alone", "no peer answers now, laptop left 75 s ago", ""),
@@ -117,6 +128,26 @@ def test_the_first_finding(changes: dict[str, Any], kind: str, text: str, remedy
     assert first.kind == kind
     assert text in first.text
     assert remedy in first.remedy
+
+
+def test_nobody_at_all_behind_a_dead_address_is_bad_and_a_peer_that_left_is_not() -> None:
+    dead = findings(node(causes=[CLOSED], peers=[], configured=1))[0]
+    assert (dead.kind, dead.level) == ("alone", "bad")
+    away = [peer(seen=99.0)]
+    for met in ({"peers": away}, {"peers": [], "former": away}):
+        left = findings(node(causes=[CLOSED], configured=1, **met))[0]
+        assert (left.kind, left.level) == ("alone", "warning")
+    assert findings(node(peers=[], configured=1))[0].level == "warning", "nothing has failed yet"
+
+
+def test_another_model_is_told_beside_the_verdict_and_is_nothing_wrong() -> None:
+    gone = peer("c", model="a1b2c3d4", seen=99.0)
+    first, said = findings(
+        node(peers=[peer("a", model="a1b2c3d4"), peer("b", model="a1b2c3d4"), gone])
+    )
+    assert (first.kind, said.kind, said.level) == ("sharing", "model", "good")
+    assert said.text.startswith("a, b use another model (a1b2c3d4, this node ")
+    assert "--model" in said.remedy
 
 
 def test_the_most_serious_comes_first_and_nothing_is_lost() -> None:
@@ -178,6 +209,58 @@ def test_a_finding_is_said_once_it_holds_and_until_it_no_longer_does() -> None:
     last = 320
     assert steady.settle([], last + HOLD_SECONDS - 1) == [SATURATED]
     assert steady.settle([], last + HOLD_SECONDS) == []
+
+
+def _walk(rng: random.Random, count: int) -> list[float]:
+    """Noise that lasts: each step keeps four fifths of the last."""
+    rewards = [0.5]
+    for _ in range(count - 1):
+        rewards.append(0.5 + 0.8 * (rewards[-1] - 0.5) + rng.gauss(0.0, 0.02))
+    return rewards
+
+
+#: An hour of a node that measures every twenty seconds, by kind: the reward on unseen texts, which
+#: has the noise of its tasks.
+HISTORIES: dict[str, Callable[[random.Random, int], list[float]]] = {
+    "flat": lambda rng, count: [0.5 + rng.gauss(0.0, 0.02) for _ in range(count)],
+    "noisy": _walk,
+    "rising": lambda rng, count: [0.2 + 0.004 * n + rng.gauss(0.0, 0.02) for n in range(count)],
+    "risen": lambda rng, count: [
+        0.2 + 0.01 * min(n, 50) + rng.gauss(0.0, 0.02) for n in range(count)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_word_learning_needs_a_rise_and_turns_at_most_once_in_ten_minutes(
+    kind: str, seed: int
+) -> None:
+    steady, evals, said = Steady(), list[EvalPoint](), list[tuple[float, bool]]()
+    for number, reward in enumerate(HISTORIES[kind](random.Random(seed), 180)):
+        evals.append(EvalPoint(20.0 * number, number, reward, reward, None, {}, split=1))
+        shot = node(evals=evals, seconds=20.0 * number)
+        text = findings(shot, steady)[0].text
+        assert findings(shot, steady)[0].text == text, "asking again turns nothing"
+        said.append((20.0 * number, text.startswith("learning")))
+    turns = [now for (_, a), (now, b) in pairwise(said) if a != b]
+    assert all(b - a >= 600.0 for a, b in pairwise(turns)), turns
+    if kind == "flat":
+        assert not any(learning for _, learning in said)
+    if kind == "rising":
+        assert all(learning for now, learning in said if now >= 900.0)
+    if kind == "risen":  # until second 1000
+        assert any(learning for _, learning in said)
+        assert not any(learning for now, learning in said if now >= 1900.0)
+
+
+def test_the_word_learning_is_the_same_however_often_somebody_asks() -> None:
+    rewards = HISTORIES["rising"](random.Random(0), 120)
+    evals = [EvalPoint(20.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
+    often, once = Steady(), Steady()
+    told = [often.learns(evals[: end + 1]) for end in range(len(evals))]
+    assert once.learns(evals) == told[-1] is True
+    assert Steady().learns([]) is False
 
 
 def test_a_first_verdict_and_one_after_a_long_pause_say_what_is_so_now() -> None:

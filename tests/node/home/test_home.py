@@ -1,5 +1,6 @@
 """A node's directory: founding, joining by ticket, locking, file modes."""
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 from swarm_keys import verify_chain
 
-from swarm_node.errors import HomeError, TicketError
+from swarm_node.durable import Journal
+from swarm_node.errors import HomeError, NotRunningError, TicketError
+from swarm_node.node.control.control import ControlClient
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
@@ -114,3 +117,39 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path, n
     assert home.bootstraps() == []
     with pytest.raises(HomeError, match="regular file"):
         read_private(home.path / name, "file")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["lock", "recording", "editing"])
+def test_a_pipe_in_place_of_a_lock_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    (home.path / name).unlink(missing_ok=True)
+    os.mkfifo(home.path / name, 0o600)
+    (fault,) = home.judged().errors
+    assert str(fault) == (
+        f"{name} is damaged (it is no regular file): remove it: it is only locked, and holds "
+        "nothing"
+    )
+    assert not home.in_use()
+    blocked = {"lock": home.lock, "editing": home.editing, "recording": home.using_database}
+    with pytest.raises(HomeError, match="no regular file"), blocked[name]():
+        pass
+    (home.path / name).unlink()
+    home.database.touch()
+    with blocked[name]():
+        assert home.judged().state == "whole"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["node.db", "metrics.jsonl", "node.log", "control.json"])
+def test_a_pipe_in_place_of_a_file_of_a_running_node_is_not_waited_for(
+    tmp_path: Path, name: str
+) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    os.mkfifo(home.path / name, 0o600)
+    assert home.judged(deep=True).state == ("broken" if name == "node.db" else "whole")
+    assert [*Journal(home.metrics, 100).lines(), *Journal(home.log, 100).lines()] == []
+    with pytest.raises((HomeError, NotRunningError)):
+        asyncio.run(ControlClient(home.control_file).stop())

@@ -104,7 +104,7 @@ def test_a_peer_that_forgot_this_node_is_greeted_anew_and_asked_again(tmp_path: 
     [
         (NOT_HERE.text, "not_here", ""),
         (NO_MEMBER.words("expired"), "unreachable", "expired"),
-        (NO_MEMBER.words("of_a_later_version"), "unreachable", "unknown"),
+        (NO_MEMBER.words("of_a_later_version"), "unreachable", "refused"),
         (BUSY.text, "unreachable", ""),
         ("words of nobody", "unreachable", ""),
     ],
@@ -117,7 +117,7 @@ def test_any_other_refusal_is_taken_as_it_is(
         assert one.transport.sent == [HELLO, PEERS]
         assert one.rejected == {counted: 1}
         assert (peer.retry.failures == 0) == (counted == "not_here"), "a peer need not hold a group"
-        causes = [cause.detail for cause in one.directory.failures.causes(one.clock.now())]
+        causes = [cause.code for cause in one.directory.failures.causes(one.clock.now())]
         assert causes == ([told] if told else []), "only this is for its owner"
 
     _play(tmp_path, scene, words)

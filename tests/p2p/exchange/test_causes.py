@@ -21,7 +21,7 @@ from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import HELLO
-from swarm_node.p2p.wire.reasons import BAD_REQUEST
+from swarm_node.p2p.wire.reasons import BAD_REQUEST, NO_MEMBER
 from swarm_node.p2p.wire.transport import Handler
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -107,6 +107,9 @@ def test_a_member_that_is_none_is_told_and_so_is_its_host(tmp_path: Path, reason
         (cause,) = one.directory.failures.causes(one.clock.now())
         assert (cause.code, cause.peer) == (reason, host.peer_id)
         (seen,) = host.directory.failures.refused(host.clock.now())
+        told = {"revoked": "(list of ", "used_up": "1 of 1 nodes", "expired": "ended on "}[reason]
+        assert told in told_here(cause)
+        assert "20" in told_there(seen) or reason == "used_up", "it names a date"
         name = "once" if reason == "used_up" else "newcomer"
         assert (seen.code, seen.peer, seen.name) == (reason, one.peer_id, name)
         assert host.directory.failures.refusals == {reason: 1}
@@ -118,7 +121,7 @@ def test_a_clock_an_hour_ahead_is_named_at_both_ends(tmp_path: Path) -> None:
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         assert not await _greet(one, host)
         (here,) = _told(one)
-        assert here.startswith("this clock is at least 300 s ahead of that of …")
+        assert here.startswith("this clock is 3,600 s ahead of that of …")
         assert _tried(host) == ["the clock of newcomer is 3,600 s ahead of this one"]
 
     _play(tmp_path, scene, ahead=3600.0)
@@ -133,6 +136,52 @@ def test_a_clock_an_hour_behind_hears_times_ahead_of_it(tmp_path: Path) -> None:
 
     member = Swarm().member(1, name="newcomer")
     _play(tmp_path, scene, member, ahead=-3600.0)
+
+
+@pytest.mark.parametrize(("ahead", "way"), [(3600.0, "ahead of"), (-3600.0, "behind")])
+def test_clocks_of_two_members_that_differ_are_named_at_both_ends(
+    tmp_path: Path, ahead: float, way: str
+) -> None:
+    """The chains are of a time before the clock was set wrong, so both admit each other."""
+
+    async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
+        for node in (one, host):
+            await node.exchange.meeting.beat(0, 20.0)
+        assert await _greet(one, host)
+        assert await _greet(host, one)
+        for node, other in ((one, host), (host, one)):
+            node.directory.meet(other.peer_id, node.clock.now()).greeted = True
+            await node.exchange.meeting.beat(0, 20.0)
+        (here,), (there,) = _told(one), _told(host)
+        opposite = {"ahead of": "behind", "behind": "ahead of"}[way]
+        assert here == f"this clock is 3,600 s {way} that of host"
+        assert there == f"this clock is 3,600 s {opposite} that of newcomer"
+
+    # It began two days ago by the host's clock, and ends in years.
+    _play(tmp_path, scene, Swarm().member(1, name="newcomer"), ahead=ahead)
+
+
+def test_a_membership_that_ended_by_the_hosts_clock_alone_is_a_clock(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
+        one.members.admit(one.membership.chain, one.peer_id)
+        assert not await _greet(one, host)
+        (here,) = _told(one)
+        assert here.startswith("this clock is 64,800 s behind that of …")
+
+    newcomer = Swarm(member_seconds=DAY // 2).member(1, name="newcomer")
+    _play(tmp_path, scene, newcomer, ahead=-0.75 * DAY)
+
+
+@pytest.mark.parametrize("reason", ["revoked", "used_up", "expired", "not_yet_valid"])
+def test_a_liar_names_any_seconds_and_ends_nothing(tmp_path: Path, reason: str) -> None:
+    async def refuses(caller: str, payload: bytes) -> bytes:
+        raise NO_MEMBER.error(f"{reason} 999999999")
+
+    async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
+        assert not await _greet(one, host)
+        assert len(_told(one)) == 1
+
+    _play(tmp_path, scene, greets=refuses)
 
 
 def test_another_swarm_is_named(tmp_path: Path) -> None:

@@ -25,11 +25,20 @@ TABLE = [
     (Cause("revoked", name="alice"),
      "the owner revoked this node's membership, says alice",
      "alice was expelled and asks again", "ask the owner"),
+    (Cause("revoked", name="alice", detail="2026-11-23 14:05 UTC"),
+     "the owner revoked this node's membership (list of 2026-11-23 14:05 UTC), says alice",
+     "alice was expelled (list of 2026-11-23 14:05 UTC) and asks again", "ask the owner"),
+    (Cause("expired", name="alice", detail="2026-11-23 14:05 UTC"),
+     "this node's membership ended on 2026-11-23 14:05 UTC, says alice",
+     "the membership of alice ended on 2026-11-23 14:05 UTC", "new ticket"),
+    (Cause("used_up", peer="12D3KooWabcdefgh", name="web", detail="1"),
+     "this ticket has admitted 1 of 1 nodes, says web",
+     "the ticket of web is used up, and another machine (…abcdefgh) tried it", "another ticket"),
     (Cause("expired", name="alice"),
      "this node's membership ended, says alice", "the membership of alice ended", "new ticket"),
     (Cause("used_up", name="web"),
      "this ticket has admitted as many nodes as it may, says web",
-     "the ticket of web is used up, and another machine tried it", "ask for another ticket"),
+     "the ticket of web is used up", "ask for another ticket"),
     (Cause("banned", peer="12D3KooWabcdefgh"),
      "the owner of …abcdefgh shuns this node", "…abcdefgh is banned here", "that node"),
     (Cause("clock", name="alice", seconds=3602.4),
@@ -55,6 +64,12 @@ TABLE = [
      "10.77.0.1:31330 does not answer (3 tries, 9 s)", "", "firewall"),
     (Cause("no_peer_id", where="/ip4/10.77.0.1/tcp/1"),
      "/ip4/10.77.0.1/tcp/1 cannot be dialled: it does not end in /p2p/ID", "", "/p2p/ID"),
+    (Cause("environment", name="bob", detail="drills long, this node drills short"),
+     "bob uses drills long, this node drills short: they exchange nothing",
+     "bob uses drills long", "environment.name"),
+    (Cause("model", name="bob, web", detail="a1b2c3d4, this node tiny"),
+     "bob, web use another model (a1b2c3d4, this node tiny): their groups count here as text",
+     "bob, web use another model", "--model"),
 ]  # fmt: skip
 
 
@@ -69,6 +84,7 @@ def test_every_cause_is_in_the_table_above_and_can_arise() -> None:
     assert {cause.code for cause, *_ in TABLE} == set(CAUSES)
     reached = {of_reason(reason) for reason in REASONS} | set(OF_OUTCOME.values()) | {"link_down"}
     reached.add("no_greeting")  # of an address that is open
+    reached |= {"environment", "model"}  # of what a peer announces (node/figures/verdict.py)
     assert reached == set(CAUSES)
 
 
@@ -76,7 +92,7 @@ def test_a_membership_comes_before_a_clock_and_that_before_an_address() -> None:
     mixed = [Cause(code) for code in ("no_answer", "clock", "nobody_listens", "revoked")]
     order = [cause.code for cause in sorted(mixed, key=severity)]
     assert order == ["revoked", "clock", "nobody_listens", "no_answer"]
-    levels = [kind.level for kind in CAUSES.values()]
+    levels = [("bad", "warning", "good").index(kind.level) for kind in CAUSES.values()]
     assert levels == sorted(levels), "no warning comes before what is bad"
 
 
@@ -94,6 +110,21 @@ def test_tries_are_counted_until_the_cause_changes_or_the_peer_answers() -> None
     assert [cause.code for cause in log.causes(7.0)] == ["revoked"], "only the address is well"
     log.answered("one")
     assert log.causes(7.0) == []
+
+
+def test_a_clock_is_right_again_once_the_peer_signs_a_time_of_now() -> None:
+    log = FailureLog()
+    log.failed(Cause("clock", "one", seconds=3602.0), 0.0)
+    log.failed(Cause("revoked", "two"), 0.0)
+    log.in_time("two")
+    log.answered("one")
+    assert {cause.code for cause in log.causes(0.0)} == {"clock", "revoked"}
+    log.in_time("one")
+    log.answered("two")
+    assert log.causes(0.0) == []
+    log.failed(Cause("clock", "one", seconds=3602.0), 0.0)
+    log.admitted_here("one")
+    assert log.causes(0.0) == [], "it refused the times of the chain, and takes them now"
 
 
 def test_an_old_entry_says_nothing_about_now() -> None:

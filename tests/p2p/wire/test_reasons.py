@@ -24,6 +24,7 @@ from swarm_node.p2p.wire.reasons import (
     Refusal,
     blame_of,
     read_refusal,
+    with_seconds,
 )
 
 #: The words of each refusal, as nodes of version 1 send them. They are the protocol.
@@ -48,7 +49,12 @@ ON_THE_WIRE = {
     "not_answered": "not answered: duplicate",
     "not_served": "the peer does not serve /swarm-node/list/1",
 }
-NAMED = {"": "", "reason": "expired", "protocol": "/swarm-node/list/1"}
+NAMED = {
+    "": "",
+    "reason": "expired",
+    "reason, seconds": "expired",
+    "protocol": "/swarm-node/list/1",
+}
 
 
 def _reasons() -> Iterator[tuple[str, str]]:
@@ -156,6 +162,30 @@ def test_any_bytes_are_read_and_shown_without_control_characters(payload: bytes)
     assert str(read).isprintable()
     assert read.code in {"", *ON_THE_WIRE}
     assert read.named in {"", "unknown", *REASONS} or read.code == "not_served"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named", "apart"),
+    [
+        (0.0, "revoked", None),
+        (3602.4, "revoked 3602", 3602),
+        (-86_400.0, "revoked 86400", 86_400),
+        (999_999_999.0, "revoked 999999999", 999_999_999),
+        (1e9, "revoked", None),
+    ],
+)
+def test_a_refused_chain_names_the_seconds_that_its_time_is_away(
+    seconds: float, named: str, apart: int | None
+) -> None:
+    assert with_seconds("revoked", seconds) == named
+    read = read_refusal(NO_MEMBER.words(named).encode())
+    assert (read.code, read.named, read.apart) == ("no_member", "revoked", apart)
+
+
+@pytest.mark.parametrize("words", ["-1", "1.5", "1e9", "1234567890", " 1", "1 ", "\u0661"])
+def test_other_seconds_make_a_refusal_unknown(words: str) -> None:
+    assert read_refusal(f"no member of this swarm: revoked {words}".encode()).code == ""
+    assert read_refusal(f"bad request: schema {words}".encode()).code == ""
 
 
 def test_a_reason_of_another_version_is_unknown() -> None:
