@@ -1,6 +1,7 @@
 """Honest requests beside one member that opens links and streams as fast as it can, on both stacks.
 
-    python benchmarks/links.py [--seconds 30] [--stacks hivemind,libp2p] [--attacks none,links,…]
+    python benchmarks/links.py [--seconds 30] [--stacks hivemind,libp2p] [--attacks none links …]
+    python benchmarks/links.py --cost
 
 A node of the stack (tests/light_nodes.py: server, exchange and loops of a real one) runs in a
 process of its own. An honest member asks it for its announcements every half second, over the same
@@ -12,6 +13,10 @@ requests, how many were answered, and the seconds of the median and the 95th per
 without an answer counts as ten; the attacker's links, streams and silent connections at the most,
 and how many it had in all; of the node with its network daemon, cores used, descriptors and
 memory at the most, and its partners in the end.
+
+With --cost: what honest peers pay. Milliseconds of a handshake (to Yamux, one after the other, each
+under a new key, of which the attacker's program has the other end), and requests of 1 KB a second,
+one at a time and sixteen at once.
 """
 
 from __future__ import annotations
@@ -36,16 +41,19 @@ from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import LIST
 from swarm_node.simulation.seeded import EPOCH, Seeded
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from link_flooder import Link
 from node_process import cpu_seconds, tree
-from stacks import node
+from stacks import ECHO, node, started
 
 ROOT = Path(__file__).resolve().parents[1]
 NODE, HONEST, ATTACKER = range(3)
 ATTACKS = ("none", "links", "streams", "silent", "links,streams,silent")
+HANDSHAKES, REQUESTS = 24, 480
 EVERY_SECONDS, LIMIT_SECONDS, MEET_SECONDS = 0.5, 10.0, 10.0
 
 
@@ -138,6 +146,42 @@ class Asking:
             self.times.append(time.monotonic() - began)
 
 
+async def cost(stack: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as place:
+        one, other = await started(stack, Path(place)), await started(stack, Path(place))
+        try:
+            await other.dial(one.addresses())
+            _, _, host, _, port, _, peer = one.addresses()[0].split("/")
+            shaken = [await shake(host, int(port)) for _ in range(HANDSHAKES)]
+            payload, rates = bytes(1024), []
+            for together in (1, 16):
+                await other.request(peer, ECHO, payload)
+                began = time.perf_counter()
+                for _ in range(REQUESTS // together):
+                    asked = (other.request(peer, ECHO, payload) for _ in range(together))
+                    await asyncio.gather(*asked)
+                rates.append(REQUESTS // together * together / (time.perf_counter() - began))
+        finally:
+            await other.stop()
+            await one.stop()
+    return {
+        "handshake ms": round(1e3 * statistics.median(shaken), 1),
+        "requests/s": round(rates[0]),
+        "16 at once, requests/s": round(rates[1]),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+async def shake(host: str, port: int) -> float:
+    began = time.perf_counter()
+    link = await Link.open(host, port, "127.0.0.2", Identity.generate())
+    await link.established()
+    took = time.perf_counter() - began
+    link.writer.close()
+    await link.writer.wait_closed()
+    return took
+
+
 async def watch(pid: int, most: dict[str, float]) -> None:
     """Note the most descriptors and memory of the tree of processes, until cancelled."""
     while True:
@@ -220,6 +264,7 @@ def main() -> None:
     parser.add_argument("--stacks", default="hivemind,libp2p")
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
     parser.add_argument("--same-address", action="store_true")
+    parser.add_argument("--cost", action="store_true")
     parser.add_argument("--serve", help=argparse.SUPPRESS)  # a node of this stack
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -228,6 +273,9 @@ def main() -> None:
         return
     source = "127.0.0.1" if arguments.same_address else "127.0.0.2"
     for stack in arguments.stacks.split(","):
+        if arguments.cost:
+            print(stack, json.dumps(asyncio.run(cost(stack))), flush=True)
+            continue
         for kinds in arguments.attacks:
             found = asyncio.run(attack(stack, kinds, arguments.seconds, source))
             print(stack, kinds, json.dumps(found), flush=True)

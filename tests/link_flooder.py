@@ -97,12 +97,23 @@ class Link:
             self.writer.write(self._stream(LIST, (1000).to_bytes(8, "big")))
         await self._open(LIST, (1000).to_bytes(8, "big"))
 
+    async def open_silent(self) -> None:
+        """Open some streams that do not even name a protocol."""
+        for _ in range(BATCH):
+            self.writer.write(self._sealed(frame(_WINDOW, _SYN, self._next, 0)))
+            self._next += 2
+        await self.writer.drain()
+
+    async def established(self) -> None:
+        """Wait until the node has agreed to Yamux."""
+        agreed = len(_GREETING + line("/yamux/1.0.0"))
+        while len(self._buffer) < agreed:
+            await self._fill()
+        self._buffer = self._buffer[agreed:]
+
     async def serve(self) -> None:
         """Answer pings, and note which streams the node closes, until it closes the link."""
-        skipped = len(_GREETING + line("/yamux/1.0.0"))
-        while len(self._buffer) < skipped:
-            await self._fill()
-        self._buffer = self._buffer[skipped:]
+        await self.established()
         while True:
             while len(self._buffer) < _HEAD.size:
                 await self._fill()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from swarm_node.p2p.limits.links import LIMITS
 from swarm_node.p2p.wire.envelope import SEALED_BYTES
 from swarm_node.p2p.wire.protocols import PROTOCOLS
 from swarm_node.p2p.wire.reasons import REASONS, REFUSALS, Blame
@@ -28,6 +29,7 @@ def tables() -> dict[str, str]:
             ("protocol", "request", "reply"),
             ((f"`{name}`", request, reply) for name, request, reply in PROTOCOLS),
         ),
+        "limits": _table(("of", "stack", "at most", "above it"), LIMITS),
         "refusals": "\n".join(
             f"* `{r.text}{_TAILS[r.names]}` ({r.used}): {r.meaning}" for r in REFUSALS
         ),

@@ -16,9 +16,16 @@ from transports import ECHO, echo, running, until
 
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.limits.links import ARRIVALS, LINKS, LINKS_PER_PEER, RETURNS, STREAMS_PER_PEER
+from swarm_node.p2p.limits.links import (
+    ARRIVALS,
+    LINKS,
+    LINKS_PER_PEER,
+    P2PD_LINKS_PER_PEER,
+    RETURNS,
+    STREAMS_PER_PEER,
+)
 from swarm_node.p2p.transports.hivemind import transport as hivemind_transport
-from swarm_node.p2p.transports.hivemind.transport import MOST_LINKS, HivemindTransport
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.identity import Identity
@@ -142,16 +149,16 @@ def test_who_opens_more_links_than_a_peer_may_loses_its_own(make: Make) -> None:
         one, other, attacker = make(), make(), Identity.generate()
         counts = counted(one)
         async with honest(one, other):
-            links = [await linked(one, attacker) for _ in range(MOST_LINKS + 1)]
+            links = [await linked(one, attacker) for _ in range(P2PD_LINKS_PER_PEER + 1)]
             served = [task for _, task in links]
             kept = LINKS_PER_PEER if isinstance(one, Libp2pTransport) else 0
             if not kept:  # p2pd closes only all of them, when the node looks
-                while len((await links_of(one)).get(attacker.peer_id, ())) <= MOST_LINKS:
+                while len((await links_of(one)).get(attacker.peer_id, ())) <= P2PD_LINKS_PER_PEER:
                     pass
                 assert await one.heal([]) == "ok"
             await ended(served[: len(served) - kept])
             assert len((await links_of(one)).get(attacker.peer_id, ())) == kept
-            assert counts.refused_of["links"] == MOST_LINKS + 1 - kept
+            assert counts.refused_of["links"] == P2PD_LINKS_PER_PEER + 1 - kept
             assert not any(task.done() for task in served[len(served) - kept :])
             await stop(served)
 
@@ -221,6 +228,26 @@ def test_connections_of_one_address_have_a_rate_and_another_address_gets_a_link(
             assert await other.request(one.peer_id, ECHO, b"x") == b"x"
             for writer in writers:
                 writer.close()
+
+    asyncio.run(main())
+
+
+def test_keys_of_one_site_leave_streams_to_others(tmp_path: Path) -> None:
+    """They name no protocol, so only the process of py-libp2p knows of them."""
+
+    async def main() -> None:
+        one, other = made("libp2p", tmp_path), made("libp2p", tmp_path)
+        counts = counted(one)
+        async with honest(one, other):
+            served = []
+            while not counts.refused_of["streams"]:
+                link, task = await linked(one, Identity.generate())
+                served.append(task)
+                for _ in range((STREAMS_PER_PEER - 1) // BATCH):
+                    await link.open_silent()
+                await links_of(one)
+            assert not any(task.done() for task in served)
+            await stop(served)
 
     asyncio.run(main())
 

@@ -21,14 +21,77 @@ HANDSHAKES: Final = 128
 HANDSHAKES_PER_SITE: Final = 16
 #: Rate per second and burst of connections from one site, of links of one peer, and of streams of
 #: one peer. A handshake takes a process in Python up to ten milliseconds, a stream up to four.
-ARRIVALS: Final = (4.0, 64.0)
+ARRIVALS: Final = (4.0, 32.0)
 RETURNS: Final = (1.0, 32.0)
-PACE: Final = (128.0, 256.0)
+PACE: Final = (128.0, 64.0)
 #: Seconds for which a peer that opened too many links or streams gets no new link.
 BARRED_SECONDS: Final = 60.0
 
 #: Links to peers that this node asked within so many seconds end last.
 ASKED_SECONDS: Final = 900.0
+
+#: Links of one peer above which p2pd closes all of them: it cannot close some. Two ends that dial
+#: each other at once, also through a router, have a few.
+P2PD_LINKS_PER_PEER: Final = 2 * LINKS_PER_PEER
+#: Every limit for the page of the protocol: what is counted, on which stack, how many, and what
+#: happens above it.
+LIMITS: Final = (
+    (
+        "connections of one site before their handshake",
+        "libp2p",
+        f"{HANDSHAKES_PER_SITE}, of all sites {HANDSHAKES}",
+        "the oldest of the site, or of the site with the most, is closed",
+    ),
+    (
+        "connections of one site",
+        "libp2p",
+        f"{ARRIVALS[1]:g} at once, {ARRIVALS[0]:g} a second",
+        "closed unread",
+    ),
+    (
+        "links of one peer",
+        "libp2p",
+        f"{LINKS_PER_PEER}; {RETURNS[1]:g} new ones at once, {RETURNS[0]:g} a second",
+        f"its oldest is closed; it gets none for {BARRED_SECONDS:g} s",
+    ),
+    (
+        "links of one peer",
+        "hivemind",
+        f"{P2PD_LINKS_PER_PEER}, looked at every 3 s",
+        f"all of them are closed, and its streams for {BARRED_SECONDS:g} s",
+    ),
+    (
+        "links of all peers",
+        "both",
+        f"{LINKS}",
+        "those to peers that the node asks end last, on hivemind those to strangers first; within "
+        "these the oldest of the site or issuer with the most",
+    ),
+    (
+        "open streams of one peer",
+        "both",
+        f"{STREAMS_PER_PEER}",
+        f"refused; then its links are closed for {BARRED_SECONDS:g} s",
+    ),
+    (
+        "open streams of the members of one issuer",
+        "both",
+        "as many as are free",
+        "refused",
+    ),
+    (
+        "open streams of one site",
+        "libp2p",
+        "as many as are free",
+        "refused",
+    ),
+    (
+        "new streams of one peer",
+        "libp2p",
+        f"{PACE[1]:g} at once, {PACE[0]:g} a second",
+        "its link is read more slowly",
+    ),
+)
 
 
 class LinkPlace(NamedTuple):

@@ -48,6 +48,7 @@ from swarm_node.p2p.wire.transport import (
     Route,
     TableGate,
 )
+from swarm_node.recent import Recent
 
 #: (protocol, remote peer id, reader, writer). It owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -66,6 +67,7 @@ _STARTS = 3
 #: Addresses that one dial() tries. If there are more, `rng` chooses among them.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
+_REMEMBERED = 4096
 #: Seconds for a daemon to end.
 STOP_SECONDS = 3.0
 
@@ -169,6 +171,8 @@ class StreamTransport(ABC, Generic[Node]):
         self._admission = Admission(max_concurrent_per_peer, clock.now)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._disconnecting: set[str] = set()
+        #: When this node last opened a stream to a peer.
+        self._asked: Recent[str, float] = Recent(_REMEMBERED)
         self._node: Node | None = None
         self._started = False
         self._changing = asyncio.Lock()
@@ -319,6 +323,7 @@ class StreamTransport(ABC, Generic[Node]):
         check_size("request", len(payload), MAX_REQUEST_BYTES)
         if not is_peer_id(peer) or peer == self.peer_id:
             raise TransportError(f"{peer[:64]!r} is not the id of another peer")
+        self._asked[peer] = self._clock.now()
         reader, writer = await node.open_stream(peer, protocol, OPEN_SECONDS)
         try:
             await send_request(writer, payload)
@@ -456,4 +461,5 @@ class StreamTransport(ABC, Generic[Node]):
         await forward(onward, self._open_onward, sink)
 
     async def _open_onward(self, peer: str, protocol: str) -> Stream:
+        self._asked[peer] = self._clock.now()
         return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

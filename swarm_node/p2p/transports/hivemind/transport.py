@@ -19,7 +19,7 @@ from swarm_node.p2p.limits.links import (
     ASKED_SECONDS,
     BARRED_SECONDS,
     LINKS,
-    LINKS_PER_PEER,
+    P2PD_LINKS_PER_PEER,
     LinkPlace,
     surplus,
 )
@@ -36,14 +36,7 @@ from swarm_node.p2p.transports.returning import PING_SECONDS, Rounds
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.frames import check_size
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
-from swarm_node.recent import Recent
-
-#: Links of one peer above which all of them are cut. Two ends that dial each other at once, also
-#: through a router, have a few.
-MOST_LINKS = 2 * LINKS_PER_PEER
-_REMEMBERED = 4096
 
 
 class HivemindTransport(StreamTransport[DhtNode]):
@@ -88,8 +81,6 @@ class HivemindTransport(StreamTransport[DhtNode]):
         self._rounds = Rounds()
         #: The linked peers, with the addresses of each link, those known for longest first.
         self._linked: dict[str, Sequence[str]] = {}
-        #: When this node last asked a peer.
-        self._asked: Recent[str, float] = Recent(_REMEMBERED)
 
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
@@ -117,12 +108,6 @@ class HivemindTransport(StreamTransport[DhtNode]):
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
-    async def request(
-        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
-    ) -> bytes:
-        self._asked[peer] = self._clock.now()
-        return await super().request(peer, protocol, payload, max_reply=max_reply)
-
     async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
         node = self._running()
         linked = await self._thin(node, linked)
@@ -143,7 +128,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
         and closes only all links of a peer together. Return the others."""
         known = {peer: linked[peer] for peer in self._linked if peer in linked} | dict(linked)
         for peer, at in known.items():
-            if len(at) > MOST_LINKS:
+            if len(at) > P2PD_LINKS_PER_PEER and peer not in self._admission.severed:
                 self.sever(peer, BARRED_SECONDS)
         order = [peer for peer in known if peer not in self._admission.severed]
         excess = surplus([self._place(peer, known[peer]) for peer in order], LINKS)

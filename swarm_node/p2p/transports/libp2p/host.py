@@ -237,8 +237,8 @@ class Host:
             asked = {link.peer: now - self._asked.get(link.peer, -math.inf) for link in every}
             places = [LinkPlace(k.stream.site, asked[k.peer] < ASKED_SECONDS) for k in every]
             ended += [every[index] for index in surplus(places, LINKS)]
-        self.refused["links"] += len(ended)
         for link in ended:
+            self.refused["links"] += 1
             await link.end()
 
     async def _accept_streams(self, link: Link, nursery: trio.Nursery) -> None:
@@ -251,12 +251,18 @@ class Host:
                 self._barred.sever(link.peer, BARRED_SECONDS)
                 await self.disconnect(link.peer)
                 return
-            if sum(map(self._served, self._links)) >= MAX_STREAMS:
+            if self._crowd(link) >= MAX_STREAMS:
                 self.refused["streams"] += 1
                 await give_up(stream)
                 continue
             link.served += 1
             nursery.start_soon(self._answer, link, stream)
+
+    def _crowd(self, link: Link) -> int:
+        """Count the running streams that peers opened, and those from the site of this link once
+        more: keys cost nothing, so a site has at most as many streams as are free."""
+        every = [each for links in self._links.values() for each in links]
+        return sum(each.served * (1 + (each.stream.site == link.stream.site)) for each in every)
 
     def _served(self, peer: str) -> int:
         """Count the running streams that a peer opened."""
