@@ -30,6 +30,7 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Done,
     Incoming,
     Linked,
+    LinkKey,
     Links,
     Message,
     Open,
@@ -103,7 +104,8 @@ class Libp2pDaemon:
             path = os.path.join(self._sockets, NODE)
             self._listener = await asyncio.start_unix_server(self._accept, path)
             await child.start()
-            request = Start(identity.seed(), tuple(listen), tuple(protocols), self._sockets)
+            key = LinkKey.of(identity)
+            request = Start(key, tuple(listen), tuple(protocols), self._sockets)
             limit = max(patience, START_SECONDS)
             started = await child.call(request, Started, patience=limit)
         except BaseException as error:
