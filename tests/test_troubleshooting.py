@@ -10,6 +10,7 @@ import pytest
 from builders import ROOT
 
 from swarm_node.node.loops.faults import PASSING
+from swarm_node.p2p.peers.causes import CAUSES
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -67,3 +68,14 @@ def test_every_further_reason_of_a_coordinator_stands_in_its_table() -> None:
 
 def test_every_fault_is_explained_and_none_is_invented() -> None:
     assert rows("## Faults") == sorted(set(faults()))
+
+
+def test_the_page_has_every_cause_for_which_a_node_is_alone_with_its_level() -> None:
+    section = PAGE.split("\n## Why a node is alone\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| `([a-z_]+)` \| (.) \|.*\| (.*) \|$", section, flags=re.MULTILINE)
+    signs = {"bad": "✗", "warning": "▲", "good": "●"}
+    assert [(code, sign, len(there) > 1) for code, sign, there in found] == [
+        # Who lost its link tells nobody, and the others see that it left.
+        (code, signs[kind.level], bool(kind.there) or code == "link_down")
+        for code, kind in CAUSES.items()
+    ]

@@ -216,10 +216,10 @@ def test_memberships_clocks_environments_and_models_are_told_at_both_ends(
     fast = start_node("fast", "--ticket-file", owner.invite(1, name="fast"), command=clocked(HOUR))
     is_bad(fast, "this clock is 3,6")
     assert "ahead of that of" in told(fast, "this clock is 3,6").text
-    told(owner, "the clock of fast is 3,6", "ahead of this one")
+    told(owner, "the clock of fast is at least 3,", "ahead of this one")
     fast.end()
     slow = start_node("alice", command=clocked(-HOUR))
-    said = told(slow, "this clock is 3,", "behind that of")
+    said = told(slow, "this clock is ", " s behind that of")
     assert "timedatectl" in said.remedy
     told(owner, "this clock is 3,", "ahead of that of alice")
     slow.end()

@@ -14,7 +14,7 @@ from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Member
-from swarm_node.p2p.peers.causes import Cause, of_reason
+from swarm_node.p2p.peers.causes import AT_LEAST, Cause, of_reason
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
@@ -166,7 +166,9 @@ class Asker:
         of another clock only if the peer `told_itself`; others keep what a silent peer signed."""
         reasons = ("future", "not_yet_valid", *(("outdated",) if told_itself else ()))
         if rejected.reason in reasons and rejected.seconds:
-            cause = Cause("clock", peer_id, self._name(peer_id), seconds=-rejected.seconds)
+            detail = "" if told_itself else AT_LEAST  # others may keep an older one
+            seconds, name = -rejected.seconds, self._name(peer_id)
+            cause = Cause("clock", peer_id, name, detail=detail, seconds=seconds)
             self._directory.failures.failed(cause, self._clock.now())
 
     def _name(self, peer_id: str) -> str:

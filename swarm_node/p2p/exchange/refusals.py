@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from swarm_node.errors import Rejected
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
-from swarm_node.p2p.peers.causes import Cause, of_reason
+from swarm_node.p2p.peers.causes import AT_LEAST, Cause, of_reason
 
 
 def refused_by(
@@ -20,7 +20,7 @@ def refused_by(
         # The chain begins too late by the peer's clock. Without `apart`, the rest is not known.
         seconds = CLOCK_SKEW_SECONDS if apart is None else apart
         seconds += max(0.0, wall - own.body.not_before) if own is not None else 0.0
-        detail = "at least" if apart is None or own is None else ""
+        detail = AT_LEAST if apart is None or own is None else ""
     elif code == "revoked" and apart is not None:
         detail = _moment(wall - apart)
     elif code == "expired" and apart is not None:
@@ -38,10 +38,11 @@ def refused_by(
 
 def refused_caller(peer_id: str, name: str, rejected: Rejected, wall: float) -> Cause:
     """Return the cause for which this node refuses a caller at the Unix second `wall`. A chain that
-    begins later than this clock has a caller whose clock is ahead of it."""
+    begins later than this clock has a caller whose clock is ahead of it, by more the longer ago it
+    was made."""
     code, seconds, detail = of_reason(rejected.reason), 0.0, ""
     if code == "clock":
-        seconds = rejected.seconds
+        seconds, detail = rejected.seconds, AT_LEAST
     elif code in ("revoked", "expired"):
         detail = _moment(wall + rejected.seconds)
     elif code == "refused":

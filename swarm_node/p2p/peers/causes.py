@@ -22,6 +22,9 @@ MAX_REFUSED: Final = 64
 #: Seconds after which an entry that was not renewed says nothing about now.
 FRESH_SECONDS: Final = 900.0
 
+#: The detail of a clock's difference of which only the least is known.
+AT_LEAST: Final = "at least"
+
 _K = TypeVar("_K")
 Level = Literal["bad", "warning", "good"]
 #: The subject of a cause: this node's membership, its clock, its own link, the program and the
@@ -235,7 +238,7 @@ def _words(cause: Cause) -> dict[str, str]:
         else "as many nodes as it may",
         "detail": cause.detail or "no reason given",
         "effort": effort,
-        "offset": f"{cause.detail + ' ' if cause.detail == 'at least' else ''}{by} {way}",
+        "offset": f"{cause.detail + ' ' if cause.detail == AT_LEAST else ''}{by} {way}",
     }
 
 
@@ -309,8 +312,12 @@ class FailureLog:
 
 def _count(entries: Recent[_K, _Counted], key: _K, cause: Cause, now: float) -> None:
     before = entries.get(key)
-    same = before is not None and before.cause.code == cause.code
-    entries[key] = _Counted(cause, before.tries + 1 if before is not None and same else 1, now)
+    tries = 1
+    if before is not None and before.cause.code == cause.code:
+        tries += before.tries
+        if cause.detail == AT_LEAST:  # a clock's difference stays, so the largest bound is known
+            cause = max(cause, before.cause, key=lambda known: abs(known.seconds))
+    entries[key] = _Counted(cause, tries, now)
 
 
 def _fresh(entries: Iterable[_Counted], now: float) -> list[Cause]:

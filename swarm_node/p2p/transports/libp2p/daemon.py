@@ -30,6 +30,7 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Done,
     Incoming,
     Linked,
+    LinkKey,
     Links,
     Message,
     Open,
@@ -110,7 +111,8 @@ class Libp2pDaemon:
                 self._accept, path, backlog=MAX_WAITING
             )
             await child.start()
-            request = Start(identity.seed(), tuple(listen), tuple(protocols), self._sockets)
+            key = LinkKey.of(identity)
+            request = Start(key, tuple(listen), tuple(protocols), self._sockets)
             limit = max(patience, START_SECONDS)
             started = await child.call(request, Started, patience=limit)
         except BaseException as error:

@@ -16,9 +16,9 @@ from typing import Any
 
 import trio
 from libp2p.crypto import serialization
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.keys import KeyType
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
+from libp2p.crypto.x25519 import X25519PrivateKey
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
@@ -32,6 +32,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import encode_delim
 
 from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.transports.libp2p.messages import LinkKey
 
 CHUNK_BYTES = 1 << 16
 #: Payload of one Noise message, without Yamux's header.
@@ -62,9 +63,32 @@ for _kind in (KeyType.RSA, KeyType.Secp256k1):
 logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
-def make_upgrader(seed: bytes) -> TransportUpgrader:
+class _SignedKey(PrivateKey):  # type: ignore[misc]
+    """Stands for the node's key where py-libp2p signs its Noise key, and has that signature
+    alone."""
+
+    def __init__(self, key: LinkKey) -> None:
+        self._key = key
+
+    def get_type(self) -> KeyType:
+        return KeyType.Ed25519
+
+    def get_public_key(self) -> PublicKey:
+        return Ed25519PublicKey.from_bytes(self._key.public)
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature, which is valid for the Noise key only."""
+        return self._key.signature
+
+    def to_bytes(self) -> bytes:
+        raise NotImplementedError("the node's key is in another process")
+
+
+def make_upgrader(key: LinkKey) -> TransportUpgrader:
     """Build the upgrader from TCP connections to links: Noise and Yamux, nothing else."""
-    noise = NoiseTransport(create_new_key_pair(seed), create_noise_key_pair().private_key)
+    signed = _SignedKey(key)
+    pair = KeyPair(signed, signed.get_public_key())
+    noise = NoiseTransport(pair, X25519PrivateKey.from_bytes(key.private))
     return TransportUpgrader({NOISE: noise}, {yamux.PROTOCOL_ID: Link})
 
 

@@ -38,6 +38,7 @@ from swarm_node.p2p.limits.links import (
     surplus,
 )
 from swarm_node.p2p.transports.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
+from swarm_node.p2p.transports.libp2p.messages import LinkKey
 from swarm_node.p2p.wire.identity import public_key_of
 from swarm_node.recent import Recent
 
@@ -60,9 +61,9 @@ class Host:
     """Listens, dials, and calls `serve` with each stream that a peer opens for a protocol."""
 
     def __init__(
-        self, seed: bytes, protocols: Sequence[str], serve: Serve, nursery: trio.Nursery
+        self, key: LinkKey, protocols: Sequence[str], serve: Serve, nursery: trio.Nursery
     ) -> None:
-        self._upgrader = make_upgrader(seed)
+        self._upgrader = make_upgrader(key)
         self._multiselect = Multiselect(dict.fromkeys(protocols))
         self._serve = serve
         self._nursery = nursery

@@ -64,7 +64,7 @@ class Process:
             TransportError: it cannot listen.
         """
         self._node = os.path.join(request.sockets, NODE)
-        self._host = Host(request.seed, request.protocols, self._serve, self._nursery)
+        self._host = Host(request.key, request.protocols, self._serve, self._nursery)
         listening = await self._host.listen(request.listen)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
         await listener.bind(os.path.join(request.sockets, HOST))
