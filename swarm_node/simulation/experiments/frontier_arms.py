@@ -80,8 +80,8 @@ class Ground:
 GROUNDS: Mapping[str, Ground] = {
     "dense": Ground(REGIMES["dense"]),
     "sparse": Ground(REGIMES["sparse"], seeds=20),
-    "specialised": Ground(REGIMES["specialised"], seeds=20, alone=4),
-    "unlike": Ground(REGIMES["dense"], seeds=20, alone=2, unlike=True),
+    "specialised": Ground(REGIMES["specialised"], alone=4),
+    "unlike": Ground(REGIMES["dense"], alone=2, unlike=True),
 }
 
 
