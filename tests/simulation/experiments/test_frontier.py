@@ -43,6 +43,7 @@ from swarm_node.simulation.experiments.frontier_raw import (
     read_raw,
     write_raw,
 )
+from swarm_node.simulation.experiments.frontier_tables import prediction_table
 from swarm_node.simulation.experiments.frontier_views import show_picture, show_tables
 
 
@@ -72,6 +73,15 @@ PILOT = [
     raw("solo-8x4", 1, 0, [0, 100, 800], [0.0, 0.05, 0.1]),
     raw("solo-16x4", 1, 0, [0, 100, 800], [0.0, 0.02, 0.05]),
 ]
+
+
+def test_a_prediction_begins_with_the_first_share_that_was_measured(tmp_path: Path) -> None:
+    swarm = raw("default", 2, 0, [0, 200, 400], [0.0, 0.2, 0.4])
+    final = msgspec.structs.replace(swarm, stage="final")
+    for run in (swarm, final, raw("solo-8x4-filter", 1, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
+        write_raw(run, tmp_path / f"{run.stage}-dense-{run.arm}-n{run.nodes}-s0.json")
+    (predicted,) = prediction_table(tmp_path, "dense", [2]).columns[2].cells
+    assert float(str(predicted)) == 0.4  # 10 groups are trained on in the second update
 
 
 def test_the_sweep_is_whole_and_solo_arms_make_enough_answers() -> None:
