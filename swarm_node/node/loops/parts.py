@@ -19,7 +19,7 @@ from swarm_node.node.figures.snapshot import (
 )
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.verdict import Steady
-from swarm_node.p2p.limits.budgets import Effort, Traffic
+from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Members, nobody
@@ -135,12 +135,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the loops of one node share: what its network shares (`local`), its counters, the
-    replay buffer, the slots of groups under way, the peers' budgets (traffic, effort), and former
-    members by peer id."""
+    """State that the loops of one node share: what its network shares (`local`), its counters, its
+    own demand (`wants`) and the peers' budgets by it (traffic, effort), the replay buffer, the
+    slots of groups under way, and former members by peer id."""
 
     local: Local
     tally: Tally
+    wants: Wants
     traffic: Traffic
     effort: Effort
     buffer: ReplayBuffer

@@ -21,7 +21,6 @@ from swarm_node.node.preflight.fit import (
     computed_on,
     engine_of,
     fit,
-    job_of,
     shared_bytes,
 )
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
@@ -223,14 +222,14 @@ def _model(
         yield Finding("model", "ok", f"{settings.model} fits")
     else:
         text = f"{settings.model} fits: {plan.described()}"
-        whole = make_plan(shape, job_of(settings, machine, found.engine, shape), machine.gpu.total)
+        whole = make_plan(shape, found.job, machine.gpu.total)
         if whole is None or _stage(whole) == _stage(plan):
             yield Finding("model", "ok", text)
         else:
             remedy = f"free the whole card for {whole.described()}"
             yield Finding("model", "warning", text, remedy)
     yield _shared(facts, shared_bytes(shape, found))
-    yield _disk(facts, settings, shape, found)
+    yield _disk(facts, shape, found)
 
 
 def _stage(plan: Plan) -> tuple[bool, str, int]:
@@ -253,9 +252,9 @@ def _shared(facts: Facts, need: int) -> Finding:
     return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
-def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> Finding:
+def _disk(facts: Facts, shape: Qwen2Config, found: Fit) -> Finding:
     try:
-        few = check_disk(settings, shape, found, facts.disk)
+        few = check_disk(facts.home, shape, found, facts.disk)
     except HomeError as error:
         text, _, remedy = str(error).partition(": ")
         return Finding("disk", "error", text, remedy)
@@ -264,7 +263,7 @@ def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> F
     grows = max(0, MAX_DATABASE_BYTES - facts.database)
     room = f"{amount(facts.disk)} for checkpoints and node.db in {facts.home}"
     try:
-        few = check_disk(settings, shape, found, facts.disk - grows)
+        few = check_disk(facts.home, shape, found, facts.disk - grows)
     except HomeError:
         few = "no room for two checkpoints"
     if few is not None:

@@ -83,6 +83,7 @@ def make_shared(
     return Shared(
         local=local,
         tally=Tally(rejected=local.rejected),
+        wants=wants,
         traffic=Traffic(wants, local.members.issuer),
         effort=Effort(wants.external, local.members.issuer),
         buffer=buffer,
@@ -185,7 +186,7 @@ def _reaching(settings: Settings, parts: Parts, shared: Shared) -> ReachingTrans
         parts.transport,
         mode=settings.network.relay,
         dialable=parts.dialable,
-        wants=peers_wants(settings),
+        wants=shared.wants,
         rng=_rng("reach", settings, shared.local.peer_id),
         lan=parts.lan,
         answered=parts.answered,

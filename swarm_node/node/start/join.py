@@ -108,7 +108,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
     def admit(shape: Qwen2Config) -> None:
         start = resolve_start(given, origins, home, named, shape, machine)
-        check_disk(start.settings, shape, start.fit, facts.disk)
+        check_disk(facts.home, shape, start.fit, facts.disk)
         findings = examine(facts, start.settings, shape, start.fit)
         refuse(findings)
         screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])

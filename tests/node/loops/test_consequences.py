@@ -24,11 +24,13 @@ OWN_POLICY = PolicyRef(b"m" * 32, b"t" * 32, 0)
 @pytest.fixture
 def shared() -> Shared:
     buffer, issuer = ReplayBuffer(replay_settings()), "one ticket for all".format
+    wants = Wants(16.0, 4096, 1.0)
     own = Seeded(0).memberships(1)[0]
     return Shared(
         local=Local.of(own.identity, own.swarm, SYSTEM_CLOCK),
         tally=Tally(),
-        traffic=Traffic(Wants(16.0, 4096, 1.0), issuer),
+        wants=wants,
+        traffic=Traffic(wants, issuer),
         effort=Effort(1.0, issuer),
         buffer=buffer,
         slots=Slots(buffer, 8),

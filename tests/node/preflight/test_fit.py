@@ -229,30 +229,30 @@ def test_on_a_cpu_adapters_need_their_base_once() -> None:
 
 def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
     shape = shape_of("qwen2.5-1.5b")
-    settings = settings_of(home="/somewhere")
+    settings, home = settings_of(), Path("/somewhere")
     each = 12 * shape.weight_count
     every = Fit(ON_CPU, vllm=False, training=TrainingMethod())
-    assert check_disk(settings, shape, every, 3 * each) is None
-    few = check_disk(settings, shape, every, 3 * each - 1)
+    assert check_disk(home, shape, every, 3 * each) is None
+    few = check_disk(home, shape, every, 3 * each - 1)
     assert few == (
         "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
         "than 3 will be kept"
     )
-    assert check_disk(settings, shape, every, 2 * each) is not None
+    assert check_disk(home, shape, every, 2 * each) is not None
     refusal = (
         r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
     )
     with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
-        check_disk(settings, shape, every, 2 * each - 10**9)
-    eight = settings_of(training__optimizer="adamw8bit")
-    assert check_disk(eight, shape, every, 3 * each // 2) is None
+        check_disk(home, shape, every, 2 * each - 10**9)
+    eight = replace(every, job=Job(eight_bit=True))
+    assert check_disk(home, shape, eight, 3 * each // 2) is None
     # What a plan of the GPU chose counts.
     planned = fit(settings, shape, on_gpu(12))
     assert planned.plan is not None
     assert planned.plan.training.lora_rank
-    assert check_disk(settings, shape, planned, 2 * 10**9) is None
+    assert check_disk(home, shape, planned, 2 * 10**9) is None
     with pytest.raises(HomeError) as caught:
-        check_disk(settings, shape, planned, 10**8)
+        check_disk(home, shape, planned, 10**8)
     assert "lora_rank" not in str(caught.value)
 
 
