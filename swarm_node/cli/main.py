@@ -166,7 +166,7 @@ def join(
 
 for command in (
     *(members.invite, members.members, members.revoke, members.rotate_secret),
-    *(members.ban, members.unban, backup, restore),
+    *(members.rename, members.ban, members.unban, backup, restore),
 ):
     app.command(rich_help_panel=_MEMBERS)(command)
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)

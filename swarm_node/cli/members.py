@@ -259,6 +259,22 @@ def _passed_on(running: bool) -> None:
         )
 
 
+def rename(
+    old: Annotated[str, typer.Argument(help="A name of `swarm-node members`, such as web 16.")],
+    new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
+    home: HomeOption = None,
+) -> None:
+    """Call whoever came by a ticket otherwise, in this home.
+
+    A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
+    on showing those.
+    """
+    from swarm_node.node.members.admitting import rename as renamed
+
+    renamed(sound_home(home), old, new)
+    typer.echo(f"{old} is called {new} here.")
+
+
 def ban(who: WhoArgument, home: HomeOption = None) -> None:
     """Shun a member: this node neither asks it nor answers it, from now on.
 

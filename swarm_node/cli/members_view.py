@@ -63,7 +63,7 @@ def ticket_rows(
             return "expired"
         if ticket.steward:
             return "steward"
-        if not ticket.given:
+        if not ticket.given and not known[ticket.issuer_key]:  # a coordinator may have given it
             return "in stock"
         return "used up" if 0 < ticket.uses <= len(known[ticket.issuer_key]) else "open"
 

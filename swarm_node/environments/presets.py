@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from swarm_node.environments import drills
@@ -17,6 +18,11 @@ _VERSIONS: Mapping[str, Callable[[], Mapping[str, str]]] = {
 _PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "drills": drills.PRESETS,
     "reasoning_gym": reasoning_gym.PRESETS,
+}
+#: The preset that each takes without one.
+_DEFAULTS: Mapping[str, str] = {
+    name: signature(create).parameters["preset"].default
+    for name, create in (("drills", drills.create), ("reasoning_gym", reasoning_gym.create))
 }
 
 
@@ -43,8 +49,9 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
             f"environment.options.preset: unknown {preset!r}{meant(preset, presets)}; "
             f"use one of {', '.join(presets)}"
         )
-    if preset is None or {"families", "datasets"} & options.keys():
+    if {"families", "datasets"} & options.keys():
         return
+    preset = _DEFAULTS[name] if preset is None else preset
     known = presets[preset]
     for family in families:
         if family not in known:

@@ -175,6 +175,24 @@ def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert "swarm-node init" in refused(run(home.parent / "none", "members"))
 
 
+def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> None:
+    for name in ("web 16", "bob"):
+        invite(home, "--name", name, "--out", "-")
+    assert run(home, "rename", "web 16", "carol").stdout == "web 16 is called carol here.\n"
+    rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
+    assert [row["name"] for row in rows] == ["carol", "bob"]
+    assert "did you mean carol?" in refused(run(home, "rename", "carl", "x"))
+    assert "expel both" in refused(run(home, "rename", "bob", "carol"))
+    assert "cannot be the name" in refused(run(home, "rename", "bob", "b/b"))
+    assert run(home, "revoke", "carol").exit_code == 0
+    assert [
+        row["state"] for row in json.loads(run(home, "members", "--json").stdout)["tickets"]
+    ] == [
+        "revoked",
+        "open",
+    ]
+
+
 def test_a_ban_is_kept_shown_and_ended(home: Path) -> None:
     assert run(home, "ban", PEER).exit_code == 0
     assert PEER in json.loads(run(home, "members", "--json").stdout)["bans"][0]["peer_id"]

@@ -189,7 +189,7 @@ def test_a_ticket_is_open_until_it_is_not() -> None:
     assert state() == "open"
     assert state(uses=0) == "open"
     assert state(uses=1) == "used up"
-    assert state(given=False) == "in stock"
+    assert state(given=False) == "open", "somebody came by it"
     assert state(steward=True) == "steward"
     assert state(now=10.0) == "expired"
     assert state(banned=KEY) == "banned"
@@ -235,6 +235,14 @@ def test_a_used_ticket_stays_used_while_its_holder_is_away() -> None:
         5.0,
     )
     assert "and 2 more" in " ".join(printed(members_view(many, [], None)).split())
+
+
+def test_a_ticket_that_a_coordinator_gave_is_no_longer_in_stock() -> None:
+    web = IssuedTicket("web 16", KEY, 1, 10, 1, 3, given=False)
+    for met in ([], [peer("x")]):
+        (row,) = ticket_rows([web], {}, {}, met, frozenset(), [], 5.0)
+        assert row.state == ("used up" if met else "in stock")
+    assert "web 16" in printed(members_view([row], [], [peer("x")]))
 
 
 def test_who_showed_a_used_ticket_is_named_and_holds_it_not() -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, meant
 from swarm_node.p2p.membership.local import Local
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
@@ -79,5 +79,6 @@ def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, 
     if unknown:
         raise ConfigError(
             f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
+            f"{meant(unknown[0], info.families)}"
         )
     return tuple(wanted) or info.families

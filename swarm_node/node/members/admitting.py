@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from swarm_node.errors import HomeError, TicketError
+from swarm_node.errors import HomeError, TicketError, meant
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.issuers import Made, take
 from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
@@ -86,6 +86,37 @@ def invite_from_stock(
     except ValueError as error:
         raise TicketError(f"no ticket can be made: {error}") from error
     return _written(home, name, text, now, present)
+
+
+def rename(home: Home, old: str, new: str) -> None:
+    """Give the tickets called `old` another name in the ledger, which counts before the names in
+    certificates.
+
+    Raises:
+        HomeError: no ticket has the old name, or another has the new one.
+        TicketError: the new name is malformed.
+    """
+    _check_name(new)
+    ledger = admissions(home)
+    with home.editing():
+        entries = ledger.entries()
+        names = {entry.name for entry in entries}
+        if old not in names:
+            raise HomeError(
+                f"no ticket of this home is called {old!r}{meant(old, names)}: "
+                "`swarm-node members` lists them"
+            )
+        if new in names:
+            raise HomeError(
+                f"another ticket is called {new!r} already, and to revoke one would expel both: "
+                "take another name"
+            )
+        ledger.write(
+            [
+                msgspec.structs.replace(entry, name=new) if entry.name == old else entry
+                for entry in entries
+            ]
+        )
 
 
 def own_endpoints(

@@ -141,8 +141,6 @@ def test_a_preset_and_a_family_are_refused_before_anything_is_printed(
     told: str,
 ) -> None:
     flags = {"home": tmp_path / "home", key: value, "run.device": "cpu"}
-    if key == "environment.families":
-        flags["environment.options"] = {"preset": "short"}
     with pytest.raises(ConfigError, match=told):
         join_swarm(load_settings(flags, environ={}), Sources(flags, {}))
     assert "device CPU" not in capsys.readouterr().out
