@@ -254,6 +254,26 @@ def test_the_word_learning_needs_a_rise_and_turns_at_most_once_in_ten_minutes(
         assert not any(learning for now, learning in said if now >= 1900.0)
 
 
+#: Reward on unseen texts of a node with the tiny model, alone on two busy cores, every 15 s.
+RECORDED = [
+    *(0.149, 0.609, 0.748, 0.722, 0.792, 0.87, 0.894, 0.894, 0.891, 0.917, 0.896, 0.913, 0.882),
+    *(0.877, 0.892, 0.901, 0.896, 0.882, 0.877, 0.885),
+]
+
+
+def test_a_recorded_rise_is_told_once_and_no_longer_after_it_has_ended() -> None:
+    """Its last values go on for as long as it takes, in their order."""
+    rewards = [*RECORDED, *(RECORDED[-10:] * 12)]
+    evals = [EvalPoint(15.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
+    steady = Steady()
+    said = [steady.learns(evals[: end + 1]) for end in range(len(evals))]
+    turns = [n for n, (a, b) in enumerate(pairwise(said)) if a != b]
+    assert len(turns) == 2
+    first, last = turns
+    assert 15.0 * first <= 150.0
+    assert 600.0 <= 15.0 * (last - first) <= 900.0
+
+
 def test_the_word_learning_is_the_same_however_often_somebody_asks() -> None:
     rewards = HISTORIES["rising"](random.Random(0), 120)
     evals = [EvalPoint(20.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
