@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier image clean
+.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
 
@@ -129,6 +129,10 @@ frontier: setup
 		$(FRONTIER) --stage pilot --regimes $$regime && \
 		{ grep -q "\"$$regime\"" docs/research/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
 		$(FRONTIER) --stage final --regimes $$regime || exit; done
+
+# The plan and the results are in docs/research/flood.md; a run whose file is there is not made again.
+flood: setup
+	OMP_NUM_THREADS=1 nice -n 12 $(BIN)/swarm-node experiment flood
 
 # An hour or two on one core. Results are in docs/research/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns

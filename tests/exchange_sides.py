@@ -131,7 +131,8 @@ class Side:
     async def list_some(self, count: int, wanted: int) -> int:
         """List `count` peers at once. Returns how many new offers they state, listed or not."""
         turns = self.exchange.puller.turns(count, wanted)
-        return sum(await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns)))
+        listed = await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns))
+        return sum(offers.total() for offers in listed)
 
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""

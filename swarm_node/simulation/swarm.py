@@ -230,11 +230,12 @@ class _Swarm:
                 other.node.stop()
 
     def _finish(self, member: _Member) -> None:
+        hostile = len(self._scenario.hostile)
         member.sent = self._network.sent[member.peer_id]
         member.received = self._network.received[member.peer_id]
         member.received_groups = member.history.received
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
-        self._unfinished -= 1
+        self._unfinished -= member in self._members[: len(self._members) - hostile]
 
     async def _measure(self, member: _Member) -> EvalPoint:
         """Rewards with the weights in the probe of its model. The measurement never waits. So no
@@ -386,6 +387,9 @@ def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -
         alarms=seen.alarms if history.trigger else [],
         trained_past=sum(history.past),
         weights_sent=samplers * seen.updates * member.model.weight_bytes,
+        trained_hostile=sum(peer.share for peer in seen.peers if peer.peer_id not in honest)
+        if history.trigger
+        else 0.0,
     )
 
 

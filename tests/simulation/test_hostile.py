@@ -107,6 +107,46 @@ def test_a_liar_states_the_opposite_and_a_copier_needs_something_to_copy(tmp_pat
     storage.close()
 
 
+def test_an_easy_group_has_a_new_task_of_one_family_that_the_first_policy_knows(
+    tmp_path: Path,
+) -> None:
+    tasks = environment()
+    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
+    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(tasks, tiny(), storage, random.Random(1))
+    made = [maker("easy")(means, (replace(honest, task=task), "a prompt")) for _ in range(3)]
+    groups = [one[0] for one in made if one is not None]
+    assert {group.task.family for group in groups} == {means.easiest}
+    assert len({group.task.seed for group in groups}) == 3
+    for group in groups:
+        derived = tasks.derive(group.task)
+        scores = tuple(tasks.score(derived, each.text) for each in group.completions)
+        assert scores == group.claimed == (1.0, 1.0, 0.0, 0.0)
+    storage.close()
+
+
+def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(environment(), tiny(), storage, random.Random(1))
+    answers = [completion([number]) for number in range(5)]
+    honest = verified(rewards=(0.0, 1.0, 0.0, 1.0, 0.0), completions=answers).group
+    made = maker("withheld")(means, (honest, "a prompt"))
+    assert made is not None
+    assert made[0].claimed == (1.0, 1.0, 0.0)
+    assert made[0].completions == (answers[1], answers[3], answers[0])
+    storage.close()
+
+
+@pytest.mark.slow(reason="simulates a swarm of four nodes")
+def test_a_flood_has_a_small_part_of_what_others_train_on() -> None:
+    scenario = Scenario(nodes=4, rounds=24, seed=1, eval_rounds=24, hostile=("easy",))
+    report = simulate(scenario, simulation_settings(1, {}))
+    assert len(report.nodes) == 3
+    # It publishes sixteen groups for every two or three of theirs: without a limit it has half.
+    assert 0.0 < max(node.trained_hostile for node in report.nodes) < 0.25
+
+
 def test_guards_are_back_afterwards() -> None:
     before = (SizeGate.of(8, 24), digests, likely_tokens)
     with without(GUARDS):

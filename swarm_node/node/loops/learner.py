@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
 from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
 from swarm_node.policy.training.trainer import UpdateStats
+from swarm_node.rollout import Provenance
 
 #: Counts a refusal against an author.
 Reject = Callable[[Rejected, str | None], None]
@@ -144,6 +145,8 @@ class Learner:
         if alarm := self._style.alarm():
             tally.alarms["style"] = alarm
         self._blame(drawn, result.stats, reject)
+        if result.stats.skipped is None:
+            self._weigh(drawn, result.stats.learnt)
         self.mixer.update()
         if result.unstored is not None:
             self._not_stored(result.unstored)
@@ -166,6 +169,15 @@ class Learner:
                 reject(refused[number], group.author)
             elif number >= drawn.own_count and peer is not None:
                 peer.standing.served()
+
+    def _weigh(self, drawn: Drawn, learnt: Sequence[float]) -> None:
+        """Note what the update learnt from each group that has a gradient."""
+        for group, value in zip(drawn.groups, learnt, strict=False):
+            family = group.group.task.family
+            if group.provenance is not Provenance.OWN:
+                self._buffer.worth.note(group.author, family, value)
+            elif value:
+                self._buffer.worth.note_own(family, value)
 
     async def checkpoint(self, *, wait: bool = True) -> bool:
         """Store the training state and the tally; see `Trainer.checkpoint`. On a failure, count and

@@ -320,8 +320,7 @@ class Node:
         await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _list_one(self, turn: Turn) -> None:
-        offered = await self._work.exchange.puller.list_one(turn)
-        self._tally.offered += offered  # read after the wait: other lists count at the same time
+        self._tally.offered.update(await self._work.exchange.puller.list_one(turn))
         await self._notify()
 
     async def _pull(self) -> None:

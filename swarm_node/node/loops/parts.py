@@ -100,12 +100,12 @@ class Tally:
     """Counts of a node, for its snapshot. Checkpoints keep the first three fields and `taught`.
 
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
-    groups that peers announced as informative. `sampling` is the time per own group made, and
-    `drawing` the sampler's part of it. `judging` is the time per peer's group judged, `updating`
-    the time per update. `trained_by` counts the groups trained on lately by author; older ones
-    count less. `taught` counts peers' groups that were trained on. `alarms` are sentences for the
-    owner, by kind. `steady` remembers the verdict. `updated_at` is the end of the newest update,
-    `last_applied` the newest one that was not skipped.
+    groups that peers announced as informative since the last update, by peer. `sampling` is the
+    time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
+    peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
+    lately by author; older ones count less. `taught` counts peers' groups that were trained on.
+    `alarms` are sentences for the owner, by kind. `steady` remembers the verdict. `updated_at` is
+    the end of the newest update, `last_applied` the newest one that was not skipped.
     """
 
     updates: int = 0
@@ -117,7 +117,7 @@ class Tally:
     last_applied: UpdateRow | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    offered: int = 0
+    offered: Counter[str] = field(default_factory=Counter)
     sampling: Timing = field(default_factory=Timing)
     judging: Timing = field(default_factory=Timing)
     drawing: Timing = field(default_factory=Timing)

@@ -74,9 +74,9 @@ class Puller:
         asked: set[str] = set()
         return [Turn(limit, asked) for _ in range(count)]
 
-    async def list_one(self, turn: Turn) -> int:
+    async def list_one(self, turn: Turn) -> Counter[str]:
         """List a random peer. A peer that does not answer costs this call ten seconds, and then
-        another is asked. Return the number of new offers that the peer states."""
+        another is asked. Return the number of new offers that the peer states, under its id."""
         for _ in range(_LIST_TRIES):
             without = turn.asked | self._listing
             drawn = self._directory.draw(self._rng, 1, self._clock.now(), without)
@@ -90,8 +90,8 @@ class Puller:
             finally:
                 self._listing.discard(peer_id)
             if offered is not None:
-                return offered
-        return 0
+                return Counter({peer_id: offered})
+        return Counter()
 
     def on_offer(self, slots: Callable[[str | None], int]) -> int:
         """Count the groups that could still be pulled now. Together with the pulls under way they

@@ -9,13 +9,17 @@ buffer how many more groups may be under way.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.advantage import Baselines
 from swarm_node.policy.experience.mixture import Mixture
+from swarm_node.policy.experience.worth import MOST_AUTHORS, Worth
+from swarm_node.recent import Recent
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 #: Number of ids of departed groups that the buffer keeps, as a multiple of both capacities, so that
@@ -130,8 +134,12 @@ class ReplayBuffer:
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
         self.mixture = Mixture(settings.own, settings.external)
-        #: External groups that the last draw left.
+        #: External groups that the last draw left, of those for which authors had credit.
         self.left = 0
+        #: What peers' groups teach, which limits their places in batches.
+        self.worth = Worth()
+        #: Places that each author may have in the next batch.
+        self._credits: Recent[str, float] = Recent(MOST_AUTHORS)
         self._own: dict[bytes, _Held] = {}
         self._external: dict[bytes, _Held] = {}
         self._holdings: Counter[str] = Counter()
@@ -180,8 +188,9 @@ class ReplayBuffer:
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
-        External groups are drawn uniformly, own groups in the order of their arrival. Where fewer
-        than `external` are held, own groups take their places.
+        External groups are drawn uniformly among those for which their authors have credit
+        (`worth.py`), own groups in the order of their arrival. Where that leaves fewer than
+        `external`, own groups take their places.
         """
         if not self.ready(version):
             return None
@@ -190,7 +199,7 @@ class ReplayBuffer:
         own = list(self._own.values())[:wanted]
         for held in (*own, *external):
             self._depart(held)
-        self.left = len(self._external)
+        self._credit(len(own), external)
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = tuple(held.group for held in (*own, *external))
@@ -218,6 +227,10 @@ class ReplayBuffer:
         """Drop the external groups of an author that is no member any more."""
         for held in [h for h in self._external.values() if h.group.author == author]:
             self._evict(held)
+
+    def quota(self, author: str) -> int:
+        """Most external groups held of `author`."""
+        return math.ceil(self.worth.share(author) * self.settings.peer_quota)
 
     def held_own(self) -> int:
         """Own groups held."""
@@ -252,8 +265,28 @@ class ReplayBuffer:
         )
 
     def _draw_external(self, rng: random.Random) -> list[_Held]:
-        held = list(self._external.values())
-        return rng.sample(held, min(self.mixture.external, len(held)))
+        """Draw among the groups for which their authors have credit."""
+        by_author: dict[str, list[_Held]] = {}
+        for held in self._external.values():
+            by_author.setdefault(held.group.author, []).append(held)
+        offered: list[_Held] = []
+        for author, groups in by_author.items():
+            if author not in self._credits:
+                self._credits[author] = max(1.0, self.mixture.own)
+            most = int(self._credits[author])
+            offered += groups if len(groups) <= most else rng.sample(groups, most)
+        drawn = rng.sample(offered, min(self.mixture.external, len(offered)))
+        self.left = len(offered) - len(drawn)
+        return drawn
+
+    def _credit(self, own: int, drawn: Sequence[_Held]) -> None:
+        """Credit each author with its share of as many places as own groups have, or of an equal
+        part of the external ones where that is more. Take off the places that it had."""
+        places = max(own, self.mixture.external / max(1, len(self._credits)))
+        had = Counter(held.group.author for held in drawn)
+        for author, credit in list(self._credits.items()):
+            left = credit + self.worth.share(author) * places - had[author]
+            self._credits[author] = min(left, float(self.mixture.size))
 
     def _admit(self, held: _Held, version: int) -> Rejected | None:
         group = held.group
@@ -285,7 +318,7 @@ class ReplayBuffer:
             return Rejected("capacity", "no external groups are wanted")
         holdings = self._holdings
         refused = None
-        if holdings[group.author] >= settings.peer_quota:
+        if holdings[group.author] >= self.quota(group.author):
             refused = self._displace(group, group.author, "quota")
         elif len(self._external) >= settings.capacity_external:
             largest = max(holdings, key=lambda author: (holdings[author], author))

@@ -240,7 +240,17 @@ def test_a_malformed_packed_batch_is_refused(packed: dict[str, Any]) -> None:
 
 def test_an_advantage_in_a_peers_group_is_at_most_what_an_own_group_can_give() -> None:
     rewards = [1.0] + [0.0] * 63
-    for provenance, most in ((Provenance.KIN, 7**0.5), (Provenance.OWN, 63**0.5)):
+    for provenance, most in ((Provenance.KIN, 7**0.5 / 8), (Provenance.OWN, 63**0.5)):
         group = group_of(provenance, [completion([1])] * 64, rewards)
         rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
         assert max(row.advantage for row in rows) == pytest.approx(most, abs=0.01)
+
+
+@pytest.mark.parametrize(("count", "weight"), [(4, 4.0), (8, 8.0), (32, 8.0)])
+def test_a_peers_group_weighs_no_more_than_an_own_one_however_many_its_answers(
+    count: int, weight: float
+) -> None:
+    rewards = [1.0, 0.0] * (count // 2)
+    group = group_of(Provenance.KIN, [completion([1])] * count, rewards)
+    rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
+    assert sum(abs(row.advantage) for row in rows) == pytest.approx(weight, rel=0.01)

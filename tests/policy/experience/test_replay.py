@@ -47,14 +47,14 @@ def own(count: int, **options: Any) -> list[VerifiedGroup]:
 
 def test_a_batch_is_own_groups_then_external_ones() -> None:
     held = buffer(own=2, external=2)
-    admit(held, *own(3), *(group(f"p{index}", "peer") for index in range(5)))
+    admit(held, *own(3), *(group(f"p{index}", f"peer{index % 2}") for index in range(5)))
     drawn = held.draw(0, random.Random(1))
     assert drawn is not None
     assert (drawn.own_count, drawn.external_count) == (2, 2)
     assert names(drawn)[:2] == ["own0", "own1"]
-    assert {each.author for each in drawn.groups[2:]} == {"peer"}
+    assert {each.author for each in drawn.groups[2:]} <= {"peer0", "peer1"}
     assert (held.stats().own, held.stats().external) == (1, 3)
-    assert held.left == 3
+    assert held.left == 2, "one of three of a peer's groups was beyond what it may have"
 
 
 def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
