@@ -11,6 +11,8 @@ owner would do, and that is counted.
 After each fault the databases are read beside the running nodes: no group is used twice, no use is
 lost, no author has given a number to two groups. Refusals that blame a peer are counted.
 
+With `--share 0.15` all faults are done to `a1`, which is held to 15% of one core from its start on.
+
 Needs root, network namespaces and Debian's package faketime for the clocks.
 """
 
@@ -32,7 +34,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +55,40 @@ HOME_BYTES = 512 << 20
 #: Seconds after the end of a fault within which a swarm must be whole, and until it is given up.
 BACK, GIVEN_UP = 60.0, 300.0
 _BUSY = "while True: pass"
+#: The node that is held to a share of a core, if one is.
+HELD = "a1"
 #: A policy that learns quickly makes fewer and fewer groups that are worth trading.
 _SLOW = ("--set", "training.learning_rate=2e-6")
 _OWN = {
     "pub1": ("--coordinator", "http://127.0.0.1:8470"),
     "pub2": ("--set", "network.stack=libp2p"),
 }
+
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def _put(place: Path, pid: int) -> None:
+    (place / "cgroup.procs").write_text(str(pid))
+
+
+@contextmanager
+def held(share: float) -> Iterator[Callable[[int], None]]:
+    """Yield a function that holds a process, and those that it starts, to a share of one core."""
+    old = (_CGROUPS / "cpu").is_dir()  # version 1
+    place = _CGROUPS / ("cpu" if old else "") / f"swarm-chaos-{os.getpid()}"
+    place.mkdir()
+    try:
+        if old:
+            (place / "cpu.cfs_quota_us").write_text(str(int(share * 100_000)))
+        else:
+            (place / "cpu.max").write_text(f"{int(share * 100_000)} 100000")
+        yield partial(_put, place)
+    finally:
+        deadline = time.monotonic() + 60
+        while (place / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        place.rmdir()
 
 
 @dataclass(frozen=True)
@@ -115,8 +146,11 @@ def draw(count: int, seed: int) -> list[Fault]:
 class Swarm:
     """The nodes and their coordinator, in a bed, and the faults that are done to them."""
 
-    def __init__(self, bed: Bed, made: Scene, place: Path) -> None:
+    def __init__(
+        self, bed: Bed, made: Scene, place: Path, hold: Callable[[int], None] | None
+    ) -> None:
         self.bed, self.made, self.place = bed, made, place
+        self._hold = hold
         self.coordinator: subprocess.Popen[Any] | None = None
         self._uses: dict[str, dict[bytes, int]] = {host: {} for host in HOSTS}
         self._refused: Counter[str] = Counter()
@@ -129,8 +163,13 @@ class Swarm:
             _done("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.place / host))
             self._clock(host, 0)
             self.made.start(host, *_OWN.get(host, ()))
+            self._held(host)
         self._serve()
         self._wait(self._state(), time.monotonic(), 300.0)
+
+    def _held(self, host: str) -> None:
+        if self._hold is not None and host == HELD:
+            self._hold(self.made.nodes[host].process.pid)
 
     def _serve(self) -> None:
         """Start the coordinator, at the address that the nodes were given."""
@@ -264,6 +303,7 @@ class Swarm:
             if (fault.kind, fault.part, fault.host) != ("kill", "node", host):
                 ended[host] = _last_words(node.log())
             node.start()
+            self._held(host)
         return ended
 
     def _state(self) -> dict[str, dict[str, Any]]:
@@ -284,6 +324,7 @@ class Swarm:
                 if node.process.poll() is not None and ended is not None:
                     ended[host] = _last_words(node.log())
                     node.start()
+                    self._held(host)
                 if _shares(before[host], self.made.status(host) or {}):
                     left.discard(host)
             time.sleep(0.5)
@@ -401,8 +442,9 @@ def _done(*command: str) -> None:
 
 
 @contextmanager
-def swarm(place: Path) -> Iterator[Swarm]:
-    """A whole swarm; at the end nothing of it runs and nothing is mounted."""
+def swarm(place: Path, share: float = 0.0) -> Iterator[Swarm]:
+    """A whole swarm, with `HELD` held to a share of a core; at the end nothing of it runs and
+    nothing is mounted."""
     given = {
         "LD_PRELOAD": str(FAKETIME),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -411,12 +453,13 @@ def swarm(place: Path) -> Iterator[Swarm]:
     with ExitStack() as stack:
         for host in HOSTS:
             stack.callback(_unmount, place / host)
+        hold = stack.enter_context(held(share)) if share else None
         bed = stack.enter_context(Bed({"a": Nat.RESTRICTED}, public=2, hosts=1))
         made = stack.enter_context(scene(bed, place, *_SLOW))
         for host in HOSTS:
             clock = {"FAKETIME_TIMESTAMP_FILE": str(place / f"{host}.clock")}
             made.variables[host] = given | clock
-        whole = Swarm(bed, made, place)
+        whole = Swarm(bed, made, place, hold)
         whole.begin()
         yield whole
 
@@ -453,6 +496,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first fault")
     parser.add_argument("--only", default="", help="kinds, comma-separated")
+    parser.add_argument("--share", type=float, default=0.0, help=f"of a core, for {HELD}")
     parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
     return parser.parse_args()
 
@@ -463,8 +507,10 @@ def main() -> None:
         sys.exit(f"NOT RUN: {why}")
     only = set(filter(None, options.only.split(",")))
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as place, swarm(Path(place)) as whole:
+    with tempfile.TemporaryDirectory() as place, swarm(Path(place), options.share) as whole:
         for number, fault in enumerate(draw(options.faults, options.seed)):
+            if options.share:
+                fault = replace(fault, host=HELD)
             if number < options.first or (only and fault.kind not in only):
                 continue
             row = whole.run(fault)
