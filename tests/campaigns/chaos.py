@@ -442,7 +442,17 @@ def table(rows: Sequence[Row]) -> str:
 
 def why_not_here() -> str:
     """The reason why the campaign cannot run on this machine, "" if it can."""
-    return why_not() or ("" if FAKETIME else "needs Debian's package faketime")
+    if FAKETIME is None:
+        return "needs Debian's package faketime"
+    if why := why_not():
+        return why
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            _done("mount", "-t", "tmpfs", "tmpfs", place)
+        except subprocess.CalledProcessError as error:
+            return f"needs the right to mount: {error.stderr.decode().strip()}"
+        _unmount(Path(place))
+    return ""
 
 
 def _options() -> argparse.Namespace:
