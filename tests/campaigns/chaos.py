@@ -190,7 +190,7 @@ class Swarm:
     @contextmanager
     def _full(self, fault: Fault) -> Iterator[None]:
         path = self.place / fault.host / "filler"
-        with path.open("wb") as file, suppress(OSError):
+        with suppress(OSError), path.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
         try:
