@@ -229,7 +229,7 @@ class Swarm:
     @contextmanager
     def _full(self, fault: Fault) -> Iterator[None]:
         path = self.place / fault.host / "filler"
-        with path.open("wb") as file, suppress(OSError):
+        with suppress(OSError), path.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
         try:
@@ -485,7 +485,17 @@ def table(rows: Sequence[Row]) -> str:
 
 def why_not_here() -> str:
     """The reason why the campaign cannot run on this machine, "" if it can."""
-    return why_not() or ("" if FAKETIME else "needs Debian's package faketime")
+    if FAKETIME is None:
+        return "needs Debian's package faketime"
+    if why := why_not():
+        return why
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            _done("mount", "-t", "tmpfs", "tmpfs", place)
+        except subprocess.CalledProcessError as error:
+            return f"needs the right to mount: {error.stderr.decode().strip()}"
+        _unmount(Path(place))
+    return ""
 
 
 def _options() -> argparse.Namespace:
