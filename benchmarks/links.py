@@ -79,8 +79,8 @@ async def serve(stack: str) -> None:
             await asyncio.sleep(1.0)
 
 
-class Said:
-    """The last line of JSON that a process printed, and the most of each number."""
+class Reporter:
+    """A process that prints lines of JSON: its last line, and the most of each number."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -88,7 +88,7 @@ class Said:
         self.most: dict[str, int] = {}
 
     @classmethod
-    async def by(cls, *arguments: str, nice: int = 0) -> Said:
+    async def by(cls, *arguments: str, nice: int = 0) -> Reporter:
         command = ["nice", "-n", str(nice), sys.executable, *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return cls(
@@ -196,7 +196,7 @@ async def watch(pid: int, most: dict[str, float]) -> None:
 
 
 async def attack(stack: str, kinds: str, seconds: float, source: str) -> dict[str, Any]:
-    served = await Said.by(__file__, "--serve", stack)
+    served = await Reporter.by(__file__, "--serve", stack)
     try:
         address = (await served.line())[0]
         with tempfile.TemporaryDirectory() as place:
@@ -210,29 +210,30 @@ async def attack(stack: str, kinds: str, seconds: float, source: str) -> dict[st
 
 
 async def beside(
-    served: Said, honest: Any, kinds: str, seconds: float, source: str, address: str
+    served: Reporter, honest: Any, kinds: str, seconds: float, source: str, address: str
 ) -> dict[str, Any]:
     """Measure while the attacker works. The honest member has met the node before."""
     _, _, host, _, port, _, peer = address.split("/")
-    hearing = asyncio.create_task(served.listen())
-    async with asyncio.timeout(60):
-        while peer not in honest.partners():  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.1)
-    await asyncio.sleep(MEET_SECONDS)
-    attacker = await flooder(kinds, host, port, source)
-    heard = asyncio.create_task(attacker.listen()) if attacker else None
     asking, most = Asking(honest.transport, peer), dict[str, float]()
-    watching = asyncio.create_task(watch(served.process.pid, most))
-    began, spent = time.monotonic(), cpu_seconds(served.process.pid)
-    try:
-        await asking.run(seconds)
-    finally:
-        cores = (cpu_seconds(served.process.pid) - spent) / (time.monotonic() - began)
-        watching.cancel()
-        hearing.cancel()
-        if attacker and heard:
-            heard.cancel()
-            await attacker.stop()
+    async with asyncio.TaskGroup() as group:
+        others = [group.create_task(served.listen())]
+        async with asyncio.timeout(60):
+            while peer not in honest.partners():  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(MEET_SECONDS)
+        attacker = await flooder(kinds, host, port, source)
+        if attacker:
+            others.append(group.create_task(attacker.listen()))
+        others.append(group.create_task(watch(served.process.pid, most)))
+        began, spent = time.monotonic(), cpu_seconds(served.process.pid)
+        try:
+            await asking.run(seconds)
+        finally:
+            cores = (cpu_seconds(served.process.pid) - spent) / (time.monotonic() - began)
+            for task in others:
+                task.cancel()
+            if attacker:
+                await attacker.stop()
     times = sorted(asking.times)
     return {
         "asked": len(times),
@@ -248,14 +249,14 @@ async def beside(
     }
 
 
-async def flooder(kinds: str, host: str, port: str, source: str) -> Said | None:
+async def flooder(kinds: str, host: str, port: str, source: str) -> Reporter | None:
     if kinds == "none":
         return None
     member = members()[ATTACKER]
     hello = wire.HelloRequest(member.chain, "swarm-node", (), revoked=0, secret=0)
     program = str(ROOT / "tests" / "link_flooder.py")
     arguments = [kinds, host, port, source, member.identity.seed().hex(), wire.pack(hello).hex()]
-    return await Said.by(program, *arguments)
+    return await Reporter.by(program, *arguments)
 
 
 def main() -> None:

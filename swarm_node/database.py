@@ -25,8 +25,8 @@ WAL_BYTES = 16 << 20
 
 class Database:
     """One connection behind one lock, so any thread may call. Every method raises `HomeError` if
-    the disk is full or the file is damaged, `StorageError` if a later call may succeed, and then
-    stores nothing of the call."""
+    the file is damaged, `StorageError` if a later call may succeed, and then stores nothing of the
+    call."""
 
     def __init__(
         self, path: Path, tables: str, *, layout: int, program: str, alone: bool = False

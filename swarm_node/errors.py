@@ -4,7 +4,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
 ├── MachineError             this machine lacks what a start needs: disk, driver, port, clock
 ├── HomeError                the node's directory is missing, unreadable or readable by others
-│   └── StorageError         a call to the database or the home failed, and a later one may not
+│   └── StorageError         a call to the database or the home failed; a later one may succeed
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
@@ -52,7 +52,7 @@ class HomeError(SwarmNodeError):
 
 class StorageError(HomeError):
     """The database or a file of the home failed, and stored nothing of the call. A later call may
-    succeed: the file was locked, or the disk had an error."""
+    succeed: the file was locked, or the disk was full or had an error."""
 
 
 class TicketError(SwarmNodeError):
@@ -150,6 +150,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
 
 
+def words_of(error: BaseException) -> str:
+    """Return an error's message, or the name of its class where it has none."""
+    return str(error) or type(error).__name__
+
+
 def reason_of(error: OSError) -> str:
     """Return the operating system's reason in words, without its number or a library's prefix."""
     inner = getattr(error, "os_error", None)  # of aiohttp's errors
@@ -157,7 +162,7 @@ def reason_of(error: OSError) -> str:
     own = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
     if error.errno is not None and not own:
         return os.strerror(error.errno).lower()
-    return error.strerror or str(error) or type(error).__name__
+    return error.strerror or words_of(error)
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

@@ -160,7 +160,7 @@ class Swarm:
         for host in HOSTS:
             (self.place / host).mkdir()
             size = f"size={HOME_BYTES}"
-            _done("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.place / host))
+            _run("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.place / host))
             self._clock(host, 0)
             self.made.start(host, *_OWN.get(host, ()))
             self._held(host)
@@ -181,7 +181,7 @@ class Swarm:
 
     def run(self, fault: Fault) -> Row:
         """Do one fault, undo it, and look until the swarm is whole."""
-        with self._done(fault):
+        with self._during(fault):
             time.sleep(fault.seconds)
         over, before = time.monotonic(), self._state()
         ended = self._start_again(fault)
@@ -191,7 +191,7 @@ class Swarm:
         return row
 
     @contextmanager
-    def _done(self, fault: Fault) -> Iterator[None]:
+    def _during(self, fault: Fault) -> Iterator[None]:
         """The fault is there meanwhile."""
         does: dict[str, Callable[[Fault], Any]] = {
             "disk": self._full,
@@ -271,10 +271,10 @@ class Swarm:
         """Give `one` the address that belongs to `other`, and `other` that of `one`; or undo it."""
         undone = one > other
         for host in (one, other):
-            _done(*self.bed.command(host, ["ip", "addr", "flush", "dev", "eth0"]))
+            _run(*self.bed.command(host, ["ip", "addr", "flush", "dev", "eth0"]))
         for host, of in ((one, other), (other, one)):
             address = f"{self.bed.address(host if undone else of)}/16"
-            _done(*self.bed.command(host, ["ip", "addr", "add", address, "dev", "eth0"]))
+            _run(*self.bed.command(host, ["ip", "addr", "add", address, "dev", "eth0"]))
 
     @contextmanager
     def _crowded(self, fault: Fault) -> Iterator[None]:
@@ -300,11 +300,18 @@ class Swarm:
         for host, node in self.made.nodes.items():
             if node.process.poll() is None:
                 continue
+            said = self._restart(host)
             if (fault.kind, fault.part, fault.host) != ("kill", "node", host):
-                ended[host] = _last_words(node.log())
-            node.start()
-            self._held(host)
+                ended[host] = said
         return ended
+
+    def _restart(self, host: str) -> str:
+        """Start a node that has ended, and return its last words."""
+        node = self.made.nodes[host]
+        said = _last_words(node.log())
+        node.start()
+        self._held(host)
+        return said
 
     def _state(self) -> dict[str, dict[str, Any]]:
         return {host: self.made.status(host) or {} for host in HOSTS}
@@ -322,9 +329,7 @@ class Swarm:
             for host in sorted(left):
                 node = self.made.nodes[host]
                 if node.process.poll() is not None and ended is not None:
-                    ended[host] = _last_words(node.log())
-                    node.start()
-                    self._held(host)
+                    ended[host] = self._restart(host)
                 if _shares(before[host], self.made.status(host) or {}):
                     left.discard(host)
             time.sleep(0.5)
@@ -437,7 +442,7 @@ def _pin(processes: Sequence[psutil.Process], cores: list[int]) -> None:
             process.cpu_affinity(cores)
 
 
-def _done(*command: str) -> None:
+def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -466,7 +471,7 @@ def swarm(place: Path, share: float = 0.0) -> Iterator[Swarm]:
 
 def _unmount(path: Path) -> None:
     if path.is_mount():
-        _done("umount", "--lazy", str(path))
+        _run("umount", "--lazy", str(path))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -491,7 +496,7 @@ def why_not_here() -> str:
         return why
     with tempfile.TemporaryDirectory() as place:
         try:
-            _done("mount", "-t", "tmpfs", "tmpfs", place)
+            _run("mount", "-t", "tmpfs", "tmpfs", place)
         except subprocess.CalledProcessError as error:
             return f"needs the right to mount: {error.stderr.decode().strip()}"
         _unmount(Path(place))

@@ -88,7 +88,7 @@ def draw(root: Path = ROOT) -> list[Mutant]:
 
 
 def _passed(tree: ast.AST) -> set[ast.AST]:
-    """What is not changed: types, texts, whose parts have no place of their own, and messages."""
+    """Find what stays as it is: types, messages, and texts: their parts have no place."""
     passed: set[ast.AST] = set()
     for node in ast.walk(tree):
         match node:

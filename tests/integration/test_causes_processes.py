@@ -53,7 +53,7 @@ def invited(home: Path, name: str, *arguments: str) -> str:
 
 
 def shown(node: Any) -> Snapshot | None:
-    """What `/v1/status` answers, without a process for each question."""
+    """The answer of `/v1/status`, without a process for each question."""
     try:
         return asyncio.run(ControlClient(node.home / "control.json").status())
     except SwarmNodeError:
@@ -286,7 +286,7 @@ def test_another_swarm_is_told_at_both_ends(start_node: NodeStarter, tmp_path: P
     reason="needs network namespaces, as root",
 )
 def test_a_network_that_is_down_is_told(start_node: NodeStarter, tmp_path: Path) -> None:
-    """Of the interfaces in a new namespace only loopback is up, so the ticket's address has no way
+    """A new namespace has no interface up but loopback, so the ticket's address has no way
     to it."""
     home = tmp_path / "owner"
     assert subprocess.run([*COMMAND, "init", "team", "--home", str(home)]).returncode == 0

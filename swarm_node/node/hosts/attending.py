@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, words_of
 from swarm_node.node.hosts.hosts import (
     Challenge,
     Hello,
@@ -85,7 +85,7 @@ class Attendant:
                     self._say("the node has ended")
                     return
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
-                self._say(f"lost the node at {self._node} ({error or type(error).__name__})")
+                self._say(f"lost the node at {self._node} ({words_of(error)})")
             finally:
                 await shut(writer)
             await asyncio.sleep(_RETRY_SECONDS)

@@ -21,7 +21,7 @@ import psutil
 import structlog
 
 from swarm_node import __version__
-from swarm_node.errors import ChildError, ConfigError
+from swarm_node.errors import ChildError, ConfigError, words_of
 from swarm_node.policy.training.launching import Rendezvous
 from swarm_node.process.frames import HEAD, framed, read_head
 
@@ -261,7 +261,7 @@ class Hosts:
                 await self._stay(reader, host)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             # A stranger, or a host whose connection broke before it was admitted.
-            _log.warning("no trainer host", why=str(error) or type(error).__name__)
+            _log.warning("no trainer host", why=words_of(error))
         finally:
             await shut(writer)
             self._open.discard(writer)

@@ -22,7 +22,7 @@ from aiohttp import (
 from msgspec import Struct
 from yarl import URL
 
-from swarm_node.errors import ConfigError, CoordinatorError, TicketError, reason_of
+from swarm_node.errors import ConfigError, CoordinatorError, TicketError, reason_of, words_of
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.addresses.internet import is_embedding, is_internet
 from swarm_node.p2p.coordinator import coordinator_api as api
@@ -169,7 +169,7 @@ def _why(error: Exception) -> str:
         return f"no reply in {_SECONDS:g} s"
     if isinstance(error, OSError):
         return reason_of(error)
-    return str(error) or type(error).__name__
+    return words_of(error)
 
 
 def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:

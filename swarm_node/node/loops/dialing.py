@@ -40,8 +40,7 @@ async def try_peers(local: Local, asker: Asker) -> list[TriedRow]:
         reply = await asker.ask(
             peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS
         )
-        seconds, shown = clock.now() - begun, members.shown(peer.peer_id)
-        name = shown[0].name if shown else f"…{peer.peer_id[-8:]}"
+        seconds, name = clock.now() - begun, members.name(peer.peer_id) or f"…{peer.peer_id[-8:]}"
         cause = Cause("no_answer", peer.peer_id, name, seconds=seconds) if reply is None else None
         return TriedRow("peer", name, seconds, cause)
 
@@ -128,8 +127,7 @@ class DialCheck:
 
     def _note(self, tried: DialAttempt) -> None:
         failures, now = self._directory.failures, self._clock.now()
-        shown = self._members.shown(tried.peer_id)
-        name = shown[0].name if shown else ""
+        name = self._members.name(tried.peer_id)
         cause = tried.cause(name)
         if cause is not None:
             self._open.pop(tried.address, None)

@@ -49,14 +49,14 @@ class GoOn(NamedTuple):
     then: str
 
 
-def decide(error: Exception, failures: int) -> GoOn | Exception:
-    """Decide on the error of a loop that failed `failures` times in a row before. Return the error
-    to end with, if the loop cannot go on."""
+def decide(error: Exception, failures: int) -> GoOn | None:
+    """Decide on the error of a loop that failed `failures` times in a row before. Return None if
+    the node ends with it."""
     for kind, part, meanwhile in PASSING:
         if isinstance(error, kind):
             pause = LOOP.after(failures)
             return GoOn(part, pause, f"{meanwhile}; this loop tries again in {pause:g} s")
-    return error
+    return None
 
 
 class Told:

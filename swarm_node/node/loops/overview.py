@@ -123,8 +123,7 @@ def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str
 
 def name_of(members: Members, peer_id: str) -> str:
     """Return a peer's name for people: the name in its certificate, or the end of its id."""
-    shown = members.shown(peer_id)
-    return shown[0].name if shown else peer_id[-8:]
+    return members.name(peer_id) or peer_id[-8:]
 
 
 async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from swarm_node.clock import Clock
+from swarm_node.errors import words_of
 from swarm_node.node.loops.faults import GoOn, Told, decide
 
 #: One round of a loop, with the pause after it.
@@ -46,10 +47,8 @@ class Supervisor:
             await step()
         except Exception as error:
             decided = decide(error, self._failures[loop])
-            if not isinstance(decided, GoOn):
-                if decided is error:
-                    raise
-                raise decided from error
+            if decided is None:
+                raise
             self._failures[loop] += 1
             self._note(loop, decided, error)
             await asyncio.sleep(decided.pause)
@@ -60,17 +59,13 @@ class Supervisor:
     def _note(self, loop: str, decided: GoOn, error: Exception) -> None:
         self._faults[decided.part] += 1
         if self._failures[loop] >= ALARMING:
-            self._alarms[f"loop {loop}"] = f"{loop} fails again and again: {_words(error)}"
+            self._alarms[f"loop {loop}"] = f"{loop} fails again and again: {words_of(error)}"
         count = self._told.due(loop, decided.part, self._clock.now())
         if count is not None:
             _log.warning(
                 "a loop of this node failed and goes on",
                 loop=loop,
-                error=_words(error),
+                error=words_of(error),
                 then=decided.then,
                 times=count,
             )
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__

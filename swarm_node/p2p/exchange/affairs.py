@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from swarm_node.errors import Rejected
-from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.limits.turns import drawn_in_turn
 from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials, Shelf
@@ -93,13 +93,8 @@ class Affairs:
         await asyncio.gather(*(self._ask_claims(peer, request) for peer in peers))
 
     async def _ask_claims(self, peer: Peer, request: bytes) -> None:
-        raw = await self._asker.ask(peer, CLAIMS, request, max_reply=MAX_SMALL_REPLY)
-        if raw is None:
-            return
-        reply = wire.unpack(wire.ClaimsReply, raw, max_bytes=MAX_SMALL_REPLY)
-        if isinstance(reply, Rejected):
-            return self._asker.reject(reply, peer.peer_id)
-        for claim in reply.claims:
+        reply = await self._asker.ask_for(wire.ClaimsReply, peer, CLAIMS, request)
+        for claim in reply.claims if reply else ():
             refused = self._members.learn(claim, peer.peer_id)
             if refused is not None:
                 return self._asker.reject(refused, peer.peer_id)
@@ -113,15 +108,10 @@ class Affairs:
         if not self._credentials.ends_soon(me):
             return
         for peer in self._some(self._members.stewards(), _ASKED):
-            reply = await self._asker.ask(peer, RENEW, b"", max_reply=MAX_SMALL_REPLY)
-            if reply is None:
+            renewed = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
+            if renewed is None:
                 continue
-            renewed = wire.unpack(wire.RenewReply, reply, max_bytes=MAX_SMALL_REPLY)
-            refused = (
-                renewed
-                if isinstance(renewed, Rejected)
-                else self._credentials.adopt((renewed.issuer, renewed.member))
-            )
+            refused = self._credentials.adopt((renewed.issuer, renewed.member))
             if refused is None:
                 return
             self._asker.reject(refused, peer.peer_id)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from typing import TypeVar
 
 import structlog
+from msgspec import Struct
 
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
@@ -27,6 +29,7 @@ _REQUEST_SECONDS = 10.0
 #: Deadline for a new or a lost peer. TCP, Noise and the greeting take six round trips.
 _FEEL_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
+_Reply = TypeVar("_Reply", bound=Struct)
 
 
 class Asker:
@@ -94,6 +97,26 @@ class Asker:
         self._directory.failures.answered(peer.peer_id)
         return reply
 
+    async def ask_for(
+        self,
+        kind: type[_Reply],
+        peer: Peer,
+        protocol: str,
+        payload: bytes,
+        *,
+        max_reply: int = MAX_SMALL_REPLY,
+    ) -> _Reply | None:
+        """Send one request as `ask` does, and read the reply. A malformed one is rejected and
+        returned as None."""
+        raw = await self.ask(peer, protocol, payload, max_reply=max_reply)
+        if raw is None:
+            return None
+        reply = wire.unpack(kind, raw, max_bytes=max_reply)
+        if isinstance(reply, Rejected):
+            self.reject(reply, peer.peer_id)
+            return None
+        return reply
+
     async def greet(self, peer: Peer) -> bool:
         """Greet a new or a lost peer. Return True if it answers as a member. A failure is
         counted."""
@@ -158,7 +181,7 @@ class Asker:
     def _refused_by(self, peer_id: str, reason: str, apart: int | None = None) -> None:
         shown = self._members.shown(self._transport.peer_id)
         own, wall = shown[0] if shown else None, self._clock.wall()
-        cause = refused_by(peer_id, self._name(peer_id), reason, apart, own, wall)
+        cause = refused_by(peer_id, self._members.name(peer_id), reason, apart, own, wall)
         self._directory.failures.failed(cause, self._clock.now())
 
     def note_clock(self, peer_id: str, rejected: Rejected, *, told_itself: bool = False) -> None:
@@ -167,13 +190,9 @@ class Asker:
         reasons = ("future", "not_yet_valid", *(("outdated",) if told_itself else ()))
         if rejected.reason in reasons and rejected.seconds:
             detail = "" if told_itself else AT_LEAST  # others may keep an older one
-            seconds, name = -rejected.seconds, self._name(peer_id)
+            seconds, name = -rejected.seconds, self._members.name(peer_id)
             cause = Cause("clock", peer_id, name, detail=detail, seconds=seconds)
             self._directory.failures.failed(cause, self._clock.now())
-
-    def _name(self, peer_id: str) -> str:
-        shown = self._members.shown(peer_id)
-        return shown[0].name if shown else ""
 
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains. Raise TransportError if the peer is no member."""

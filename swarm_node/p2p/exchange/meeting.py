@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.affairs import Affairs
-from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.addressbook import AddressBook, Known
@@ -266,13 +266,8 @@ class Meeting:
 
     async def _exchange_peers(self, peer: Peer) -> None:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
-        reply = await self._asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY)
-        if reply is None:
-            return
-        peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
-        if isinstance(peers, Rejected):
-            return self._asker.reject(peers, peer.peer_id)
-        for raw in peers.presences[:_PEERS_LIMIT]:
+        reply = await self._asker.ask_for(wire.PeersReply, peer, PEERS, request)
+        for raw in reply.presences[:_PEERS_LIMIT] if reply else ():
             self._hear(raw, expected=None, teller=peer.peer_id)
 
     async def _save(self) -> None:

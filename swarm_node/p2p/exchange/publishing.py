@@ -40,7 +40,7 @@ class Publisher:
         `claimed` rewards of its own groups, so they are the verified rewards as well.
 
         Raises:
-            HomeError: the disk is full or the database damaged.
+            HomeError: the database is damaged. StorageError: it failed for now.
         """
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch

@@ -180,6 +180,12 @@ class Members:
         refused = self._refused(member)
         return member, refused.reason if refused else "member"
 
+    def name(self, peer_id: str) -> str:
+        """The name in the certificate that a peer presented, also a former member's, "" for any
+        other peer."""
+        shown = self.shown(peer_id)
+        return shown[0].name if shown else ""
+
     def author(self, presence: bytes) -> str:
         """Return the peer id of who signed a presence, also one of another time, and "" for none
         that a member's chain vouches for."""

@@ -328,10 +328,10 @@ class Prober:
         # Over a link that punch.py passed on, a member sees the caller at its own machine.
         if place is None or (_loopback(place[0]) and not _loopback(at)):
             return None
-        shown, asked = self._members.shown(peer.peer_id), {*request.ports, place[1]}
+        asked = {*request.ports, place[1]}
         return Probed(
             peer.peer_id,
-            shown[0].name if shown else peer.peer_id[-8:],
+            self._members.name(peer.peer_id) or peer.peer_id[-8:],
             at,
             *place,
             here=is_here(place[0]),

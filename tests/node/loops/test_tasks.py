@@ -23,7 +23,7 @@ MEMBERS = Seeded(0).memberships(2)
 
 
 def choose(home: Path, count: int, *, share: float = 0.0, peer: int = 0) -> list[TaskRef]:
-    """What the node of member `peer`, started on `home`, chooses first."""
+    """The first tasks that the node of member `peer`, started on `home`, chooses."""
     storage, member = Storage(home / f"{peer}.sqlite"), MEMBERS[peer]
     try:
         tasks = SeededTasks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from typing import Any
 
 from swarm_keys import DAY, Swarm
 
@@ -12,6 +13,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.affairs import Affairs
+from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.membership import Chain
@@ -24,16 +26,16 @@ SWARM = Swarm()
 KEY = b"k" * 32
 
 
-class Asked:
-    """In the place of an `Asker`: what peers answer, by peer and protocol; b"" where it is not
-    said. `asked` is whom was asked for what."""
+class Asked(Asker):
+    """An `Asker` without a network. Peers answer as `replies` say, by peer and protocol; b"" where
+    they do not. `asked` lists the peers with the protocols that they were asked by."""
 
     def __init__(self, replies: Mapping[tuple[str, str], bytes | None]) -> None:
         self._replies = replies
         self.asked: list[tuple[str, str]] = []
         self.rejected: list[tuple[str, str | None]] = []
 
-    async def ask(self, peer: Peer, protocol: str, raw: bytes, *, max_reply: int) -> bytes | None:
+    async def ask(self, peer: Peer, protocol: str, payload: bytes, **_: Any) -> bytes | None:
         self.asked.append((peer.peer_id, protocol))
         return self._replies.get((peer.peer_id, protocol), b"")
 

@@ -1,4 +1,4 @@
-"""Who loses a connection or a link when there are too many."""
+"""The connections and links that end when there are too many."""
 
 from __future__ import annotations
 
