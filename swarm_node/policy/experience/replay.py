@@ -189,8 +189,9 @@ class ReplayBuffer:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
         External groups are drawn uniformly among those for which their authors have credit
-        (`worth.py`), own groups in the order of their arrival. Where that leaves fewer than
-        `external`, own groups take their places.
+        (`worth.py`), or among all where the mixture has no own groups to hold them against. Own
+        groups are drawn in the order of their arrival. Where fewer than `external` are left, own
+        groups take their places.
         """
         if not self.ready(version):
             return None
@@ -273,7 +274,7 @@ class ReplayBuffer:
         for author, groups in by_author.items():
             if author not in self._credits:
                 self._credits[author] = max(1.0, self.mixture.own)
-            most = int(self._credits[author])
+            most = int(self._credits[author]) if self.mixture.own else len(groups)
             offered += groups if len(groups) <= most else rng.sample(groups, most)
         drawn = rng.sample(offered, min(self.mixture.external, len(offered)))
         self.left = len(offered) - len(drawn)
@@ -286,7 +287,7 @@ class ReplayBuffer:
         had = Counter(held.group.author for held in drawn)
         for author, credit in list(self._credits.items()):
             left = credit + self.worth.share(author) * places - had[author]
-            self._credits[author] = min(left, float(self.mixture.size))
+            self._credits[author] = max(0.0, min(left, float(self.mixture.size)))
 
     def _admit(self, held: _Held, version: int) -> Rejected | None:
         group = held.group

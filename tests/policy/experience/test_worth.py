@@ -6,10 +6,10 @@ import random
 from collections import Counter
 
 import pytest
-from builders import completion, verified
+from builders import completion, replay_settings, verified
 
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.experience.worth import Worth
 
@@ -75,7 +75,7 @@ def test_where_there_is_one_family_it_counts_in_full() -> None:
 def drawn_by_author(volumes: dict[str, int], worth: Worth, updates: int = 40) -> Counter[str]:
     """Groups drawn of each author in batches of eight, where each update brings eight own groups
     and so many of each author."""
-    buffer, rng, names = ReplayBuffer(ReplaySettings(own=1, external=7)), random.Random(1), 0
+    buffer, rng, names = ReplayBuffer(replay_settings(own=1, external=7)), random.Random(1), 0
     buffer.aim(Mixture(4, 4))
     buffer.worth = worth
     found: Counter[str] = Counter()
@@ -113,8 +113,8 @@ def test_equal_peers_are_drawn_in_full_and_none_more_than_this_node_itself() -> 
     assert teachers["flood"] <= teachers["me"]
 
 
-def test_a_node_that_makes_nothing_itself_shares_its_places_among_its_peers() -> None:
-    buffer = ReplayBuffer(ReplaySettings(own=0, external=4))
+def test_a_mixture_without_own_groups_takes_all_that_there_is() -> None:
+    buffer = ReplayBuffer(replay_settings(own=0, external=4))
     for version in range(8):
         for number in range(4):
             group = verified(
@@ -123,11 +123,11 @@ def test_a_node_that_makes_nothing_itself_shares_its_places_among_its_peers() ->
             assert buffer.admit(group, version) is None
         drawn = buffer.draw(version, random.Random(version))
         assert drawn is not None
-        assert len(drawn.groups) == (4 if version else 1)
+        assert len(drawn.groups) == 4
 
 
 def test_what_a_flood_holds_leaves_slots_to_others() -> None:
-    buffer = ReplayBuffer(ReplaySettings(own=1, external=7))
+    buffer = ReplayBuffer(replay_settings(own=1, external=7))
     slots = Slots(buffer, 4)
     assert slots.free_external(0, "flood") == buffer.settings.peer_quota == 14
     buffer.worth = known(0.2, flood=0.01)
