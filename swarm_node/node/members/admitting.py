@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +12,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.members.issuers import Made, take
 from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
 from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.membership.claims import Claims
 from swarm_node.p2p.membership.members import load_claims
 from swarm_node.p2p.membership.membership import IssuerBody, Name
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
@@ -172,10 +172,7 @@ def holders(home: Home) -> dict[str, list[str]]:
     Raises:
         HomeError: the file is damaged.
     """
-    claims, held = load_claims(home), defaultdict[str, list[str]](list)
-    for issuer, subject, _ in claims.since(0):
-        held[issuer.hex()].append(peer_id_of(subject))
-    return held
+    return _by_issuer(load_claims(home), Claims.holders)
 
 
 def tried(home: Home) -> dict[str, list[str]]:
@@ -185,8 +182,11 @@ def tried(home: Home) -> dict[str, list[str]]:
     Raises:
         HomeError: the file is damaged.
     """
-    claims = load_claims(home)
-    found = {issuer.hex(): claims.tried(issuer) for issuer, _, _ in claims.rows()}
+    return _by_issuer(load_claims(home), Claims.tried)
+
+
+def _by_issuer(claims: Claims, of: Callable[[Claims, bytes], list[bytes]]) -> dict[str, list[str]]:
+    found = {issuer.hex(): of(claims, issuer) for issuer, _, _ in claims.rows()}
     return {issuer: [*map(peer_id_of, subjects)] for issuer, subjects in found.items() if subjects}
 
 

@@ -80,8 +80,14 @@ class Claims:
         return of is not None and subject in of.met
 
     def since(self, met_ms: int) -> list[tuple[bytes, bytes, int]]:
-        """(issuer, subject, first met) of those that stay and were met at this time or later."""
-        return [row for row in self._rows() if row[2] >= met_ms and self.stays(*row[:2])]
+        """(issuer, subject, first met) of those that were met at this time or later, also of those
+        that came too late: the ticket's owner is to see them, wherever they tried."""
+        return [row for row in self._rows() if row[2] >= met_ms]
+
+    def holders(self, issuer: bytes) -> list[bytes]:
+        """The subjects that stay, the first one first."""
+        of = self._issuers.get(issuer)
+        return [] if of is None else sorted(of.stays, key=of.met.__getitem__)
 
     def tried(self, issuer: bytes) -> list[bytes]:
         """The subjects that came too late, the first one first."""

@@ -344,13 +344,15 @@ class Members:
             changed = self._claims.meet(key, uses, subject, min(now, met_ms))
         if changed and self._keeper is not None:
             self._keeper.save(_ADMITTED, msgpack.packb(self._claims.rows()))
+        if self._claims.known(key, subject):
+            self._chains[key, subject] = member.chain
         if not self._claims.stays(key, subject):
             return Rejected("used_up", f"its issuer may admit {uses}")
-        self._chains[key, subject] = member.chain
         return None
 
     def claims(self) -> list[tuple[bytes, bytes, int]]:
-        """(issuer key, subject, first met in ms) of the lately admitted of limited issuers."""
+        """(issuer key, subject, first met in ms) of those that lately showed a ticket of limited
+        uses."""
         return self._claims.since(int(self._wall() * 1000) - _TOLD_MS)
 
     def told_claims(self, rng: random.Random) -> tuple[wire.Claim, ...]:
