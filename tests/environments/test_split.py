@@ -363,3 +363,33 @@ def test_a_prompt_is_the_text_that_was_checked_although_each_call_gives_another(
     for index in range(200):
         ref = TaskRef("fickle", environment.version, "one", task_seed("fickle", index))
         assert not is_held_out(environment.render(environment.derive(ref)))
+
+
+def test_a_held_out_draw_is_remembered_and_gives_the_same_task() -> None:
+    class Counting:
+        name, version, families = "counting", "1", ("one",)
+
+        def __init__(self) -> None:
+            self.made = 0
+
+        def derive(self, ref: TaskRef) -> Task:
+            self.made += 1
+            return Task(ref, ref.seed)
+
+        def render(self, task: Task) -> str:
+            return f"question {task.payload}"
+
+        def score(self, task: Task, text: str) -> float:
+            return 0.0
+
+    inner = Counting()
+    environment = SplitEnvironment(inner)
+    refs = [
+        TaskRef("counting", environment.version, "one", held_out_seed("counting", index))
+        for index in range(64)
+    ]
+    first = [environment.derive(ref) for ref in refs]
+    made, inner.made = inner.made, 0
+    assert made > 3 * len(refs)
+    assert [environment.derive(ref) for ref in refs] == first
+    assert inner.made == len(refs)
