@@ -12,6 +12,7 @@ from typing import Any, Literal
 import structlog
 
 from swarm_node.durable import Journal
+from swarm_node.errors import reason_of
 
 LogFormat = Literal["auto", "text", "json"]
 #: Two files of this size are kept.
@@ -106,12 +107,27 @@ class _ProcessJournal:
     journal: Journal | None = None
 
 
+class _Unwritten:
+    """The lines that stderr did not take since the last one that it took, and the reason."""
+
+    lines = 0
+    reason = ""
+
+
 class _Stderr:
     """Writes to the current `sys.stderr`, because a live view replaces it to draw lines above
-    itself."""
+    itself. A full disk or a reader that is gone ends no node: once a line can be written, another
+    says how many could not."""
 
     def msg(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        try:
+            print(message, file=sys.stderr, flush=True)
+        except OSError as error:
+            _Unwritten.lines, _Unwritten.reason = _Unwritten.lines + 1, reason_of(error)
+            return
+        if _Unwritten.lines:
+            lines, _Unwritten.lines = _Unwritten.lines, 0
+            _log.warning("log was not written", lines=lines, reason=_Unwritten.reason)
 
     debug = info = warning = error = critical = exception = msg
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +91,24 @@ def test_the_home_keeps_all_lines_and_a_drawing_screen_shows_warnings(
     assert [row["event"] for row in kept] == ["progress", "look"]
     assert told.text().count("\n") == 1
     assert "look" in told.text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_stderr_ends_nothing_and_is_told_afterwards(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up_logging(verbose=False, log_format="json")
+    log = structlog.get_logger()
+    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
+    with monkeypatch.context() as patch, full:
+        patch.setattr(sys, "stderr", full)
+        log.warning("first")
+        log.warning("second")
+    log.info("third")
+    log.info("fourth")
+    rows = [json.loads(line) for line in told.text().splitlines()]
+    assert [row["event"] for row in rows] == ["third", "log was not written", "fourth"]
+    assert (rows[1]["lines"], rows[1]["reason"]) == (2, "no space left on device")
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(told: Told, tmp_path: Path) -> None:
