@@ -26,7 +26,9 @@ from swarm_node.simulation.experiments.frontier_arms import (
     LATE,
     PILOT_GROUPS,
     SIZE,
+    SIZES,
     SOLO,
+    SOURCE,
     SUPERVISED,
     Rival,
     rivals,
@@ -141,6 +143,8 @@ class Frontier:
         """The arms of a stage, with the number of nodes of the swarm that each is compared with."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
+            if not GROUNDS[regime].regime.specialised:
+                yield SOURCE, SIZES[0]
             whole = regime == "dense"
             yield from (
                 (rival, GROUNDS[regime].alone)

@@ -1,10 +1,10 @@
 """The expected gain of sharing, from the nodes of a swarm, the share p of informative groups and
 the lag, before the swarm has run. Pure.
 
-A node that learns alone shows two curves over the informative groups that it has trained on: its
-reward R and its share p. A node in a swarm of N goes along the same curves, only faster. In an
-update it takes I own groups and up to J of its peers (`arms.expected_informative`), where I is what
-the controller of the mixture comes to, B / (1 + (N - 1)·p). Peers' groups are those that they made
+A swarm of two shows two curves over the informative groups that a node has trained on: its reward
+R and its share p. A node in a swarm of N goes along the same curves, only faster. In an update it
+takes I own groups and up to J of its peers (`arms.expected_informative`), where I is what the
+controller of the mixture comes to, B / (1 + (N - 1)·p). Peers' groups are those that they made
 `lag` updates ago. Where peers offer too little, own groups fill the batch.
 
 If the nodes of a swarm have only a part of the families, all groups go into that part.
@@ -22,7 +22,7 @@ _MOST_EXTERNAL = 0.875
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """One kind of node alone: `groups` that it had trained on when its reward and its share of
+    """A node of the source: `groups` that it had trained on when its reward and its share of
     informative groups were measured.
 
     Raises:
