@@ -40,7 +40,7 @@ from swarm_node.node.preflight.first_lines import (
 )
 from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.start.screen import Screen
-from swarm_node.node.start.system import notify
+from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
@@ -143,7 +143,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             notify("READY=1")
 
         reloading = Reloading(sources, given)
-        asyncio.run(run_node(start, home, membership, model, screen, reloading, on_running))
+        run_loop(run_node(start, home, membership, model, screen, reloading, on_running))
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
