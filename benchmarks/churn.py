@@ -45,7 +45,7 @@ LIVE = 4
 SMALL_SWARMS, SMALL = 4, 32
 
 
-class Swarm:
+class LightSwarm:
     """Nodes of one swarm; the first LIVE of its members know the first one's address."""
 
     def __init__(self, loop: VirtualTimeLoop, place: Path, members: int, seed: int = 0) -> None:
@@ -76,7 +76,7 @@ async def rate(node: LightNode, seconds: float) -> float:
 
 def dead(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
     async def main(loop: VirtualTimeLoop, place: Path) -> float:
-        swarm = Swarm(loop, place, LIVE + count)
+        swarm = LightSwarm(loop, place, LIVE + count)
         for member in swarm.memberships[LIVE:]:
             swarm.publish(member)
         nodes = [swarm.start(index) for index in range(LIVE)]
@@ -92,7 +92,7 @@ def kills(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
     together with that of the fourth."""
 
     async def main(loop: VirtualTimeLoop, place: Path) -> float:
-        swarm = Swarm(loop, place, LIVE + count)
+        swarm = LightSwarm(loop, place, LIVE + count)
         nodes = [swarm.start(index) for index in range(LIVE + count)]
         await asyncio.sleep(2 * MINUTE)
         async with asyncio.TaskGroup() as group:
@@ -110,7 +110,7 @@ def stuffed(invented: int, records: int, silent: int) -> Callable[..., Awaitable
     """A member answers with invented heartbeats only, and the table is full of others."""
 
     async def main(loop: VirtualTimeLoop, place: Path) -> float:
-        swarm = Swarm(loop, place, LIVE + 1 + invented + records + silent)
+        swarm = LightSwarm(loop, place, LIVE + 1 + invented + records + silent)
         others = swarm.memberships[LIVE + 1 :]
         for member in others[invented:]:
             swarm.publish(member)
@@ -136,8 +136,8 @@ def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[dict[str, t
     async def main(loop: VirtualTimeLoop, place: Path) -> dict[str, tuple[float, ...]]:
         gc.disable()
         swarms = {
-            "few": [Swarm(loop, place, SMALL, seed) for seed in range(1, SMALL_SWARMS + 1)],
-            "many": [Swarm(loop, place, count)],
+            "few": [LightSwarm(loop, place, SMALL, seed) for seed in range(1, SMALL_SWARMS + 1)],
+            "many": [LightSwarm(loop, place, count)],
         }
         nodes: dict[str, list[LightNode]] = {}
         for account, alike in swarms.items():

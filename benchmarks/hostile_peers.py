@@ -68,7 +68,7 @@ class Spent:
         return Spent(**{name: mine[name] - others[name] for name in mine})
 
 
-class Watch:
+class AttackWatch:
     """Watches the node, and when it drops the attacker."""
 
     honest = ""  # the peer id of the honest member, of all watches
@@ -158,22 +158,24 @@ class Attacker:
         return json.loads(lines[-1]) if lines else {}
 
 
-def around(founder: NodeProcess, start: list[object], seconds: float) -> tuple[Spent, Spent, Watch]:
+def around(
+    founder: NodeProcess, start: list[object], seconds: float
+) -> tuple[Spent, Spent, AttackWatch]:
     """Without and with a modified node: before, during, after."""
-    before = Watch(founder).spend(seconds / 2)
+    before = AttackWatch(founder).spend(seconds / 2)
     attacker = Attacker(*start)
-    watch = Watch(founder, attacker.peer_id)
+    watch = AttackWatch(founder, attacker.peer_id)
     during = watch.spend(seconds)
     attacker.end()
-    return before + Watch(founder).spend(seconds / 2), during, watch
+    return before + AttackWatch(founder).spend(seconds / 2), during, watch
 
 
 def sliced(
     founder: NodeProcess, start: list[object], seconds: float
-) -> tuple[Spent, Spent, Watch, Attacker]:
+) -> tuple[Spent, Spent, AttackWatch, Attacker]:
     """Without and with a sender, in turns."""
     attacker = Attacker(*start)
-    watch = Watch(founder, attacker.peer_id)
+    watch = AttackWatch(founder, attacker.peer_id)
     without, during = Spent(), Spent()
     for _ in range(max(1, int(seconds / SLICE_SECONDS))):
         during += watch.spend(SLICE_SECONDS)
@@ -256,7 +258,7 @@ def main() -> None:
                 )
             )
             os.sched_setaffinity(0, {1})
-            Watch.honest = honest.start().peer_id
+            AttackWatch.honest = honest.start().peer_id
             time.sleep(5)
             for number in range(wanted.repetitions):
                 for kind, ratios in found.items():
@@ -271,7 +273,7 @@ def main() -> None:
     for kind, ratios in found.items():
         rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
         print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
-    row = peer(status, Watch.honest)
+    row = peer(status, AttackWatch.honest)
     print(f"refused of the honest member: {getattr(row, 'refused', row and row.rejected)}")
     print(f"all refusals {status.rejected}\nalarms {getattr(status, 'alarms', None)}")
 

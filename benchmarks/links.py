@@ -115,7 +115,7 @@ class Reporter:
         await self.process.wait()
 
 
-class Asking:
+class HonestRequests:
     """The honest member's requests."""
 
     def __init__(self, transport: Any, peer: str) -> None:
@@ -214,7 +214,7 @@ async def beside(
 ) -> dict[str, Any]:
     """Measure while the attacker works. The honest member has met the node before."""
     _, _, host, _, port, _, peer = address.split("/")
-    asking, most = Asking(honest.transport, peer), dict[str, float]()
+    asking, most = HonestRequests(honest.transport, peer), dict[str, float]()
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(served.listen())]
         async with asyncio.timeout(60):

@@ -28,7 +28,7 @@ ROUNDS, DEATH, PUSHED = 100, 60, 2
 
 
 @dataclass
-class Node:
+class ToyNode:
     number: int
     view: list[int]
     passive: list[int] = field(default_factory=list)
@@ -37,14 +37,14 @@ class Node:
     pushed: list[int] = field(default_factory=list)
 
 
-class World:
+class ToyNetwork:
     def __init__(self, way: str, seed: int, pushes: int) -> None:
         self.rng = random.Random(f"{way} {seed}")
         self.way, self.pushes = way, pushes
         self.dead: set[int] = set()
         self.messages = 0
         everybody = range(NODES)
-        self.nodes = [Node(n, self.rng.sample(everybody, VIEW)) for n in everybody]
+        self.nodes = [ToyNode(n, self.rng.sample(everybody, VIEW)) for n in everybody]
         for node in self.nodes:
             node.salts = [self.rng.getrandbits(32) for _ in range(VIEW // 2)]
             node.samples = [(1 << 62, node.view[0])] * (VIEW // 2)
@@ -71,7 +71,7 @@ class World:
     def _trim(self, view: list[int], number: int) -> list[int]:
         return list(dict.fromkeys(peer for peer in view if peer != number))[:VIEW]
 
-    def _cyclon(self, node: Node) -> None:
+    def _cyclon(self, node: ToyNode) -> None:
         partner = node.view.pop(0)  # the oldest
         given = self.rng.sample(node.view, min(SHUFFLE - 1, len(node.view)))
         told = self.answer(partner, SHUFFLE)
@@ -83,11 +83,11 @@ class World:
             lost = self.rng.sample(node.view, min(SHUFFLE, len(node.view)))
             self._swap(node, lost, self.rng.sample(range(HOSTILE), SHUFFLE))
 
-    def _swap(self, node: Node, given: list[int], told: list[int]) -> None:
+    def _swap(self, node: ToyNode, given: list[int], told: list[int]) -> None:
         kept = [peer for peer in node.view if peer not in given]
         node.view = self._trim([*kept, *told, *given], node.number)
 
-    def _hyparview(self, node: Node) -> None:
+    def _hyparview(self, node: ToyNode) -> None:
         partner = self.rng.choice(node.view)
         told = self.answer(partner, SHUFFLE)
         node.passive = list(dict.fromkeys([*told, *node.pushed, *node.passive]))[: 2 * VIEW]
@@ -104,7 +104,7 @@ class World:
             if peer not in self.dead and peer not in node.view and peer != node.number:
                 node.view.append(peer)
 
-    def _brahms(self, node: Node) -> None:
+    def _brahms(self, node: ToyNode) -> None:
         pulled = [p for _ in range(2) for p in self.answer(self.rng.choice(node.view), SHUFFLE)]
         honest_pushes = [peer for peer in self.rng.sample(range(HOSTILE, NODES), PUSHED)]
         pushed = [*node.pushed, *honest_pushes]
@@ -124,7 +124,7 @@ class World:
             drawn = [p for part, n in parts for p in self.rng.sample(part, min(n, len(part)))]
             node.view = self._trim([*drawn, *node.view], node.number)
 
-    def _book(self, node: Node) -> None:
+    def _book(self, node: ToyNode) -> None:
         partner = self.rng.choice(node.view)
         told = self.answer(partner, SHUFFLE)
         if not told:
@@ -142,7 +142,7 @@ class World:
 
 
 def measure(way: str, seed: int, pushes: int) -> tuple[float, float, int, int, float]:
-    world = World(way, seed, pushes)
+    world = ToyNetwork(way, seed, pushes)
     hostile = 0.0
     for number in range(ROUNDS):
         if number == DEATH:

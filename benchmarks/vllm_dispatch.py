@@ -43,7 +43,7 @@ ARMS = {"without": 1.0, "over-provision 1.5": 1.5}
 Rates = tuple[float, float, float]
 
 
-class Tasks:
+class TaskStream:
     """An endless stream of tasks, the same for every arm."""
 
     def __init__(self, prompt: tuple[int, ...], seed: int) -> None:
@@ -71,7 +71,7 @@ async def run_arm(
 ) -> Rates:
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
     harvest = Harvest(sampler, over_provision=ARMS[arm], max_lag=1 << 30)
-    tasks, made = Tasks(prompt, seed), list[PendingGroup]()
+    tasks, made = TaskStream(prompt, seed), list[PendingGroup]()
 
     async def deliver(job: PendingGroup) -> None:
         made.append(job)

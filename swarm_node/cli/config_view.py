@@ -114,7 +114,7 @@ def config_view(keys: Sequence[SettingRow]) -> RenderableType:
 
 
 def config_rows(keys: Sequence[SettingRow]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The rows of `config_view`, for programs."""
     return [
         {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
         for key in keys

@@ -277,7 +277,7 @@ def status(
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows, and what it made of what they sent.
+    """Show the peers that the running node knows, and the use of their groups.
 
     Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
     none, how many of its groups came here of those that it published, how many it took, its share

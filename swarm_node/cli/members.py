@@ -264,7 +264,7 @@ def rename(
     new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
     home: HomeOption = None,
 ) -> None:
-    """Call whoever came by a ticket otherwise, in this home.
+    """Rename the holders of a ticket, in this home.
 
     A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
     on showing those.

@@ -12,8 +12,8 @@ from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import plain
 from swarm_node.simulation.unguarded import GUARDS
 
-#: Fields of a scenario that are described only where they say something, so that runs from before
-#: these fields stay valid.
+#: Fields that a description omits at their default, so that runs from before these fields stay
+#: valid.
 _LATER = (
     *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
     *("eval_at", "eval_nodes", "samplers", "own_past", "by_rows"),

@@ -114,7 +114,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     """
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
-    # Settings that are gone, as simulations had them: what was simulated stays valid.
+    # Removed settings, as earlier runs had them, so that those stay valid.
     chosen["sampling"] |= {"over_provision": 1.0, "sync": "file", "common_share": scenario.common}
     chosen["experience"] |= {"reuse": 1, "max_age": MAX_AGE, "filter_own": scenario.filtered}
     chosen["training"]["activation_checkpointing"] = False

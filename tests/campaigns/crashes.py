@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaigns.kill_child import NOW, state
-from campaigns.power import Recorder
+from campaigns.power import DiskRecorder
 
 from swarm_node.durable import LEFTOVERS, create_private, replace_private
 from swarm_node.node.home.home import Home
@@ -174,7 +174,7 @@ def enumerate_states(writer: Writer, seed: int, most: int) -> tuple[int, list[st
         work = Path(folder) / "work"
         work.mkdir()
         writer.prepare(work)
-        recorder = Recorder(work)
+        recorder = DiskRecorder(work)
         recorder.record(lambda: writer.write(work))
         for done, make in recorder.states(random.Random(seed), most):
             states += 1

@@ -50,7 +50,7 @@ _POINTS = (
 )
 
 
-class Ledger:
+class Acknowledged:
     """What was acknowledged, over the lives of one home."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Ledger:
         return dies
 
 
-def check(place: Path, ledger: Ledger) -> None:
+def check(place: Path, ledger: Acknowledged) -> None:
     """What a start finds. An AssertionError or any other exception is a defect."""
     home = Home(place / "home")
     with home.lock():
@@ -126,7 +126,7 @@ def check(place: Path, ledger: Ledger) -> None:
         storage.close()
 
 
-def _check_checkpoints(home: Home, ledger: Ledger) -> None:
+def _check_checkpoints(home: Home, ledger: Acknowledged) -> None:
     damaged: list[str] = []
     newest = newest_valid(home.checkpoints, lambda path, why: damaged.append(why))
     assert not damaged, damaged
@@ -138,7 +138,7 @@ def _check_checkpoints(home: Home, ledger: Ledger) -> None:
         assert (read.weights["w"] == state(read.version).weights["w"]).all()
 
 
-def _check_storage(storage: Storage, ledger: Ledger, place: Path) -> None:
+def _check_storage(storage: Storage, ledger: Acknowledged, place: Path) -> None:
     rows = {row.id.hex(): row for row in storage.live(1 << 30)}
     assert not storage.faults, "a row is damaged"
     for row in rows.values():
@@ -216,7 +216,7 @@ def run(rounds: int, seed: int) -> tuple[Counter[str], int, list[str]]:
     said = 0
     while died.total() < rounds:
         with tempfile.TemporaryDirectory() as folder:
-            place, ledger = Path(folder), Ledger()
+            place, ledger = Path(folder), Acknowledged()
             for life in range(min(LIVES, rounds - died.total())):
                 point = rng.choice(_POINTS) if rng.random() < 0.5 else ""
                 count = rng.randrange(1, 4 if life == 0 else 12)

@@ -76,7 +76,7 @@ class Killer:
         return wrapped
 
 
-class Writer:
+class NodeLife:
     """One life of a node, without its network and without training."""
 
     def __init__(self, place: Path, seed: int, say: Callable[..., None]) -> None:
@@ -224,4 +224,4 @@ def live(place: Path, seed: int, point: str, count: int, pipe: int) -> None:
     killer = Killer(point, count, lambda where: say("dies", where))
     if point:
         killer.install()
-    Writer(place, seed, say).run()
+    NodeLife(place, seed, say).run()

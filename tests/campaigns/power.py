@@ -31,7 +31,7 @@ class Change:
 
 
 @dataclass
-class Recorder:
+class DiskRecorder:
     """Watches a directory while a writer works in it. What the system does not tell by a call is
     found by looking at the files before each call."""
 

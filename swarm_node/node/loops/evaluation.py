@@ -39,8 +39,8 @@ def pause(least: float, cost: float) -> float:
 
 def cost(took: float, rows: int, seconds_per_row: float) -> float:
     """Return the seconds of the sampler's time for an evaluation of `rows` answers that took `took`
-    seconds. It may have waited for other answers, so it costs at most as much as so many of the
-    node's own answers, which take `seconds_per_row` each (0: not known yet)."""
+    seconds. It may have waited for other answers, so the cost is at most that of as many own
+    answers at `seconds_per_row` each (0: not known yet)."""
     return min(took, rows * seconds_per_row) if seconds_per_row else took
 
 

@@ -7,9 +7,9 @@
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
 
-Small batches teach the tiny model more from as many answers, in groups of 4 and of 2 alike
-(docs/experiments.md). Nothing was measured with a pretrained one. Each group costs it a long prompt
-more, and published runs have groups of 8 to 16.
+With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike
+(docs/experiments.md). No pretrained model was measured. Each group costs such a model one more long
+prompt, and published runs have groups of 8 to 16.
 
 1e-6 is what GRPO is commonly run with on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters

@@ -42,7 +42,7 @@ class Judged(Protocol):
     def unjudged(self) -> str: ...
 
 
-#: Judges the texts of a group by the author. The author's share of the judging time is limited.
+#: Judges an author's texts. The author's share of the judging time is limited.
 Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
 #: Checks that the token ids of a same-model group spell its texts. The policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]

@@ -169,9 +169,9 @@ class Credentials:
 
     def refresh(self) -> None:
         """Read what commands have written into the home. A steward also renews this node's own
-        membership, and issues the list anew before it ends, or if it lacks keys of earlier ones. If
-        two stewards expel at once, they make two lists with one number, and only one of them is
-        valid."""
+        membership, and issues the list anew before it ends, or if the list lacks keys of earlier
+        lists. If two stewards expel at once, they make two lists with one number, and only one of
+        them is valid."""
         self.lists.refresh()
         self.secrets.refresh()
         self.steward, now = self._office.steward(), self._wall()

@@ -50,8 +50,9 @@ class Cause(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """A row of the table. `here` is the sentence for the node to which it happens, `there` the one
-    for its host ("" if he cannot know), `advice` what to do. The fields are those of `_words`."""
+    """A row of the table. `here` is the sentence for the refused node, `there` the one for the node
+    that refuses it ("" for a cause without one), `advice` the remedy. The fields are those of
+    `_words`."""
 
     code: str
     subject: Subject
@@ -206,12 +207,12 @@ def severity(cause: Cause) -> tuple[int, float]:
 
 
 def told_here(cause: Cause) -> str:
-    """Return the sentence for the node to which it happens."""
+    """Return the sentence for the refused node."""
     return CAUSES[cause.code].here.format_map(_words(cause))
 
 
 def told_there(cause: Cause) -> str:
-    """Return the sentence for its host, "" where he cannot know."""
+    """Return the sentence for the node that refuses, "" for a cause without one."""
     return CAUSES[cause.code].there.format_map(_words(cause))
 
 
@@ -268,7 +269,7 @@ class FailureLog:
         _count(self._failed, (cause.peer, cause.where), cause, now)
 
     def admitted_here(self, peer_id: str) -> None:
-        """Forget all that this peer refused: it takes this node for a member now."""
+        """Forget all refusals by this peer, which admits this node now."""
         for key in [key for key in self._failed if key[0] == peer_id]:
             del self._failed[key]
 
@@ -299,7 +300,7 @@ class FailureLog:
         self._refused.pop(peer_id, None)
 
     def causes(self, now: float) -> list[Cause]:
-        """Return what keeps this node from others now, the most serious first."""
+        """Return the causes that isolate this node now, the most serious first."""
         found = _fresh(self._failed.values(), now)
         if self.link_down:
             found.append(Cause("link_down"))

@@ -107,7 +107,7 @@ class Retry:
         return self.ask_at == math.inf
 
     def due(self, now: float, *, alone: bool = False) -> bool:
-        """Check that it may be tried. `alone` says that nothing else of its kind answers."""
+        """Check that it may be tried. `alone` is true if nothing else of its kind answers."""
         if self.trying and now < self.tried_at + TRY_SECONDS:
             return False
         again = self.tried_at + SOON_SECONDS if alone else math.inf
@@ -165,9 +165,8 @@ class Retry:
 def choose(
     rng: random.Random, retries: Mapping[str, Retry], now: float, *, alone: bool
 ) -> str | None:
-    """Choose what to try now, None without any. Half of the tries go to what was lost last, so the
-    dead of yesterday keep nobody waiting who was lost a minute ago. The others are random, so
-    nobody takes all tries by coming and going."""
+    """Choose what to try now, None without any. Half of the tries go to what was lost last, ahead
+    of what died long ago. The others are random, so nobody takes all tries by coming and going."""
     due = {name: retry.lost_at for name, retry in retries.items() if retry.due(now, alone=alone)}
     if not due:
         return None

@@ -1,9 +1,10 @@
 """Check that a node answers at an address: a new TCP connection, and the proof of its key.
 
 Any libp2p node greets a caller. So the greeting alone could also come from another node, for
-example one behind the same router, or from the node that knocks. So two messages of the Noise
-handshake follow, as in libp2p's specification (Noise_XX_25519_ChaChaPoly_SHA256; noiseprotocol.org,
-revision 34). The second carries the node's key and its signature. No request is made.
+example one behind the same router, or from the node that knocks. Therefore two messages of the
+Noise handshake follow, as in libp2p's specification (Noise_XX_25519_ChaChaPoly_SHA256;
+noiseprotocol.org, revision 34). The second carries the node's key and its signature. No request is
+made.
 """
 
 from __future__ import annotations

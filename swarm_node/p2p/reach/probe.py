@@ -73,8 +73,8 @@ class PortOutcome(wire.Body, frozen=True):
 
 
 class ProbeReply(wire.Body, frozen=True):
-    """The address at which the member sees the caller ("" without a link of their own), the
-    outcomes of its connections, the outcome for a member without a link, and the member's clock."""
+    """The address at which the member sees the caller ("" without a direct link), the outcomes of
+    its connections, the outcome for a member without a link, and the member's clock."""
 
     seen: Annotated[str, Meta(max_length=wire.MAX_ADDRESS_CHARS)]
     outcomes: Annotated[tuple[PortOutcome, ...], Meta(max_length=MAX_PORTS + 1)]

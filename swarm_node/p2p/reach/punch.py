@@ -186,9 +186,9 @@ def place_of(reach: Reach) -> Place | None:
 async def hold(
     listens: int, ip: str, port: int, seconds: float = HOLD_SECONDS
 ) -> socket.socket | None:
-    """Send a SYN from the port on which this machine listens until another meets it. Return None if
-    none does in time, or if the port cannot be shared. A router that refuses unsolicited SYNs
-    resets this one until the other end has sent its own, so it is sent again."""
+    """Send a SYN from the port on which this machine listens until the other end's SYN meets it.
+    Return None if none does in time, or if the port cannot be shared. A router that refuses
+    unsolicited SYNs resets this one until the other end has sent its own, so it is sent again."""
     pause = _REFUSED_PAUSE
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -24,7 +24,7 @@ Outcome = Literal["open", "refused", "timeout", "silent", "other", "untried"]
 Kind = Literal["direct", "local", "relayed", "unreachable", "unknown"]
 #: The translation between this node and those that dial it. none: its address is this machine's
 #: own. Else NAT: open lets connections in; address lets in hosts to which this node has sent;
-#: restricted drops the others; reject refuses them; symmetric takes another port for every
+#: restricted drops connections; reject refuses them; symmetric takes another port for every
 #: destination, so no address holds for all.
 Nat = Literal["none", "open", "address", "restricted", "reject", "symmetric", "unknown"]
 
@@ -198,8 +198,8 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
 def judge(
     probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = (), asked: int = 0
 ) -> Verdict:
-    """Judge a node that listens on `ports`, and for which `relays` hold a link. It `asked` so many
-    members last."""
+    """Judge a node that listens on `ports`, for which `relays` hold a link, and which last `asked`
+    so many members."""
     evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
     nat = nat_kind(probes, ports)
     opened = [probe for probe in evidence if probe.opened]

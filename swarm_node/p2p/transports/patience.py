@@ -1,9 +1,9 @@
 """Patience with the network daemon: the seconds that it has to start, and those of silence after
 which it counts as stuck.
 
-On a starved machine a daemon that lives is slow. Whoever kills it then has it start again, slower
-still. So both limits double with every start that is too slow and every false alarm. They come down
-again while the daemon answers:
+On a starved machine a live daemon is slow, and killing it makes it start again, slower still. So
+both limits double with every start that is too slow and every false alarm. They shrink again while
+the daemon answers:
 
 | event | limits |
 | --- | --- |

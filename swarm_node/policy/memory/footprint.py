@@ -29,7 +29,7 @@ _CONTEXT = 512 * _MIB
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
-#: Activations on a CPU take one part in so many more: glibc keeps the memory freed between them
+#: On a CPU activations take 1 / _KEPT more: glibc keeps the memory freed between them
 #: (docs/research/one-card.md has the measurements).
 _KEPT = 5
 _GRADIENT = 4
@@ -97,7 +97,7 @@ class Footprint:
         return self.weights + self.optimizer + self.published + self.reserve
 
     def summary(self) -> dict[str, int]:
-        """The bytes by what people call the parts."""
+        """The bytes by the parts' names for people."""
         return {
             "weights": self.weights,
             "optimizer": self.optimizer,
@@ -152,8 +152,8 @@ def footprint(
 
 
 def engine_cards(model: Qwen2Config, cards: int) -> int:
-    """Number of cards, of so many, over which an engine is spread. It is the largest number by
-    which both the heads and the columns of the MLP divide evenly (vLLM's tensor parallelism)."""
+    """Number of the `cards` over which an engine is spread: the largest by which both the heads and
+    the columns of the MLP divide evenly (vLLM's tensor parallelism)."""
     counts = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
     return next(n for n in range(cards, 0, -1) if not any(count % n for count in counts))
 

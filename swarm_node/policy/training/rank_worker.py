@@ -1,7 +1,7 @@
 """The program of each of several trainer processes.
 
 The first process reads the node's requests and broadcasts them. All processes carry out each
-request together. The first one answers. A process on another host takes its model from there.
+request together. The first one answers. A process on another host reads the model of its own host.
 """
 
 from __future__ import annotations

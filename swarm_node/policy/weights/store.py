@@ -66,7 +66,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 @contextlib.contextmanager
 def _written(directory: Path, need: int) -> Iterator[None]:
-    """Around the writing of `need` bytes into `directory`.
+    """Context for writing `need` bytes into `directory`.
 
     Raises:
         WeightsError: they do not fit, or the writing fails.

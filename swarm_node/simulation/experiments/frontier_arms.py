@@ -42,9 +42,9 @@ _FAMILIES = 9
 @dataclass(frozen=True, slots=True)
 class Rival:
     """One arm. `kind` is solo, swarm, candidate (a swarm with something tried out), central (one
-    learner, whose samplers have weights of `lag` updates ago) or supervised. `own`, `past` and
-    `rows` are the groups of its batch, of its past, and rows; `filtered` as in `Scenario`. A
-    swarm makes `longer` times the updates of the default."""
+    learner, whose samplers have weights of `lag` updates ago) or supervised. A batch has `own` own
+    groups and `past` of the node's past, or `rows` rows; `filtered` is as in `Scenario`. A swarm
+    makes `longer` times the updates of the default."""
 
     name: str
     kind: str
@@ -110,7 +110,7 @@ CENTRAL = (
     Rival("central-lag0", "central"),
     Rival("central-small", "central", own=8, past=PAST),
 )
-#: The same with its own past, and with samplers that are late.
+#: The central learner with its own past, and with late samplers.
 LATE = (
     Rival("central-lag0-past", "central", past=PAST),
     *(Rival(f"central-lag{lag}", "central", lag=lag) for lag in range(1, 5)),

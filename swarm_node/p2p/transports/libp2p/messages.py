@@ -1,9 +1,9 @@
 """Messages between the node and the process of py-libp2p.
 
 The process starts with one `Start` on its standard input. Every further request has a connection of
-its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back. After `Opened`,
-the bytes of the libp2p stream follow. For each stream that a peer opens, the process connects to
-the node's socket NODE and sends `Incoming`. The bytes of the stream follow.
+its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back. After
+`StreamOpened`, the bytes of the libp2p stream follow. For each stream that a peer opens, the
+process connects to the node's socket NODE and sends `Incoming`. The bytes of the stream follow.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Done(Message, frozen=True):
     """The request is done."""
 
 
-class Opened(Message, frozen=True):
+class StreamOpened(Message, frozen=True):
     """The stream is open. Its bytes follow."""
 
 
@@ -107,4 +107,4 @@ class Incoming(Message, frozen=True):
 
 
 Request = Connect | Open | Links | Disconnect
-Reply = Done | Opened | Linked
+Reply = Done | StreamOpened | Linked
