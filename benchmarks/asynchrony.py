@@ -1,4 +1,4 @@
-"""What overlap buys: a node as built against the same node with sampling and training in turns.
+"""Gain of overlap: a node as built against the same node with sampling and training in turns.
 
 Both are real nodes, a swarm of one, on the nine short families at a temperature that makes answers
 long-tailed: most end after a few tokens, some run to the limit, and a batch takes as long as its
@@ -38,8 +38,8 @@ ARMS = {"asynchronous": "experience.max_lag=8", "synchronous": "experience.max_l
 
 @dataclass(frozen=True)
 class ArmFigures:
-    """Of the time measured: updates per wall second, seconds per update by wall and CPU, the shares
-    of wall time in sampling and in updates, and groups that grew too old to be trained on."""
+    """Updates per wall second, seconds per update by wall and CPU, the shares of wall time in
+    sampling and in updates, and groups that grew too old to be trained on."""
 
     updates_per_second: float
     cpu_per_update: float

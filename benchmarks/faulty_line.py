@@ -1,4 +1,4 @@
-"""How many groups two real nodes trade over a bad line, to over a good one.
+"""Groups that two real nodes trade over a bad line, relative to a good one.
 
     python benchmarks/faulty_line.py [--latency 0.2] [--drop 0.01] [--seconds 45] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""What hostile members take from a node's learning: ratios of interleaved phases.
+"""Loss of a node's learning to hostile members: ratios of interleaved phases.
 
     python benchmarks/hostile_peers.py [--seconds 24] [--repetitions 1] [--attacks costly,long,…]
 
@@ -15,8 +15,8 @@ three seconds during which the sender is stopped. `rate` is the ratio of batches
 `work` that of batches per second of processor time of the node and its children, which the load of
 the machine changes less. `honest` is how many groups of the honest member the node was offered,
 admitted and refused meanwhile. `dropped` is when the attacker was left alone for longer than ten
-seconds, after its first refusal. In the end the trainer is stopped, so that the node soon waits,
-and `idle node` is what junk and leech then cost its process and its network daemon.
+seconds, after its first refusal. In the end the trainer is stopped, so that the node soon waits.
+`idle node` is the load of its process and its network daemon by junk and leech then.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AttackWatch:
         self.status = founder.status()
 
     def spend(self, seconds: float) -> Spent:
-        """What this time brings and costs."""
+        """Batches, groups and seconds of the next `seconds`."""
         before, until = self._now(), time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
@@ -153,7 +153,7 @@ class Attacker:
             self._process.wait()
 
     def said(self) -> dict[str, object]:
-        """What the flooder says of itself."""
+        """The last line of the flooder's output."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return json.loads(lines[-1]) if lines else {}
 
@@ -215,7 +215,7 @@ def attack(
 
 
 def idle(kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path) -> None:
-    """What the requests of a sender cost a node that does nothing else."""
+    """Load by a sender's requests of a node that does nothing else."""
     status = founder.status()
     trainer = psutil.Process(status.processes["trainer"])
     trainer.suspend()

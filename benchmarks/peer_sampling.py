@@ -1,18 +1,18 @@
-"""Which way to sample peers keeps a node's view honest and alive: a toy of four.
+"""Toy simulation of four ways to sample peers: shares of hostile and dead entries in views.
 
     python benchmarks/peer_sampling.py [--seeds 4]
 
 300 nodes with views of 16; in each of 100 rounds a node shuffles once. A tenth of them are hostile:
 they name hostile nodes only, and push themselves to each node `pushes` times a round. In round 60 a
 quarter of the honest ones die. Printed per way: the share of hostile entries in honest views before
-that (0.10 of the nodes are), of dead entries 40 rounds later, in how many honest views an honest
-node is at least and at most, and messages per node and round.
+that (0.10 of the nodes are hostile), the share of dead entries 40 rounds later, the least and the
+most honest views that have an honest node, and messages per node and round.
 
 Cyclon (Voulgaris et al., 2005) swaps parts of views. HyParView (Leitao et al., 2007) keeps an
 active view of links and repairs it from a passive one. Brahms (Bortnikov et al., 2009) mixes
 bounded pushes, pulls and a min-wise sample of all that it heard. `book` is what a node does: it
-pulls from a random partner, puts what it hears into buckets by teller, and keeps who answers; who
-pushes gets no place among its partners.
+pulls from a random partner, puts the peers named into buckets by teller, and keeps those that
+answer. Peers that push get no place among its partners.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ToyNetwork:
             node.samples = [(1 << 62, node.view[0])] * (VIEW // 2)
 
     def answer(self, asked: int, count: int) -> list[int]:
-        """What a peer names when it is asked; nothing if it is dead."""
+        """The nodes that a peer names when asked; none if it is dead."""
         self.messages += 1
         if asked in self.dead:
             return []

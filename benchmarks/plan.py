@@ -1,4 +1,4 @@
-"""The memory that is planned for against the memory that is used, part by part, on a CPU.
+"""Planned memory against used memory, part by part, on a CPU.
 
     python benchmarks/plan.py [--tokens N] [--models tiny 67m]
 
@@ -115,7 +115,7 @@ def trainer_settings(training: Any, device: str) -> Any:
 
 
 class Gauge(NamedTuple):
-    """`held` says how many bytes are in use now, `peak` the most while it runs what it is given."""
+    """`held` returns the bytes in use now, `peak` the most while a function runs."""
 
     held: Callable[[], int]
     peak: Callable[[Callable[[], Any]], int]
@@ -128,7 +128,7 @@ def phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[st
 
 
 def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
-    """All but the sampler; the trainer is gone when it returns."""
+    """Measure all parts but the sampler; the trainer is gone afterwards."""
     from swarm_node.policy.training.trainer import TrainerCore
 
     settings = trainer_settings(training, device)
@@ -192,7 +192,7 @@ def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
 
 
 def estimated_trainer(config: Any, training: Any) -> int:
-    """Bytes of the trainer alone; what it publishes it copies when the activations are gone."""
+    """Bytes of the trainer alone. It copies published weights after the activations are freed."""
     from swarm_node.policy.memory.footprint import footprint
 
     parts = footprint(config, training, device="cpu", rows=1, max_new_tokens=1)

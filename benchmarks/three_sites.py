@@ -1,4 +1,4 @@
-"""Seven real nodes at three sites: what they trade, what faults cost them, what they learn.
+"""Seven real nodes at three sites: their trade, the cost of faults, and their learning.
 
     sudo python benchmarks/three_sites.py [lan] [sites] [faults] [learning] [--seconds 90]
 
@@ -71,7 +71,7 @@ def traded(made: Scene, seconds: float) -> float:
 
 @dataclass
 class SitesWatch:
-    """What the nodes did since it began. `look` is called again and again."""
+    """Figures of the nodes since `begun`. `look` is called repeatedly."""
 
     made: Scene
     begun: float = field(default_factory=time.monotonic)
@@ -108,7 +108,7 @@ class SitesWatch:
 
 
 def kill(*hosts: str) -> Callable[[Scene, SitesWatch], None]:
-    """These nodes are killed; after ten seconds they run again."""
+    """Kill these nodes, and start them again after ten seconds."""
 
     def fault(made: Scene, watch: SitesWatch) -> None:
         for host in hosts:

@@ -1,4 +1,4 @@
-"""What the trainer's economies are worth: padding, log-probs in pieces, layers run again, LoRA.
+"""Worth of the trainer's economies: padding, log-probs in pieces, layers run again, LoRA.
 
     python benchmarks/trainer.py [--rows N] [--repetitions N]
 

@@ -1,9 +1,9 @@
 """A swarm node against TRL's GRPOTrainer: samples, held-out reward and memory per CPU second.
 
 Both train the tiny model on the same nine families with binary rewards: 8 prompts of 8 completions
-per update, AdamW 3e-4 (0.9, 0.99), clip 0.2/0.28, at most 24 new tokens, one thread. Each runs by
-itself, one after the other, until it has used up its CPU seconds, counted over its whole tree of
-processes from the end of its first update to that of the one that passes the mark. The node is
+per update, AdamW 3e-4 (0.9, 0.99), clip 0.2/0.28, at most 24 new tokens, one thread. They run one
+after the other, each until it has used up its CPU seconds. These are counted over its whole tree of
+processes, from the end of its first update to that of the update that passes the mark. The node is
 whole: `swarm-node init` and `join`, a swarm of one, with signing, storage, network daemon, trainer
 and environment processes; its own evaluation is off. At each mark the weights of both are judged by
 one evaluator here, on the same held-out tasks.
@@ -59,7 +59,7 @@ NODE_SETTINGS = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What both train, and on what."""
+    """Model, tasks and settings of both programs."""
 
     model: Path
     groups: int
@@ -96,7 +96,7 @@ class Setup:
 
 @dataclass
 class Mark:
-    """Where a run stood after `cpu` seconds; `updates` include those skipped for want of a
+    """State of a run after `cpu` seconds; `updates` include those skipped for want of a
     gradient."""
 
     cpu: float
@@ -109,7 +109,7 @@ class Mark:
 
 @dataclass
 class ProgramRun:
-    """What one run of one program came to."""
+    """Results of one run of one program."""
 
     name: str
     start_cpu: float = 0.0

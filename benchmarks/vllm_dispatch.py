@@ -1,4 +1,4 @@
-"""What over-provisioning with resumption (APRIL) gives.
+"""Gain of over-provisioning with resumption (APRIL).
 
     python benchmarks/vllm_dispatch.py [--calls 6] [--repetitions 3] [--places 16]
 

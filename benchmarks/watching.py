@@ -1,4 +1,4 @@
-"""What it costs to watch a node, and whether the page stays quick with many nodes.
+"""Cost of watching a node, and speed of the page with many nodes.
 
     python benchmarks/watching.py [--pairs 12] [--seconds 10] [--watchers 10]
 
@@ -33,7 +33,7 @@ from playwright.sync_api import sync_playwright
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.home.home import Home
 
-#: What a node keeps of a day: a row every 20 seconds.
+#: Rows of a day's history: one every 20 seconds.
 _DAY_ROWS = 86_400 // 20
 
 

@@ -104,8 +104,9 @@ class RandomFault:
 @dataclass
 class FaultRow:
     """One fault and its consequences. `back` are the seconds after the end of the fault until the
-    whole swarm shared again, infinite if it never did; `ended` are nodes that ended by themselves,
-    with their last line; `blamed` counts refusals that blame a peer, `cut` lists who is cut off."""
+    whole swarm shared again, infinite if it never did. `ended` are nodes that ended by themselves,
+    with their last line. `blamed` counts refusals that blame a peer, and `cut` lists peers that are
+    cut off."""
 
     fault: RandomFault
     back: float

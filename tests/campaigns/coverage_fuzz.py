@@ -25,7 +25,7 @@ def one_input(data: bytes) -> None:
 
 
 def corpus() -> list[bytes]:
-    """What every target starts from."""
+    """The inputs that every target starts from."""
     return [bytes([index]) + seed for index, target in enumerate(_TARGETS) for seed in target.seeds]
 
 

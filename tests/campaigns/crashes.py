@@ -31,7 +31,7 @@ from swarm_node.policy.training.stored import newest_valid
 @dataclass(frozen=True)
 class Writer:
     """`prepare` makes what is there before, `write` is what the power cut interrupts, and `look`
-    reads what is left; it is told whether `write` had returned, and raises if that is no good."""
+    raises unless what is left is sound. Its second argument is true if `write` had returned."""
 
     name: str
     prepare: Callable[[Path], object]

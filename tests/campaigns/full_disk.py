@@ -46,7 +46,8 @@ _CALLS = ("fsync", "replace", "rename", "link", "mkdir")
 @dataclass(frozen=True)
 class DiskWriter:
     """`prepare` makes what is there before, `write` raises `error` or succeeds, and `look` raises
-    if what it finds is neither the old nor the new state; it is told whether `write` succeeded."""
+    if what it finds is neither the old nor the new state; its second argument is true if `write`
+    succeeded."""
 
     name: str
     error: type[SwarmNodeError] | type[OSError]
@@ -140,7 +141,8 @@ def _row(author: str, epoch: int, seq: int) -> StoredGroup:
 
 
 def _store(place: Path) -> None:
-    """What a node stores in turn. Each step that returned is noted elsewhere than on this disk."""
+    """Write everything that a node stores, in turn. Each step that returned is noted outside of
+    this disk."""
     storage = Storage(place / "node.db", wall=lambda: NOW)
     ledger: dict[str, Any] = _LEDGER
     try:
@@ -198,8 +200,8 @@ class DiskTally:
 def attempt(
     writer: DiskWriter, place: Path, tally: DiskTally, break_: Callable[[], Callable[[], None]]
 ) -> bool:
-    """Let the writer work on a broken disk, mend it, look, and let it work again. Whether it
-    succeeded on the broken one."""
+    """Let the writer work on a broken disk, mend the disk, look, and let the writer work again.
+    Return True if it succeeded on the broken disk."""
     tally.tried += 1
     _LEDGER.clear()
     writer.prepare(place)
@@ -239,7 +241,7 @@ def fill(place: Path, free: int) -> Callable[[], None]:
 
 
 def no_room(writer: DiskWriter, place: Path, step: int) -> DiskTally:
-    """From a full disk to one with enough room."""
+    """Try each amount of room, from a full disk to enough."""
     tally = DiskTally()
     for free in range(0, MOST // 2, step):
         if attempt(writer, place, tally, lambda free=free: fill(place, free)) and free > 64 * PAGE:

@@ -30,7 +30,7 @@ _LARGE = 4000
 
 @dataclass
 class FuzzScore:
-    """What one target did."""
+    """Figures of one target."""
 
     inputs: int = 0
     accepted: int = 0

@@ -51,7 +51,7 @@ _POINTS = (
 
 
 class Acknowledged:
-    """What was acknowledged, over the lives of one home."""
+    """Acknowledged writes, over the lives of one home."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[int, int], str] = {}
@@ -67,7 +67,7 @@ class Acknowledged:
         self.said = 0
 
     def read(self, lines: list[list[Any]]) -> str:  # noqa: C901 - one case per kind of line
-        """Take in what a life acknowledged; the point at which it says that it dies."""
+        """Take in what a life acknowledged. Return the point at which it says that it dies."""
         dies = ""
         for what, *values in lines:
             self.said += 1
@@ -103,7 +103,7 @@ class Acknowledged:
 
 
 def check(place: Path, ledger: Acknowledged) -> None:
-    """What a start finds. An AssertionError or any other exception is a defect."""
+    """Check the state that a start finds. Any exception is a defect."""
     home = Home(place / "home")
     with home.lock():
         assert not list(home.path.glob(LEFTOVERS)), "a start leaves files of killed writers"

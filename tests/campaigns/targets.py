@@ -1,4 +1,4 @@
-"""What reads bytes of others: one target per reader, with inputs to start from.
+"""Readers of bytes of others: one target per reader, with inputs to start from.
 
 `run` returns whether the input was accepted. It raises nothing but `Defect`: an exception that is
 not the reader's refusal passes through, and is a defect, too.
@@ -67,7 +67,7 @@ class FuzzTarget:
     signed: bool = False
     #: Inputs of this target per input of another.
     weight: float = 1.0
-    #: What the attacker does with an input before it is sent; its time does not count.
+    #: The attacker's change of an input before it is sent; its time does not count.
     wrap: Callable[[bytes], bytes] = bytes
 
 
@@ -106,7 +106,7 @@ HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0
 
 
 def presence(head: bytes = HEAD) -> bytes:
-    """What the DHT carries of NODE."""
+    """The presence of NODE, as the DHT carries it."""
     return wire.pack(wire.Presence(seal(NODE, SWARM.swarm_id, Kind.HEAD, head), *CHAIN))
 
 
@@ -115,7 +115,7 @@ def members() -> Members:
     return Members(SWARM, lambda: float(NOW))
 
 
-#: What each kind of envelope carries. `_Group` has checks that its type cannot express.
+#: The body type of each kind of envelope. `_Group` has checks that its type cannot express.
 CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.ROLLOUT: wire._Group,
     Kind.RECORD: wire.Announcement,
@@ -255,7 +255,8 @@ def _relayed_reply() -> FuzzTarget:
 
 
 def _lan() -> tuple[Lan, Callable[[], bool]]:
-    """An end on the own network, and whether it keeps what it has heard since the last call."""
+    """An end on the own network, and a function that checks if it keeps what it heard since the
+    last call."""
     seconds = itertools.count()
     lan = Lan(ISSUER, SWARM.swarm_id, SWARM.secret, Clock(now=lambda: next(seconds), wall=float))
     reader = members()
@@ -306,7 +307,7 @@ def _hostile_datagram() -> FuzzTarget:
 
 
 def _probe_reply() -> FuzzTarget:
-    """What a member says is read, and two of it are judged."""
+    """Replies of members are read, and two of them are judged."""
     outcomes = (probe.PortOutcome(4001, "timeout"), probe.PortOutcome(7, "open"))
     seed = probe.ProbeReply("/ip4/11.0.0.1/tcp/4001", outcomes, "untried", NOW * 1000)
     v6 = probe.ProbeReply("/ip6/2a01::1/tcp/4001", outcomes[:1], "open", NOW * 1000)

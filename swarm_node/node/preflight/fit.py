@@ -71,9 +71,8 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
-    bytes, that GPU's memory (of several, the one with the least free; None on a CPU), the installed
-    vLLM, `ipc` if processes can share GPU memory by CUDA IPC, and `bitsandbytes` if it is
-    installed."""
+    bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
+    `ipc` if processes can share GPU memory by CUDA IPC, and `bitsandbytes` if it is installed."""
 
     where: Placement
     free: int

@@ -93,7 +93,7 @@ class Shelf(Generic[T]):
         if isinstance(statement, Rejected):
             return statement
         if self._outranks(statement):
-            self.refresh()  # or what a command has just written is overwritten unread
+            self.refresh()  # or it overwrites a command's newer file
         if self._take(statement):
             self._keeper.save(self._name, raw)
             self._file = raw
@@ -165,7 +165,7 @@ class Credentials:
             local.swarm.secret_number,
         )
         self.refresh()
-        self.me()  # the first that an issuer with limited uses admits, as this node sees it
+        self.me()  # counts this node as the first use of an issuer with limited uses
 
     def refresh(self) -> None:
         """Read what commands have written into the home. A steward also renews this node's own

@@ -36,7 +36,7 @@ class Cause(msgspec.Struct, frozen=True):
     """One cause now. `peer` is the other end's peer id, and `name` its name for people, if known.
     `where` is the address (host:port). It happened `tries` times, and `seconds_since` ago last.
     `seconds` is the time that one try took or, of clocks, the difference: positive if this node's
-    clock is ahead. `detail` is what the other end named."""
+    clock is ahead. `detail` completes the sentence: a date, a quota or a reason."""
 
     code: str
     peer: str = ""

@@ -56,7 +56,7 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
         return "timeout" if writer is None else "silent"
     except ConnectionError:
         return "refused" if writer is None else "other"
-    except (OSError, EOFError):  # without a way there, nobody refused anything
+    except (OSError, EOFError):  # no route: nobody refused
         return "timeout" if writer is None else "other"
     finally:
         if writer is not None:

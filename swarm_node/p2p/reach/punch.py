@@ -137,7 +137,7 @@ class Puncher:
         issuer = self._issuer(caller)
         if own is None or own.nat not in _HOLDS or self._asked.full():
             return b""
-        if self._held[issuer] >= self._free:  # who keeps them leaves as many to others
+        if self._held[issuer] >= self._free:  # an issuer holds at most as many as are free
             return b""
         _, ip, port = split_endpoint(there.address) or ("", "", 0)
         if (":" in ip) != (":" in own.ip):

@@ -212,7 +212,7 @@ class ReplayBuffer:
     def expire(self, version: int) -> None:
         """Drop the groups that are too stale to be drawn at policy `version`."""
         if version == self._expired_at:
-            return  # whoever waits for a slot asks often
+            return  # callers that wait for a slot call it often
         self._expired_at = version
         settings = self.settings
         stale = [h for h in self._own.values() if version - h.oldest_version > settings.max_lag]

@@ -2,11 +2,11 @@
 If there are several GPUs, the first is planned. It holds most, because a built-in sampler is on it
 alone.
 
-Candidate plans are tried in the order of their cost, and the first that fits is taken: all weights
-before LoRA, a whole base before one of four bits a weight, both resident ("split") before an engine
-that sleeps while the trainer works ("sleep"), all rows at once before fewer, kept activations
-before recomputed ones, large micro-batches before small ones. No candidate depends on the memory.
-So more memory never gives a worse plan, and a larger model never a better one.
+Candidate plans are tried in the order of their cost, and the first that fits is taken. The order
+is: all weights before LoRA, a whole base before one of four bits a weight, both resident ("split")
+before an engine that sleeps while the trainer works ("sleep"), all rows at once before fewer, kept
+activations before recomputed ones, large micro-batches before small ones. No candidate depends on
+the memory. So more memory never gives a worse plan, and a larger model never a better one.
 """
 
 from __future__ import annotations

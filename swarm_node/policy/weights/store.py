@@ -80,7 +80,7 @@ def _written(directory: Path, need: int) -> Iterator[None]:
         why = f"{_gb(free)} are free"
     except (OSError, SafetensorError) as error:
         why = str(error)
-        # Safetensors has the operating system's number in its words alone.
+        # safetensors has the errno in its message alone.
         known = (
             getattr(error, "errno", None) == each or f"os error {each})" in why for each in _SHORT
         )

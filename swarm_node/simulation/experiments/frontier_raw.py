@@ -1,7 +1,7 @@
 """Raw results of the frontier: one small JSON file for each run, which several processes may make.
 
-A run is made by whoever holds the lock of its file, so that no two processes make the same one. The
-lock of a process that ends is free at once.
+Only the holder of the lock of a run's file makes the run, so no two processes make the same one.
+The lock of a process that ends is free at once.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def claimed(path: Path) -> Iterator[bool]:
         try:
             yield True
         finally:
-            # Whoever waits with the old file finds the run made.
+            # A process that waited with the old file finds the run made.
             lock.unlink(missing_ok=True)
 
 

@@ -50,7 +50,7 @@ class RowStart(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """Complete every row of one prompt. Cut, it answers with what it has."""
+    """Complete every row of one prompt. If cut, the answer has the tokens so far."""
 
     prompt: list[int]
     temperature: float

@@ -195,7 +195,7 @@ class _EngineWorker:
                     )
                 )
             finally:
-                cut.set()  # ends the other, which has nothing left to end
+                cut.set()  # ends `_abort_when`, which then has nothing to abort
 
         done, _ = await asyncio.gather(complete(), _abort_when(cut, engine, names))
         await self._trusted.wait()
