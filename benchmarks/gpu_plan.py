@@ -9,10 +9,10 @@ runs in a process of its own. It fails (exit 1) where more is taken than planned
 - `parts`: by part, as in benchmarks/plan.py, but measured by torch's allocator (what is allocated,
   and its peak). `context` is the device memory that is used and not reserved by torch, planned as
   half of `reserve` (one process of two). A case that is planned not to fit is left out.
-- `plan`: a real trainer process and a built-in sampler, sharing the base of adapters, with the
-  settings that `join` would choose here and with `--set`, at work at the same time, against the
-  plan's total. What the device lost counts, fragments included, as no other process could have it.
-  With `--cards`, this process first takes memory until so many GB are free. A refusal counts as a
+- `plan`: a real trainer process and a built-in sampler that share the base of adapters, at work at
+  the same time, against the plan's total. Settings are those of `join` here, and of `--set`. All
+  used memory of the device counts, fragments included, as no other process could have it. With
+  `--cards`, this process first takes memory until so many GB are free. A refusal counts as a
   failure.
 
 Without CUDA all of it runs on the CPU, where the figures say little (try `--models tiny`).

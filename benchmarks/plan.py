@@ -6,13 +6,13 @@ The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, voca
 67 million weights), trained on two micro-batches of N tokens. Two measurements of each case:
 
 - By part, in a process of its own with one thread: `weights` is the resident set after loading less
-  that before, `training` the peak of the third update over that (gradients, moments, activations),
-  `sampler` the peak of loading a sampler and drawing 64 answers, its weights included. A model of
-  next to nothing goes through the same before, so that no library is counted. malloc gives large
-  blocks back (MALLOC_MMAP_THRESHOLD_): what is resident is what is held.
+  that before. `training` is the peak of the third update above it (gradients, moments,
+  activations). `sampler` is the peak of loading a sampler and drawing 64 answers, its weights
+  included. A model of next to nothing does all this first, so that no library is counted. malloc
+  returns large blocks (MALLOC_MMAP_THRESHOLD_), so resident memory is held memory.
 - `trainer process`: the peak of the node's real trainer process (`ProcessTrainer`, malloc as it is)
-  in the third update, which publishes its weights, over that of one with a model of next to
-  nothing. Of two processes, the larger.
+  in the third update, which publishes its weights, less that of one with a model of next to
+  nothing. Of two processes, the larger counts.
 
 The kernel's peak counters are reset before each peak.
 """

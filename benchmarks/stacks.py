@@ -4,10 +4,10 @@
 
 Per stack, in a fresh process and over loopback: seconds of a first start (with all imports) and of
 a further one; MiB that a transport adds, its daemon included (PSS); latency of a request and reply
-of 1 KB; throughput of replies of 4 MiB, one at a time and four at once; seconds until every of some
-nodes has every other one as a partner, all knowing the first one's address (tests/light_nodes.py),
-and CPU seconds of a node and minute after that; seconds from a killed daemon to the next answer;
-the ends of 14 attacks below the frames (tests/libp2p_attacker.py), while an honest peer asks. A
+of 1 KB; throughput of replies of 4 MiB, one at a time and four at once; seconds from a killed
+daemon to the next answer. Nodes that all know the first one's address (tests/light_nodes.py) give
+the seconds until each has every other one as a partner, and the CPU seconds of a node and minute
+after that. 14 attacks below the frames (tests/libp2p_attacker.py) run while an honest peer asks. A
 third swarm has nodes of both stacks by turns.
 """
 

@@ -6,8 +6,8 @@ A long-tailed workload on vLLM on this machine's CPU: eight families whose answe
 lengths of 8 to 384 tokens, log-normal within a family. Each arm makes the same number of calls of
 16 groups from the same stream of tasks; the arms take turns, so that a busy machine slows all.
 Counted are tokens of whole groups and of interrupted ones, which are kept: all are used in the end.
-Ratios are to the arm without, within one turn: of tokens per second, and of tokens per second
-of processor time of the engine's core, which others on the machine disturb less.
+Ratios are to the arm without it, within one turn: of tokens per second, and of tokens per second of
+the engine's core, which others on the machine disturb less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
+"""Builds a swarm of real nodes around simulated parts and runs it for some rounds.
 
 `swarm_node.node.start.assembly` makes each node, as it makes a real one. The parts are simulated:
 an in-memory transport, a trainer and a sampler that compute inline, and a database of the node's

@@ -412,9 +412,10 @@ class TriedRow(msgspec.Struct, frozen=True):
 
 
 class NetworkReport(msgspec.Struct, frozen=True):
-    """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
-    number of peers that answer, and the heartbeats found in the transport's table within `seconds`
-    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it."""
+    """Data of `doctor --network` on a running node: how it is reached, its announced addresses, and
+    the number of peers that answer. `heartbeats` were found in the transport's table within
+    `seconds` (None: it has no table), or `fault` is the reason for none. `tried` are the tries made
+    for this report."""
 
     reach: Verdict
     addresses: list[str]

@@ -99,8 +99,8 @@ class _Takings:
         return min(1.0, self.of(key, now) / (self.total(now) or 1.0))
 
 
-#: Arguments of a `Budget` for favours to others, such as dialling a host: for all 0.5 per second
-#: and a burst of 16, for one peer 0.25 per second and a burst of 8.
+#: Arguments of a `Budget` for services to others, such as dialling a host. All peers get 0.5 per
+#: second and a burst of 16, one peer half of both.
 FAVOURS: Final = (0.125, 32.0)
 
 

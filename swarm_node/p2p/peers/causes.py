@@ -1,8 +1,8 @@
 """Causes for which a node is alone, or a newcomer is not admitted. Pure state, no I/O.
 
-Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps what
-others did to this node, by peer and address, and whom this node refused. node/figures/verdict.py
-makes the sentences that every view shows.
+Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps failures
+of this node, by peer and address, and callers that this node refused. node/figures/verdict.py makes
+the sentences that every view shows.
 """
 
 from __future__ import annotations

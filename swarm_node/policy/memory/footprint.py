@@ -246,9 +246,9 @@ def activation_bytes(model: Qwen2Config, training: TrainingMethod, *, longest_ro
 def _copied_weights(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes of weights in the type of the products, where trained weights are held in another way.
     float32 weights are cast, and the casts are kept for the backward pass. Weights in parts are
-    gathered (FSDP2). The embedding and the head are gathered for the whole pass. Of layers there
-    are: the one at work, its gradient, the next one twice (received and in use), and a gradient in
-    float32 on its way."""
+    gathered (FSDP2). The embedding and the head are gathered for the whole pass. The layers in
+    memory are the one at work, its gradient, the next one twice (received and in use), and a
+    gradient in float32 on its way."""
     width = _size(training.dtype)
     if training.shards == 1:
         trained = adapter_count(model, training.lora_rank) or model.weight_count

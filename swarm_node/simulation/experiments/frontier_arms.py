@@ -60,8 +60,8 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A regime of the frontier: so many `seeds` in the final, and so many nodes that do not share
-    in a solo run, because not all of them are alike."""
+    """A regime of the frontier, with `seeds` seeds in the final. A solo run has `alone` nodes that
+    share nothing: more than one if nodes are unlike."""
 
     regime: Regime
     seeds: int = 16
