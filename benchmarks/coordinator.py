@@ -101,7 +101,7 @@ class Crowd:
 
 
 async def crowd_of(crowd: Crowd, seconds: float, rate: float) -> None:
-    """All members, for so long."""
+    """Run all members for `seconds`."""
     # New connections each time, as nodes make them.
     connector = TCPConnector(limit=0, force_close=True)
     until, pause = time.monotonic() + seconds, _MINUTE / rate

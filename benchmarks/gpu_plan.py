@@ -12,7 +12,7 @@ runs in a process of its own. It fails (exit 1) where more is taken than planned
 - `plan`: a real trainer process and a built-in sampler that share the base of adapters, at work at
   the same time, against the plan's total. Settings are those of `join` here, and of `--set`. All
   used memory of the device counts, fragments included, as no other process could have it. With
-  `--cards`, this process first takes memory until so many GB are free. A refusal counts as a
+  `--cards`, this process first takes memory until that many GB are free. A refusal counts as a
   failure.
 
 Without CUDA all of it runs on the CPU, where the figures say little (try `--models tiny`).

@@ -88,8 +88,8 @@ def tasks(
 
 
 class Marks(TrainerCallback):
-    """Tells when so many CPU seconds are spent, and ends the run at the last mark. Saves the
-    weights then, except with adapters."""
+    """Reports each mark of CPU seconds, and ends the run at the last one. Saves the weights then,
+    except with adapters."""
 
     def __init__(self, arguments: argparse.Namespace, rewards: Rewards) -> None:
         self._marks, self._directory = list(arguments.marks), arguments.directory

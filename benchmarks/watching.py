@@ -5,11 +5,11 @@
 The page in Chromium with 500 nodes and a day of history: milliseconds of processor time that
 script, layout and painting of an event and of a chart take (limit: 100, which people notice). Then
 a real `swarm-node join --model tiny`. Windows come in pairs, whose order alternates: nobody
-watches, or so many watchers do. Each is a page, which takes events and asks for history and
+watches, or `--watchers` watchers do. Each is a page, which takes events and asks for history and
 samples, and a scraper that asks for /metrics every five seconds. Prints the processor time of all
 processes of the node for each update in both, and what one watcher costs of it (goal: at most 1%).
-Processor time, because other work on the machine hides in it least.
-Needs tests/requirements-page.txt, and Debian's chromium.
+Processor time, because other work on the machine hides in it least. Needs
+tests/requirements-page.txt, and Debian's chromium.
 """
 
 from __future__ import annotations

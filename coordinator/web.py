@@ -192,7 +192,7 @@ class Api:
         )
 
     def _charge(self, caller: Member, requests: int) -> None:
-        """Count an answer as so many further requests: a page of members has megabytes."""
+        """Count an answer as further `requests`: a page of members has megabytes."""
         now = self._clock.now()
         self._members.charge(caller.peer_id, now, requests)
         self._issuers.charge(caller.admitted_by.hex(), now, requests)

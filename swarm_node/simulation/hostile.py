@@ -43,7 +43,7 @@ from swarm_node.storage import Storage
 
 TRIGGER = "zq"
 _LARGE = 64
-#: Virtual seconds between two publications, each made of so many own groups.
+#: Virtual seconds between two publications, and the own groups that each is made of.
 _PAUSE_SECONDS = 2.0
 _GROUPS = 4
 #: A flooding member's groups for each own one, and the new tasks from which each takes the easiest.

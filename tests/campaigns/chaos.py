@@ -93,7 +93,7 @@ def held(share: float) -> Iterator[Callable[[int], None]]:
 
 @dataclass(frozen=True)
 class RandomFault:
-    """One fault: `kind`, done to the `part` of the node on `host`, for so many `seconds`."""
+    """One fault: `kind`, done to the `part` of the node on `host`, for `seconds`."""
 
     kind: str
     part: str

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m campaigns.full_disk
 
-A small tmpfs in a mount namespace of its own is filled until so many bytes are free, page by page.
+A small tmpfs in a mount namespace of its own is filled, each time with one page more of free space.
 Then the calls of the operating system fail one by one with EIO, and writes of SQLite with EFBIG. A
 writer must raise the error that its docstring names, leave what was there before, and succeed once
 there is room again.
@@ -278,7 +278,7 @@ def calls_fail(writer: DiskWriter, place: Path) -> DiskTally:
 
 
 def files_stop_growing(writer: DiskWriter, place: Path, step: int) -> DiskTally:
-    """No file may become longer than so many bytes: SQLite takes that for an I/O error."""
+    """Bound the length of all files: SQLite takes the refusal for an I/O error."""
     tally = DiskTally()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

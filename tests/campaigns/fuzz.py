@@ -24,7 +24,7 @@ from campaigns.targets import FuzzTarget, targets
 MOST_SECONDS = 0.05
 MOST_BYTES = 32 << 20
 _BATCH = 500
-#: One input of so many is large.
+#: Inputs for each large one.
 _LARGE = 4000
 
 

@@ -30,7 +30,7 @@ from swarm_node.policy.training import checkpoint
 from swarm_node.policy.training.stored import newest_valid
 from swarm_node.storage import Storage
 
-#: After so many kills the next life begins with a new home, in which it founds a swarm.
+#: Kills after which the next life begins with a new home, in which it founds a swarm.
 LIVES = 25
 _POINTS = (
     *(

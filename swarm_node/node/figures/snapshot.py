@@ -19,9 +19,9 @@ from swarm_node.p2p.reach.verdict import Verdict
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
-#: A peer heard within so many seconds counts as present.
+#: Seconds for which a peer that was heard counts as present.
 SEEN_SECONDS = 60.0
-#: A peer that failed to answer twice counts as gone after so many seconds.
+#: Seconds for which a peer that failed to answer twice counts as present.
 LOST_SECONDS = 20.0
 
 
@@ -392,7 +392,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The end of a node. It made so many `updates`. Its last checkpoint took `seconds`, and is
+    """The end of a node. It made `updates` updates. Its last checkpoint took `seconds`, and is
     `stored` unless that failed."""
 
     updates: int

@@ -16,13 +16,13 @@ ENOUGH_GROUPS = 64
 #: With a smaller share of groups of unlike rewards hardly anything is learnt.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
-#: A node without an update for so long has stalled: seconds, and so many usual intervals.
+#: Time without an update after which a node has stalled: seconds, and usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 #: Seconds that a node may sample before its first update.
 _FIRST_SECONDS = 900.0
 #: Refused groups of peers for each one taken, from which a warning is given.
 _MANY_REFUSED = 10
-#: Seconds for which a finding on rewards must hold before it is said, or is said no longer.
+#: Seconds for which a finding on rewards must hold, or not hold, before the verdict changes.
 HOLD_SECONDS = 120.0
 #: Seconds between two turns of "learning".
 TURN_SECONDS = 600.0

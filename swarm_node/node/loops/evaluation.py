@@ -22,10 +22,10 @@ from swarm_node.rollout import TaskRef
 
 #: The largest share of the sampler's time that evaluation takes.
 _SHARE = 0.1
-#: One task in so many gets several answers.
+#: Unseen tasks for each one that gets several answers.
 _EVERY = 4
-#: One task of seen texts is measured for so many of unseen texts. This makes an evaluation a
-#: quarter dearer, and a mean over families needs no more.
+#: Unseen tasks for each measured seen one. Seen ones make an evaluation a quarter dearer, and a
+#: mean over families needs no more.
 _UNSEEN_PER_SEEN = 4
 #: A family's seen reward needs more than a single task.
 _LEAST_SEEN = 2

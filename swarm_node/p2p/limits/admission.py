@@ -77,7 +77,7 @@ class Severed:
         self._until: Recent[str, float] = Recent(_MAX_SEVERED)
 
     def sever(self, peer: str, seconds: float) -> None:
-        """Cut the link of a peer for so many seconds. A later call replaces an earlier one."""
+        """Cut the link of a peer for `seconds`. A later call replaces an earlier one."""
         self._until[peer] = self._now() + seconds
 
     def __contains__(self, peer: object) -> bool:

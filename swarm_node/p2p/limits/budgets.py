@@ -132,7 +132,7 @@ class Budget:
         )
 
     def take(self, issuer: str, peer: str, now: float, units: float = 1.0) -> bool:
-        """Charge so many `units` to this peer, if they are left. Return False if they are not."""
+        """Charge `units` to this peer, if they are left. Return False if they are not."""
         if not self.open(issuer, peer, now, units=units):
             return False
         self.charge(issuer, peer, now, units)

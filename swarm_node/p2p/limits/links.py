@@ -27,7 +27,7 @@ PACE: Final = (128.0, 64.0)
 #: Seconds for which a peer that opened too many links or streams gets no new link.
 BARRED_SECONDS: Final = 60.0
 
-#: Links to peers that this node asked within so many seconds end last.
+#: Seconds since this node asked a peer, during which the peer's links end last.
 ASKED_SECONDS: Final = 900.0
 
 #: Links of one peer above which p2pd closes all of them: it cannot close some. Two ends that dial

@@ -36,7 +36,7 @@ class Backoff(NamedTuple):
     longest: float
 
     def after(self, failures: int) -> float:
-        """Seconds to pause after a failure that followed so many others."""
+        """Seconds to pause after a failure that followed `failures` others."""
         # A configured peer may fail for years, and a float has an end.
         return min(self.longest, self.first * self.factor ** min(failures, 64))
 
@@ -78,7 +78,7 @@ PROBE_ROUND: Final = Backoff(15.0, 2.0, 600.0)
 #: Shortest time between the beginnings of two tries that a hint or solitude allows. A try takes
 #: five seconds.
 SOON_SECONDS: Final = 6.0
-#: A try that is not reported for so long is no longer awaited.
+#: Seconds after which an unreported try is no longer awaited.
 TRY_SECONDS: Final = 60.0
 #: Peers were lost together if their silences differ by at most this factor, and these seconds,
 #: within which a fault is noticed.

@@ -123,7 +123,7 @@ class _Charge:
     since: float = 0.0
 
     def reserves(self, size: int) -> bool:
-        """Charge so many bytes to the asker, if its budget allows it."""
+        """Charge `size` bytes to the asker, if its budget allows it."""
         self.reserved, self.since = size, self.now()
         return self.traffic.reserves(self.asker, self.since, size)
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from swarm_node.p2p.peers.liveness import DAEMON_SILENCE, DAEMON_START
 
-#: A daemon that answers for so long has shown that the limits may be halved.
+#: Seconds of answers after which the limits may be halved.
 HEALTHY_SECONDS: Final = 60.0
 #: More doublings would change neither limit.
 _MOST: Final = 7
@@ -69,8 +69,8 @@ class Patience:
 
 @contextlib.asynccontextmanager
 async def on_time(seconds: float, now: Callable[[], float]) -> AsyncGenerator[None]:
-    """Limit a block as `asyncio.timeout` does, to so many seconds in which this node's timers fire
-    in time: the limit moves by the delay of each.
+    """Limit a block as `asyncio.timeout` does, to `seconds` in which this node's timers fire in
+    time: the limit moves by the delay of each.
 
     Raises:
         TimeoutError: the block took longer.

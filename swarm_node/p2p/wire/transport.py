@@ -172,6 +172,6 @@ class Transport(Protocol):
         ...
 
     def sever(self, peer: str, seconds: float) -> None:
-        """Refuse the requests of `peer` for so many seconds, and cut its link when it sends one. No
-        link is needed. A later call replaces an earlier one."""
+        """Refuse the requests of `peer` for `seconds`, and cut its link when it sends one. No link
+        is needed. A later call replaces an earlier one."""
         ...

@@ -101,7 +101,7 @@ class MixtureSettings:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """Events since the last update. The node made `made` own groups, of which `mixed` are
-    informative. Peers newly `offered` so many informative groups that are expected to pass
+    informative. `offered` counts new informative groups of peers that are expected to pass
     verification. `left` counts the peers' groups that the update left in the buffer. `probe` is the
     newest held-out reward on the node's own families, if it was measured since."""
 

@@ -17,7 +17,7 @@ from swarm_node.recent import Recent
 
 #: An author's share falls with this power of what it teaches.
 _POWER = 3
-#: Prior of an author: so many groups that teach as much as own ones.
+#: Prior of an author: a number of groups that teach as much as own ones.
 _CREDIT = 4.0
 #: Half-lives of a group: in further groups of its author, and in further groups of anybody.
 _AUTHOR_KEPT, _FAMILY_KEPT = 0.5 ** (1.0 / 16.0), 0.5 ** (1.0 / 64.0)

@@ -128,7 +128,7 @@ def footprint(
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
     do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters. An
-    engine is spread over so many `cards`: weights, keys and values."""
+    engine is spread over `cards` GPUs: weights, keys and values."""
     width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
     trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)

@@ -12,7 +12,7 @@ from swarm_node.simulation.scenario import Scenario
 
 
 def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
-    """Settings of a batch of so many own and peers' groups, each of `size` answers."""
+    """Settings of a batch of `own` own and `external` peers' groups, each of `size` answers."""
     mixture = {"experience.own": own, "experience.external": external}
     calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
     return {**mixture, **calls}
@@ -23,7 +23,7 @@ class Arm:
     """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
     reward that arXiv 2509.08721 reports for it. Nodes of a `filtered` arm drop own groups of equal
     rewards. `supervised` nodes are told right answers, as the reference line of all arms. Other
-    nodes are `told` them in so many first updates."""
+    nodes are told them in the first `told` updates."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)

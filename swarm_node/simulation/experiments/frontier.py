@@ -89,7 +89,7 @@ class Frontier:
         rivals(self.arms)
 
     def run(self, jobs: int = 1) -> None:
-        """Make the missing runs, in so many processes.
+        """Make the missing runs, in `jobs` processes.
 
         Raises:
             SwarmNodeError: a model cannot be made, a file cannot be written, or the pilot has not

@@ -31,7 +31,7 @@ PAST = 8
 #: Rows of a batch by rows: as many as the default's batch has answers.
 ROWS = 32
 EVAL_TASKS = 64
-#: Reward is measured of so many first nodes: measuring all would cost more than their training.
+#: Number of the first nodes, whose reward is measured: all would cost more than their training.
 EVAL_NODES = 4
 #: When reward is measured, in shares of the updates.
 _MEASURED = (1 / 12, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 1.5, 2, 3, 4, 6, 8, 12)

@@ -72,7 +72,7 @@ def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> PilotDecision:
 
 
 def reward_at(run: Raw, answers: float) -> float:
-    """Reward on unseen texts when a learner had made so many answers."""
+    """Reward on unseen texts when a learner had made `answers` answers."""
     return between(run.answers, run.unseen, answers)
 
 

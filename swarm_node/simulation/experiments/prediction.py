@@ -40,19 +40,19 @@ class Learning:
             raise ValueError("groups trained on never become fewer")
 
     def reward_at(self, groups: float) -> float:
-        """The reward after so many informative groups."""
+        """The reward after `groups` informative groups."""
         return between(self.groups, self.reward, groups)
 
     def share_at(self, groups: float) -> float:
-        """The share of informative groups after so many of them."""
+        """The share of informative groups after `groups` of them."""
         return between(self.groups, self.share, groups)
 
 
 def predicted(
     learning: Learning, nodes: int, *, batch: int, updates: int, lag: int, covered: float = 1.0
 ) -> float:
-    """The reward of a swarm's nodes after so many updates with batches of `batch` groups. They have
-    a part `covered` of the families among them; in the others they stay as they began."""
+    """The reward of a swarm's nodes after `updates` updates with batches of `batch` groups. They
+    have a part `covered` of the families among them; in the others they stay as they began."""
     trained = 0.0
     shares: list[float] = []
     for update in range(updates):

@@ -131,7 +131,7 @@ class Deadlines:
         return max(self.sync, self.first_sync) if first and on_gpu else self.sync
 
     def of_group(self, rows: int, places: int) -> float:
-        """Seconds for a group that is the last of `rows` rows in an engine with so many `places`:
+        """Seconds for a group that is the last of `rows` rows in an engine with `places` places:
         those before it may have to end first."""
         return self.group * max(1, -(-rows // places))
 

@@ -75,7 +75,7 @@ class Rested(msgspec.Struct, frozen=True, tag="Done"):
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The measured log-probs of the canary's tokens after the first; none where old keys and values
-    may remain. Generation was `paused` for so many seconds."""
+    may remain. `paused` are the seconds without generation."""
 
     measured: list[float]
     paused: float
