@@ -119,8 +119,8 @@ def make_code(
 
 @code_app.command("list")
 def list_codes(data: DataOption = _DATA) -> None:
-    """List the codes, and how many tickets are left for them. Who used a code is a member by the
-    name of the ticket that it gave, as `swarm-node members` shows it."""
+    """List the codes, and how many tickets are left for them. `swarm-node members` shows the users
+    of a code by the name of its ticket."""
     listed = asyncio.run(_admin(data).codes())
     for row in listed.codes:
         over = row.withdrawn or not row.left or row.expires < time.time()
@@ -149,7 +149,7 @@ def trust(
     clear: Annotated[bool, typer.Option("--clear", help="Trust nobody beforehand.")] = False,
     data: DataOption = _DATA,
 ) -> None:
-    """Show with whom the reputation begins, or replace them."""
+    """Show the members that the reputation trusts beforehand, or replace them."""
     from swarm_node.p2p.coordinator import coordinator_api as api
 
     client = _admin(data)

@@ -34,10 +34,10 @@ from swarm_node.page.files import file_response, serve_file
 from swarm_node.page.listening import MAX_CONNECTIONS, MAX_OF_ADDRESS, Listening
 from swarm_node.program.private_directory import PrivateDirectory
 
-#: Between two batches.
+#: Seconds between two batches.
 TICK_SECONDS = 60.0
 ADDRESS_FILE = "admin.json"
-#: The operator's; and for Prometheus, which takes a bearer token from a file.
+#: Files of bearer tokens: the operator's, and the one that Prometheus reads.
 TOKEN_FILE, METRICS_TOKEN_FILE = "admin.token", "metrics.token"
 _MAX_SWARM_FILE = 8192
 #: aiohttp logs what clients send wrong with a traceback each; here it is counted.

@@ -27,7 +27,7 @@ from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
 from swarm_node.p2p.membership.ticket import parse_ticket
 
-#: Reports of the past, batches, and members with a report that are kept.
+#: Limits of rows of history, batches, and members with a report.
 MAX_HISTORY: Final = 500_000
 KEPT_BATCHES: Final = 10_000
 MAX_MEMBERS: Final = 4096

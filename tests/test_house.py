@@ -55,8 +55,6 @@ TAKES_ALL_SETTINGS = {
 }
 #: Beginnings of docstrings that are neither a verb nor a noun of the field.
 QUESTIONS = {"What", "Whether", "How", "Where", "Which", "Why", "Who", "Of", "By"}
-#: Class names used twice that are left. Lower the number whenever one is mended; never raise it.
-HOMONYMS_LEFT = 2
 #: Packages whose modules lie in rooms.
 HAVE_ROOMS = ("policy", "p2p", "node")
 #: What grows a pause outside the table of back-offs, and why it is none: it asks no peer again.
@@ -249,7 +247,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
             places[node.name].append(f"{told(path)}:{node.lineno}")
     offenders = {name: where for name, where in sorted(places.items()) if len(where) > 1}
     listed = "\n".join(f"{name}: {', '.join(where)}" for name, where in offenders.items())
-    assert len(offenders) <= HOMONYMS_LEFT, listed
+    assert offenders == {}, listed
 
 
 def test_every_slow_test_says_why() -> None:

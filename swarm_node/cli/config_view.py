@@ -67,7 +67,7 @@ def _choices(field: FieldInfo) -> str:
 
 
 def _range(limits: Sequence[Any]) -> str:
-    """As " 1..1024"; "" without limits. If one side has two limits, the narrower counts."""
+    """Limits as " 1..1024"; "" without limits. If one side has two limits, the narrower counts."""
     lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
     lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
     highs = [(item.le, "") for item in limits if hasattr(item, "le")]
@@ -114,7 +114,7 @@ def config_view(keys: Sequence[SettingRow]) -> RenderableType:
 
 
 def config_rows(keys: Sequence[SettingRow]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The rows of `config_view`, for programs."""
     return [
         {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
         for key in keys

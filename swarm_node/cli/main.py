@@ -277,13 +277,12 @@ def status(
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows, and what it made of what they sent.
+    """Show the peers that the running node knows, and the use of their groups.
 
-    Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
-    none, how many of its groups came here of those that it published, how many it took, its share
-    of what was trained on, a lower bound of the share of its groups that are of use, and what was
-    refused and why. The last line says how they reach this node.
-    `--json` has whole ids, addresses and every field.
+    Each row has the name of the ticket, the end of the peer id, and the end of the membership or
+    why there is none. Then come groups: received of those published, taken from here, the share of
+    those trained on, a lower bound of the share that is of use, and refusals by reason. The last
+    line says how peers reach this node. `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
     from swarm_node.node.figures.snapshot import SCHEMA

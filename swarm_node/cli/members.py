@@ -170,8 +170,8 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
 
     Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
     a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
-    `ban`. Tickets are those made in this home, with the peers that came by them, also those that
-    are away, and with who showed it after it was used up. A ticket for any number of nodes has only
+    `ban`. Tickets are those made in this home. Each has the peers that joined with it, even absent
+    ones, and those that showed it after it was used up. A ticket for any number of nodes has only
     peers that the node knows.
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
@@ -264,7 +264,7 @@ def rename(
     new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
     home: HomeOption = None,
 ) -> None:
-    """Call whoever came by a ticket otherwise, in this home.
+    """Rename the holders of a ticket, in this home.
 
     A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
     on showing those.

@@ -42,8 +42,8 @@ def ticket_rows(
     bans: Sequence[Ban],
     now: float,
 ) -> list[TicketRow]:
-    """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
-    running node has `met` some. The home stores too who `tried` a used one. `revoked` are keys in
+    """Rows of the ledger. Holders are the ids `came`, stored by issuer key, and the peers that the
+    running node `met`. `tried` are the ids that showed a used-up ticket. `revoked` are keys in
     hex."""
     known: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for key, ids in came.items():

@@ -151,7 +151,7 @@ def choices_view() -> RenderableType:
 
 
 def choices_rows() -> dict[str, dict[str, Any]]:
-    """The same for programs: key, name, then "summary" and "source"."""
+    """The choices for programs: key, name, then "summary" and "source"."""
     return {
         key: {name: choice._asdict() for name, choice in choices.items()}
         for key, choices in _CHOICES.items()

@@ -16,13 +16,13 @@ ENOUGH_GROUPS = 64
 #: With a smaller share of groups of unlike rewards hardly anything is learnt.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
-#: A node without an update for so long has stalled: seconds, and so many usual intervals.
+#: Time without an update after which a node has stalled: seconds, and usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 #: Seconds that a node may sample before its first update.
 _FIRST_SECONDS = 900.0
 #: Refused groups of peers for each one taken, from which a warning is given.
 _MANY_REFUSED = 10
-#: Seconds for which a finding on rewards must hold before it is said, or is said no longer.
+#: Seconds for which a finding on rewards must hold, or not hold, before the verdict changes.
 HOLD_SECONDS = 120.0
 #: Seconds between two turns of "learning".
 TURN_SECONDS = 600.0
@@ -31,9 +31,9 @@ _SHOWN = 4
 
 
 class Steady:
-    """Memory of the findings said before, so that a figure at its limit does not turn the verdict
-    to and fro. A finding is said once it held for HOLD_SECONDS, and until it has not held for as
-    long. After a longer pause between two verdicts nothing is known, and it is said at once."""
+    """Hysteresis of findings, for figures at their limit. A finding is said once it has held for
+    HOLD_SECONDS, and until it has not held for as long. In the first verdict, and after a longer
+    pause, it is said at once."""
 
     def __init__(self) -> None:
         self._asked = float("-inf")
@@ -45,9 +45,9 @@ class Steady:
         self._turned = self._against = float("-inf")
 
     def learns(self, evals: Sequence[EvalPoint]) -> bool:
-        """Check that reward rises. The answer turns once the points say the other for HOLD_SECONDS,
-        and at most once in TURN_SECONDS, so that noise does not turn it to and fro. It depends on
-        the points alone, not on who asks when."""
+        """Check that reward rises. The answer changes once the points contradict it for
+        HOLD_SECONDS, and at most once in TURN_SECONDS, because points are noisy. It depends on the
+        points alone, not on who asks when."""
         new = len(evals)
         while new and evals[new - 1] is not self._newest:
             new -= 1
@@ -103,9 +103,9 @@ def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
 
 
 def _refused_here(shot: Snapshot) -> Iterator[Said]:
-    """Find what shuts this node out, whatever the address: its membership, its clock, its link. Of
-    a membership and a clock peers tell, and some may lie, so it is bad only if no fewer tell it
-    than answer."""
+    """Find what shuts this node out at every address: its membership, its clock, its link. Peers
+    report on membership and clock, and some may lie. So fewer reports than answering peers give
+    only a warning."""
     own = shot.membership
     for subject in ("membership", "clock", "link"):
         found = [cause for cause in shot.causes if CAUSES[cause.code].subject == subject]
@@ -251,8 +251,8 @@ def _company(shot: Snapshot, rising: bool) -> Said:
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")
     why, remedy = _loneliness(shot)
-    # A node that met somebody is alone for a while. One that nobody has ever answered at all was
-    # given addresses that are wrong.
+    # A node that met somebody is alone for a while. One that nobody ever answered has wrong
+    # addresses.
     level = "warning" if shot.peers or shot.former or not _of_addresses(shot) else "bad"
     return Said("alone", level, f"{learns} alone: {why}", remedy)
 

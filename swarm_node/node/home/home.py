@@ -132,7 +132,7 @@ class Home(PrivateDirectory):
         return Identity.load_or_create(self.path / "node.key")
 
     def record(self) -> None:
-        """Record the files that this home has now. Earlier ones that are lost have been told.
+        """Record the files that this home has now. The start has reported lost ones.
 
         Raises:
             HomeError: it cannot be written.

@@ -98,7 +98,7 @@ FILES: Final[Mapping[str, _Kind]] = {
     "checkpoints": _Kind("warning", "training begins anew from the base model"),
     "metrics.jsonl": _Kind("warning", "the history of figures begins anew"),
 }
-#: These are missing only by the owner's own hand, or belong to no swarm.
+#: Files that only the owner removes, or that belong to no swarm.
 _UNRECORDED = frozenset({"root.key"})
 _NO_SWARM = frozenset({"port", "bootstrap", "metrics.jsonl"})
 

@@ -1,7 +1,7 @@
 """Reads the files of a home for `inventory.judge`. Nothing is written.
 
-Each file's version is read first, then its digest, then whether it fits the others: the membership
-is of this key, the root's key of this swarm.
+Of each file the version is checked first, then the digest, then the fit to the others: the
+membership is of this key, the root's key of this swarm.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Node:
-    """One member of a swarm. `run` lives until `stop` is called."""
+    """One member of a swarm. `run` lasts until `stop` is called."""
 
     def __init__(
         self,

@@ -135,9 +135,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the loops of one node share: what its network shares (`local`), its counters, its
-    own demand (`wants`) and the peers' budgets by it (traffic, effort), the replay buffer, the
-    slots of groups under way, and former members by peer id."""
+    """State that the loops of one node share: that of its network (`local`), its counters, its own
+    demand (`wants`), the peers' budgets that follow from it (traffic, effort), the replay buffer,
+    the slots of groups under way, and former members by peer id."""
 
     local: Local
     tally: Tally

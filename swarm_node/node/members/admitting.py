@@ -123,8 +123,8 @@ def own_endpoints(
     addresses: Sequence[str], peer_id: str, present: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the endpoints of the node `peer_id`, which has the addresses `present`, among a
-    ticket's `addresses`; see `IssuedTicket`. None if the ticket names others too, or what cannot be
-    told to be this node's: only the owner knows when it is out of date."""
+    ticket's `addresses`; see `IssuedTicket`. Empty if the ticket names any endpoint that may be
+    another's: only the owner knows when such a ticket is out of date."""
     known = {address.rpartition(_PEER)[0] for address in present}
     ports = {parsed[2] for parsed in map(split_endpoint, known) if parsed}
     found = []
@@ -143,9 +143,9 @@ def out_of_date(
     present: Sequence[str],
     now: float,
 ) -> list[IssuedTicket]:
-    """Return the tickets in people's hands none of whose endpoints is among those `present`, so
-    that they lead nobody to this node any more. A present host of 0.0.0.0 or :: is any host. A
-    ticket that as many `held` as it has uses leads nobody anyway."""
+    """Return the tickets in people's hands that lead nobody to this node any more: no endpoint is
+    among those `present`. A present host of 0.0.0.0 or :: is any host. Used-up tickets, which as
+    many `held` as they have uses, are left out."""
     there = [parsed for parsed in map(split_endpoint, present) if parsed]
     ports = {port for _, _, port in there}
     open_ports = {port for _, host, port in there if host in (_ANY_HOST, "::")}

@@ -146,9 +146,9 @@ def gather(
     seen: Seen | None = None,
     cards: int = 1,
 ) -> Facts:
-    """Collect the facts for a node that computes on `device` (the setting), or on so many `cards`
-    from it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`.
-    `seen` is torch's view of the GPUs. Without it, another process asks torch if nvidia-smi names a
+    """Collect the facts for a node that computes on `device` (the setting), or on `cards` GPUs from
+    it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`. `seen`
+    is torch's view of the GPUs. Without it, another process asks torch if nvidia-smi names a
     GPU."""
     now = time.time()
     index = int(device.partition(":")[2] or 0)

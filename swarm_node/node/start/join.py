@@ -78,7 +78,7 @@ def join_swarm(
 
 
 def _said(said: str, value: object) -> Iterator[bool]:
-    """For each text in a value of a setting: True if an error says it."""
+    """Yield for each text in a setting's value True if the error `said` quotes it."""
     inner = value.values() if isinstance(value, Mapping) else value
     for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
         yield (

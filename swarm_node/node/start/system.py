@@ -42,7 +42,7 @@ def on_hangup(reload: Callable[[], Reloaded], stop: Callable[[], None]) -> Calla
             return
         null = os.open(os.devnull, os.O_RDWR)
         for number in terminals:
-            if number:  # who reads from it is told of the end by the kernel
+            if number:  # a read of stdin ends by itself
                 os.dup2(null, number)
         os.close(null)
         _log.info("stopping: the terminal is gone")

@@ -120,7 +120,7 @@ class Affairs:
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
         """Choose some of these peers that this node can reach: one of each issuer before a second
-        of any. Their claims are their own, and a ticket can make many peers."""
+        of any, because one ticket can make many peers."""
         known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
         peers = [peer for peer in known if peer is not None]
         return drawn_in_turn(

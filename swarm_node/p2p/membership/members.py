@@ -39,7 +39,7 @@ MAX_MEMBERS = 4096
 #: intervals and the tolerated clock error its peer has stopped.
 MAX_HEAD_SECONDS: Final = 900
 #: Milliseconds for which a claim of a limited issuer is told after its subject was first met. By
-#: then it has reached every node that was there.
+#: then it has reached every node that was online.
 _TOLD_MS = 86_400_000
 #: Limit of verified issuer certificates in memory. A ticket has one, and all of its members present
 #: it.
@@ -55,7 +55,7 @@ _StoredClaims = tuple[
 
 
 class Keeper(Protocol):
-    """Small files that survive a restart, in a home or in memory."""
+    """A store of small files: a home, or memory."""
 
     def load(self, name: str) -> bytes | None: ...
     def save(self, name: str, data: bytes) -> None: ...
@@ -105,7 +105,7 @@ class _Known:
 
 
 def nobody() -> frozenset[str]:
-    """The bans of a node that shuns nobody."""
+    """The bans of a node that bans nobody."""
     return frozenset()
 
 
@@ -187,8 +187,8 @@ class Members:
         return shown[0].name if shown else ""
 
     def author(self, presence: bytes) -> str:
-        """Return the peer id of who signed a presence, also one of another time, and "" for none
-        that a member's chain vouches for."""
+        """Return the peer id of a presence's signer, even of an outdated presence; "" if its chain
+        or signature is invalid."""
         heard = self._read(presence)
         return "" if isinstance(heard, Rejected) else heard.member.peer_id
 
@@ -198,8 +198,8 @@ class Members:
         return (self._expelled_since(shown[0]) or 0) if shown is not None else 0
 
     def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
-        """Return the name in a chain that leads from the root to this peer, member or not, and ""
-        for any other chain."""
+        """Return the name in a chain from the root to this peer, member or not, "" for any other
+        chain."""
         opened = self._open(chain, peer_id)
         return "" if isinstance(opened, Rejected) else opened.name
 
@@ -302,9 +302,8 @@ class Members:
         return sorted(expelled.union(gone))
 
     def _ended(self) -> list[str]:
-        """Find former members. All members are checked only if the list or the bans changed, if
-        one has to go for another of its ticket, if a membership has ended, or if the clock was set
-        back."""
+        """Find former members. All members are checked only if the list or the bans changed, if an
+        earlier claim displaces one, if a membership has ended, or if the clock was set back."""
         state, now = (self._revoked, self._banned(), self._claims.displaced), self._wall()
         walk = state != self._walked or not self._walked_at <= now <= self._ends
         self._walked, self._walked_at = state, now
@@ -362,8 +361,8 @@ class Members:
         return tuple(wire.Claim(s, self._chains[i, s], met) for i, s, met in drawn)
 
     def learn(self, claim: wire.Claim, teller: str) -> Rejected | None:
-        """Take a claim that a member told. Members of the same ticket are no witnesses of it, so
-        what they tell was met now. Return a refusal that is the teller's fault."""
+        """Take a claim that a member told. Members of the same ticket are no witnesses, so a claim
+        that they tell counts as met now. Return a refusal that is the teller's fault."""
         opened = self._open(claim.chain, peer_id_of(claim.subject))
         if isinstance(opened, Rejected):
             return opened

@@ -1,8 +1,8 @@
 """Causes for which a node is alone, or a newcomer is not admitted. Pure state, no I/O.
 
-Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps what
-others did to this node, by peer and address, and whom this node refused. node/figures/verdict.py
-makes the sentences that every view shows.
+Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps failures
+of this node, by peer and address, and callers that this node refused. node/figures/verdict.py makes
+the sentences that every view shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cause(msgspec.Struct, frozen=True):
     """One cause now. `peer` is the other end's peer id, and `name` its name for people, if known.
     `where` is the address (host:port). It happened `tries` times, and `seconds_since` ago last.
     `seconds` is the time that one try took or, of clocks, the difference: positive if this node's
-    clock is ahead. `detail` is what the other end named."""
+    clock is ahead. `detail` completes the sentence: a date, a quota or a reason."""
 
     code: str
     peer: str = ""
@@ -50,8 +50,9 @@ class Cause(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """A row of the table. `here` is the sentence for the node to which it happens, `there` the one
-    for its host ("" if he cannot know), `advice` what to do. The fields are those of `_words`."""
+    """A row of the table. `here` is the sentence for the refused node, `there` the one for the node
+    that refuses it ("" for a cause without one), `advice` the remedy. The fields are those of
+    `_words`."""
 
     code: str
     subject: Subject
@@ -206,12 +207,12 @@ def severity(cause: Cause) -> tuple[int, float]:
 
 
 def told_here(cause: Cause) -> str:
-    """Return the sentence for the node to which it happens."""
+    """Return the sentence for the refused node."""
     return CAUSES[cause.code].here.format_map(_words(cause))
 
 
 def told_there(cause: Cause) -> str:
-    """Return the sentence for its host, "" where he cannot know."""
+    """Return the sentence for the node that refuses, "" for a cause without one."""
     return CAUSES[cause.code].there.format_map(_words(cause))
 
 
@@ -268,7 +269,7 @@ class FailureLog:
         _count(self._failed, (cause.peer, cause.where), cause, now)
 
     def admitted_here(self, peer_id: str) -> None:
-        """Forget all that this peer refused: it takes this node for a member now."""
+        """Forget all refusals by this peer, which admits this node now."""
         for key in [key for key in self._failed if key[0] == peer_id]:
             del self._failed[key]
 
@@ -299,7 +300,7 @@ class FailureLog:
         self._refused.pop(peer_id, None)
 
     def causes(self, now: float) -> list[Cause]:
-        """Return what keeps this node from others now, the most serious first."""
+        """Return the causes that isolate this node now, the most serious first."""
         found = _fresh(self._failed.values(), now)
         if self.link_down:
             found.append(Cause("link_down"))

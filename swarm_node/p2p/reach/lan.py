@@ -122,7 +122,7 @@ class Lan(asyncio.DatagramProtocol):
         return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
     def heard(self, seconds: float) -> dict[str, bytes]:
-        """peer id -> presence that was announced within so many seconds."""
+        """peer id -> presence that was announced in the last `seconds`."""
         since = self._clock.now() - seconds
         return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= since}
 

@@ -167,7 +167,7 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
     head = wire.unpack(ReplyHead, opened.body, max_bytes=REPLY_ROOM)
     if isinstance(head, Rejected) or head.nonce != asked.nonce:
         return Rejected("altered", "a relayed reply to another request")
-    # Words of a refusal are read, shown and logged whatever was asked for, so they are short.
+    # A refusal is shown and logged, so its limit does not depend on the request.
     check_size("reply", head.size, MAX_REASON_BYTES if head.refused else asked.most)
     if hashlib.sha256(payload).digest() != head.digest or len(payload) != head.size:
         return Rejected("altered", "a relayed reply with other bytes than its author sealed")

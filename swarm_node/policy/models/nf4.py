@@ -40,8 +40,8 @@ class FourBit:
         return prod(shape) // 2, -(-prod(shape) // BLOCK)
 
     def fill(self, parts: Sequence[Tensor]) -> None:
-        """Quantize the matrices that are joined to this one, each as if it were alone, with scales
-        rounded to eight bits: the numbers of vLLM and transformers, which do not join them.
+        """Quantize the matrices joined in this one, each by itself, with scales rounded to eight
+        bits. The numbers are those of vLLM and transformers, which join none.
 
         Raises:
             ModelError: a part has no whole number of blocks.

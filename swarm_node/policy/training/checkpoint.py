@@ -103,7 +103,7 @@ def save(
         _write_files(temporary, state)
         _move_into_place(temporary, root / state.name)
     except (OSError, SafetensorError) as error:
-        # safetensors gives what the disk says in an error of its own.
+        # safetensors wraps errors of the disk in its own type.
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
             f"cannot write a checkpoint of {state.bytes / 1e6:,.1f} MB under {root}: {reason}; "

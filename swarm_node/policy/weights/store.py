@@ -66,7 +66,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 @contextlib.contextmanager
 def _written(directory: Path, need: int) -> Iterator[None]:
-    """Around the writing of `need` bytes into `directory`.
+    """Context for writing `need` bytes into `directory`.
 
     Raises:
         WeightsError: they do not fit, or the writing fails.
@@ -80,7 +80,7 @@ def _written(directory: Path, need: int) -> Iterator[None]:
         why = f"{_gb(free)} are free"
     except (OSError, SafetensorError) as error:
         why = str(error)
-        # Safetensors has the operating system's number in its words alone.
+        # safetensors has the errno in its message alone.
         known = (
             getattr(error, "errno", None) == each or f"os error {each})" in why for each in _SHORT
         )

@@ -1,9 +1,9 @@
 """Decisions of the frontier's pilot for the final: the rule in code. Pure, but for the file.
 
-The pilot runs every solo arm and the default swarms on seeds of its own. From it follow, for each
-regime: the answers that a node of the default makes per update, which size the batch of the central
-learner; four levels of reward on unseen texts; and the solo arms that enter the final, the three
-best at equal answers per learner and the one that reaches each level with the fewest answers.
+The pilot runs every solo arm and the default swarms on seeds of its own. For each regime it decides
+three things. The answers per update of a node of the default size the batch of the central learner.
+There are four levels of reward on unseen texts. The solo arms of the final are the three best at
+equal answers per learner, and the one that reaches each level with the fewest answers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> PilotDecision:
 
 
 def reward_at(run: Raw, answers: float) -> float:
-    """Reward on unseen texts when a learner had made so many answers."""
+    """Reward on unseen texts when a learner had made `answers` answers."""
     return between(run.answers, run.unseen, answers)
 
 

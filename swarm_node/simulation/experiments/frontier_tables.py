@@ -130,7 +130,7 @@ def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
     if math.isinf(ours):
         return "not reached"
     if theirs == 0.0:
-        return "-"  # they begin there
+        return "-"  # solo arms begin at this level
     if math.isinf(theirs):
         most = max(median(run.answers[-1] for run in found) for found in solo.values())
         return f"≤ {ours / most:.2f}"
@@ -138,9 +138,9 @@ def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
 
 
 def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) -> Table:
-    """The declared family of comparisons, with Holm's correction: in each regime the default swarm
-    of SIZE less the best solo arm at equal answers per learner (is it different?), and the default
-    less the central learner after all updates, at each size (is it within MARGIN?)."""
+    """The declared family of comparisons, with Holm's correction: in each regime, the test that the
+    default swarm of SIZE differs from the best solo arm at equal answers per learner; and at each
+    size, the test that the default is within MARGIN of the central learner after all updates."""
     found: dict[tuple[str, str], tuple[Estimate, float]] = {}
     for regime in regimes:
         for nodes in sizes:

@@ -161,7 +161,7 @@ class DhtNode:
 
     async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
         """Call `server` with every stream that a peer opens for one of `protocols`. hivemind's own
-        listener has room for a hundred that wait, and p2pd resets further ones, of whomever."""
+        listener queues a hundred, and p2pd resets further ones of any peer."""
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings import utils
         from hivemind.proto import p2pd_pb2

@@ -34,10 +34,10 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Links,
     Message,
     Open,
-    Opened,
     Reply,
     Start,
     Started,
+    StreamOpened,
 )
 from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
@@ -151,7 +151,7 @@ class Libp2pDaemon:
         Raises:
             TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
         """
-        _, stream = await self._ask(Open(peer_id, protocol), Opened, patience)
+        _, stream = await self._ask(Open(peer_id, protocol), StreamOpened, patience)
         return stream
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:

@@ -260,8 +260,8 @@ class Host:
             nursery.start_soon(self._answer, link, stream)
 
     def _crowd(self, link: Link) -> int:
-        """Count the running streams that peers opened, and those from the site of this link once
-        more: keys cost nothing, so a site has at most as many streams as are free."""
+        """Count the running streams that peers opened, those from this link's site twice. So a site
+        has at most as many streams as are free: keys cost nothing."""
         every = [each for links in self._links.values() for each in links]
         return sum(each.served * (1 + (each.stream.site == link.stream.site)) for each in every)
 

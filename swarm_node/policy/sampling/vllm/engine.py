@@ -127,12 +127,12 @@ class Deadlines:
     group: float = 1800.0
 
     def of_sync(self, *, first: bool, on_gpu: bool) -> float:
-        """For a sync; `first` after the engine's start."""
+        """Seconds for a sync; `first` after the engine's start."""
         return max(self.sync, self.first_sync) if first and on_gpu else self.sync
 
     def of_group(self, rows: int, places: int) -> float:
-        """For a group that is the last of `rows` rows in an engine with so many `places`: those
-        before it may have to end first."""
+        """Seconds for a group that is the last of `rows` rows in an engine with `places` places:
+        those before it may have to end first."""
         return self.group * max(1, -(-rows // places))
 
 
@@ -151,8 +151,8 @@ def plan_engine(
     """A plan for `model` on the machine where a trainer computes at `where`.
 
     On a CPU, the cache of keys and values holds what `max_rows` answers with short prompts need,
-    within 32 MiB and 1 GiB, and one sequence at least. On CUDA it is what `share` says, which comes
-    from a plan of the GPU for trainer and engine, or a fixed share of the device.
+    within 32 MiB and 1 GiB, and one sequence at least. On CUDA its size is that in `share`, from a
+    plan of the GPU for trainer and engine, or a fixed share of the device.
 
     Raises:
         ModelError: no kernel fits the model's heads, the rank is more than vLLM takes, or four bits
