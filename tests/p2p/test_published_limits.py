@@ -13,6 +13,8 @@ import pytest
 from published import joined, load
 
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TicketError, TransportError
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.addresses.addresses import parse_address
 from swarm_node.p2p.coordinator.coordination import (
     MAX_CALL_BYTES,
     MAX_REPORT_BYTES,
@@ -21,6 +23,9 @@ from swarm_node.p2p.coordinator.coordination import (
     Report,
     ReportBatch,
     Shown,
+    SignedBatch,
+    follow,
+    open_batch,
 )
 from swarm_node.p2p.limits.gates import Windows
 from swarm_node.p2p.membership.claims import Claims, digest
@@ -35,7 +40,14 @@ from swarm_node.p2p.membership.statements import (
 )
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.reach import probe, punch
-from swarm_node.p2p.reach.relayed import ReplyHead, Request, open_reply, open_request
+from swarm_node.p2p.reach.relayed import (
+    Replays,
+    ReplyHead,
+    Request,
+    open_reply,
+    open_request,
+    request_to,
+)
 from swarm_node.p2p.transports.hivemind.records import _mac
 from swarm_node.p2p.wire import frames, wire
 from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed
@@ -46,6 +58,8 @@ from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 LIMITS, MEMBERSHIP = load("limits"), load("membership")
 SWARM_ID = bytes.fromhex(MEMBERSHIP["swarm_id"])
 INFO = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
+#: The target of relayed requests; any would do.
+TARGET = peer_id_of(INFO.root_key)
 #: The body of each type and its largest size. Groups are read by `wire.unpack_group`.
 BODIES: dict[str, tuple[type[wire.Body], int]] = {
     "record": (wire.Announcement, wire.MAX_ANNOUNCEMENT_BYTES),
@@ -217,6 +231,39 @@ def test_a_relayed_reply_is_bounded_as_published(case: dict[str, Any]) -> None:
         return
     refused = not isinstance(reply, Rejected) and reply.refused
     assert ("refused" if refused else verdict(reply)) == case["expect"]
+
+
+@pytest.mark.parametrize("case", LIMITS["nonces"], ids=named)
+def test_a_relayed_request_is_answered_once_as_published(case: dict[str, Any]) -> None:
+    replays, found = Replays(), []
+    for issued, number, now, _ in case["steps"]:
+        body = request_to(
+            *(TARGET, "/swarm-node/pull/1", b"", 0),
+            **{"nonce": number.to_bytes(16, "big"), "wall": issued / 1000},
+        )
+        assert body.issued_ms == issued
+        answer = replays.refused("asker", True, body, now / 1000)
+        found.append([issued, number, now, "ok" if answer is None else answer.reason])
+    assert found == case["steps"]
+
+
+@pytest.mark.parametrize("case", LIMITS["addresses"], ids=named)
+def test_an_address_is_dialled_or_passed_over_as_published(case: dict[str, Any]) -> None:
+    through, kind = circuit.parse(case["name"]), "none"
+    if through is not None and parse_address(through.address) is not None:
+        kind = "circuit"
+    elif parse_address(case["name"]) is not None:
+        kind = "direct"
+    assert kind == case["expect"]
+
+
+@pytest.mark.parametrize("case", LIMITS["batches"], ids=named)
+def test_a_chain_of_batches_is_followed_as_published(case: dict[str, Any]) -> None:
+    batches = [open_batch(bytes.fromhex(raw), SWARM_ID) for raw in case["batches"]]
+    signed = [batch for batch in batches if isinstance(batch, SignedBatch)]
+    assert len(signed) == len(batches)
+    _, fault = follow(None, signed)
+    assert ("fault" if fault else "ok") == case["expect"]
 
 
 @pytest.mark.parametrize("case", LIMITS["tickets"], ids=named)

@@ -487,6 +487,10 @@ def signatures() -> list[dict[str, Any]]:
         entry("a key of mixed order, only k itself is a multiple of 8", strange, r,
               bodies(strange, r, False, True), once, "signature"),
     ]  # fmt: skip
+    for length, expect in ((64, "kind"), (65, "schema")):
+        kind = msgpack.packb(["k" * length, b"body", key, bytes(64)])
+        name = f"another kind of {length} characters"
+        made.append({"name": name, "sealed": kind.hex(), "expect": expect})
     for name, odd in (("a key that is no point", (2).to_bytes(32, "little")),
                       ("y = p", ed25519.P.to_bytes(32, "little"))):  # fmt: skip
         made.append(
@@ -780,6 +784,101 @@ def claimed() -> dict[str, Any]:
     }
 
 
+def nonces() -> list[dict[str, Any]]:
+    """Relayed requests of one asker as they come: [issued_ms, number of the nonce, Unix ms of the
+    target, verdict]."""
+    now = T0 * 1000
+    many = [[now + number_, number_, now + 500, "ok"] for number_ in range(257)]
+    return [
+        {
+            "name": "clocks",
+            "steps": [
+                *([now - 300_000, 1, now, "ok"], [now - 300_001, 2, now, "outdated"]),
+                *([now + 300_000, 3, now, "ok"], [now + 300_001, 4, now, "future"]),
+                *([now - 300_001, 1, now, "outdated"], [now, 2, now, "ok"]),
+            ],
+        },
+        {
+            "name": "a second time",
+            "steps": [[now, 1, now, "ok"], [now, 1, now, "duplicate"], [now, 2, now, "ok"],
+                      [now + 9, 1, now, "duplicate"]],
+        },
+        {
+            "name": "after 256 others",
+            "steps": [
+                *many,
+                *([now, 0, now + 500, "outdated"], [now, 1000, now + 500, "outdated"]),
+                *([now + 1, 1, now + 500, "duplicate"], [now + 1, 1001, now + 500, "ok"]),
+                *([now + 1, 1, now + 500, "outdated"], [now + 2, 1002, now + 500, "ok"]),
+            ],
+        },
+        {
+            "name": "the last to come are kept, whatever their times",
+            "steps": [
+                [now + 9000, 1000, now, "ok"],
+                *[[now + number_, number_, now, "ok"] for number_ in range(256)],
+                *([now + 9000, 1001, now, "outdated"], [now + 9001, 1002, now, "ok"]),
+            ],
+        },
+    ]  # fmt: skip
+
+
+def addresses() -> list[dict[str, str]]:
+    """Addresses that members state: "direct", "circuit", or "none" for what is passed over."""
+    peer, relay = (reader.peer_id(public(key)) for key in (NODE, OTHER))
+    on = f"/ip4/192.0.2.1/tcp/4001/p2p/{relay}"
+    texts_ = {
+        f"/ip4/192.0.2.1/tcp/4001/p2p/{peer}": "direct",
+        f"/ip6/2001:db8::1/tcp/1/p2p/{peer}": "direct",
+        f"/dns4/a.example.org/tcp/65535/p2p/{peer}": "direct",
+        f"/dns6/example/tcp/4001/p2p/{peer}": "direct",
+        f"/dns/example.org/tcp/4001/p2p/{peer}": "none",
+        f"/ip4/192.0.2.1/udp/4001/p2p/{peer}": "none",
+        f"/ip4/192.0.2.1/tcp/4001/ws/p2p/{peer}": "none",
+        f"/ip4/192.0.2.1/tcp/0/p2p/{peer}": "none",
+        f"/ip4/192.0.2.1/tcp/65536/p2p/{peer}": "none",
+        f"/ip4/192.0.2.256/tcp/4001/p2p/{peer}": "none",
+        f"/ip4/192.0.2.01/tcp/4001/p2p/{peer}": "none",
+        f"/ip4/2001:db8::1/tcp/4001/p2p/{peer}": "none",
+        f"/ip6/fe80::1%eth0/tcp/4001/p2p/{peer}": "none",
+        "/ip4/192.0.2.1/tcp/4001": "none",
+        f"/ip4/192.0.2.1/tcp/4001/p2p/{peer[:-1]}": "none",
+        "/ip4/192.0.2.1/tcp/4001/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG": "none",
+        f"{on}/p2p-circuit": "circuit",
+        f"{on}/p2p-circuit/p2p/{peer}": "circuit",
+        f"{on}/p2p-circuit/p2p/{relay}": "none",
+        f"{on}/p2p-circuit/p2p/{peer}/p2p-circuit": "none",
+        f"{on}/p2p-circuit/": "none",
+        "/ip4/192.0.2.1/tcp/4001/p2p-circuit": "none",
+    }
+    return [{"name": text_, "expect": kind} for text_, kind in texts_.items()]
+
+
+def batches() -> list[dict[str, Any]]:
+    """Batches in the order in which a coordinator shows them. "fault": the owner is told."""
+
+    def batch(number_: int, before: bytes, key: Any = OTHER, at: int = 0) -> bytes:
+        previous = hashlib.sha256(before).digest() if before else bytes(32)
+        return seal(key, reader.BATCH, [1, number_, previous, bytes(32), T0 * 1000 + at])
+
+    first = batch(1, b"")
+    second = batch(2, first)
+    third = batch(3, second)
+    shown = {
+        "in order": ("ok", [first, second, third]),
+        "the newest again": ("ok", [first, second, second, third]),
+        "two of one number": ("fault", [first, second, batch(2, first, at=1)]),
+        "one that does not continue": ("fault", [first, batch(2, second)]),
+        "a lower number": ("fault", [first, second, first]),
+        "another key": ("fault", [first, batch(2, first, ROOT)]),
+        "one is missing": ("fault", [first, third]),
+    }
+    return [
+        {"name": name, "expect": expect, "batches": [raw.hex() for raw in raws]}
+        for name, (expect, raws) in shown.items()
+    ]
+
+
 def tag() -> dict[str, str]:
     """The tag of a message of the distributed table."""
     name, message = "dht.PingRequest", b"a serialized message"
@@ -799,6 +898,9 @@ def main() -> None:
         "presences": presences(),
         "relayed": relayed(),
         "tickets": tickets(),
+        "nonces": nonces(),
+        "addresses": addresses(),
+        "batches": batches(),
         "claims": claimed(),
         "tag": tag(),
     }

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import re
+import socket
 import string
 import struct
 import sys
@@ -620,6 +621,80 @@ def judge_offer(case: dict[str, Any], swarm_id: bytes) -> str:
     return "ok"
 
 
+def judge_nonces(case: dict[str, Any], swarm_id: bytes) -> str:
+    """Relayed requests of one asker."""
+    kept: list[tuple[int, int]] = []
+    forgotten = -1
+    for issued, nonce, now, expected in case["steps"]:
+        if issued - now > 300_000:
+            found = "future"
+        elif now - issued > 300_000:
+            found = "outdated"
+        elif nonce in [each for each, _ in kept]:
+            found = "duplicate"
+        elif issued <= forgotten:
+            found = "outdated"
+        else:
+            found, kept = "ok", [*kept, (nonce, issued)]
+            if len(kept) > 256:
+                forgotten = max(forgotten, kept.pop(0)[1])
+        if found != expected:
+            return f"{issued} {nonce}: {found}"
+    return "ok"
+
+
+def judge_address(case: dict[str, Any], swarm_id: bytes) -> str:
+    text, circuit, target = case["name"].partition("/p2p-circuit")
+    found = re.fullmatch("/(ip4|ip6|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})/p2p/([^/]+)", text)
+    if not found or not 0 < int(found[3]) < 65536 or not is_peer(found[4]):
+        return "none"
+    if not is_host(found[1], found[2]):
+        return "none"
+    of = target.removeprefix("/p2p/")
+    if target and (of == target or of == found[4] or not is_peer(of)):
+        return "none"
+    return "circuit" if circuit else "direct"
+
+
+def is_peer(text: str) -> bool:
+    """Check for the peer id of an Ed25519 key."""
+    if not text or not set(text) <= set(BASE58):
+        return False
+    number = 0
+    for character in text:
+        number = number * 58 + BASE58.index(character)
+    raw = number.to_bytes(64, "big").lstrip(b"\0")
+    return raw[:5] == bytes.fromhex("2408011220") and peer_id(raw[5:].rjust(32, b"\0")) == text
+
+
+def is_host(kind: str, host: str) -> bool:
+    """Check for an IP address in its usual form, or a name."""
+    if kind in ("dns4", "dns6"):
+        return re.fullmatch(r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*", host) is not None
+    family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+    try:
+        packed = socket.inet_pton(family, host)
+    except OSError:
+        return False
+    return kind == "ip6" or socket.inet_ntop(family, packed) == host
+
+
+def judge_batches(case: dict[str, Any], swarm_id: bytes) -> str:
+    held: tuple[bytes, int, bytes] | None = None
+    for text in case["batches"]:
+        raw = bytes.fromhex(text)
+        author, body = open_envelope(raw, swarm_id, BATCH, 320)
+        number, previous, _, _ = fields("batch", body)
+        digest = hashlib.sha256(raw).digest()
+        if held is not None:
+            same = number == held[1] and digest == held[2]
+            follows = number == held[1] + 1 and previous == held[2]
+            if author != held[0] or not (same or follows):
+                return "fault"
+        held = author, number, digest
+    return "ok"
+
+
 def judge_claims(of: dict[str, Any]) -> str:
     issuer = bytes.fromhex(of["issuer"])
     met = [(at, bytes.fromhex(subject)) for subject, at in of["met"]]
@@ -644,7 +719,8 @@ def judge_limits(limits: dict[str, Any], swarm: dict[str, Any]) -> list[tuple[st
     ]
     for section, judge in (
         *(("signatures", judge_signature), ("frames", judge_frame), ("tickets", judge_offer)),
-        *(("relayed", read_relayed), ("windows", judge_window)),
+        *(("relayed", read_relayed), ("windows", judge_window), ("nonces", judge_nonces)),
+        *(("addresses", judge_address), ("batches", judge_batches)),
     ):
         for case in limits[section]:
             verdict = judged(judge, case, swarm_id)
