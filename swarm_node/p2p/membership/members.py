@@ -319,10 +319,13 @@ class Members:
             return Rejected("revoked", "the swarm's owner has expelled it", since - self._wall())
         if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
+        refused = check_times(member.issuer, member.body, self._wall())
+        if refused is not None:
+            return refused
         issuer, subject = member.admitted_by, member.body.subject
         if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
             return Rejected("used_up", "its ticket was used for another key first")
-        return check_times(member.issuer, member.body, self._wall())
+        return None
 
     def _expelled_since(self, member: Member) -> int | None:
         """Unix seconds of the oldest list known here that names the member or an issuer of it, None

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
-from swarm_node.errors import Rejected
+from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.limits.admission import BusyError, PeerSlots
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
@@ -60,8 +60,9 @@ _NOTED = re.compile(rb"(\w*) ([0-9a-f]{32}) ([0-9]{1,15})\n")
 JOURNAL_BYTES: Final = 4_000_000
 _log = structlog.get_logger(__name__)
 
+_CARRIED = r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z"
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Protocol = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
+Protocol = Annotated[str, Meta(pattern=_CARRIED)]
 Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
 
 
@@ -104,8 +105,11 @@ def request_to(
     """Make a request at the Unix second `wall`, with a fresh `nonce`.
 
     Raises:
-        TransportError: the payload is too large to be relayed.
+        TransportError: the payload is too large to be relayed, or `protocol` is asked over links
+            only, as `probe-for` is.
     """
+    if not re.match(_CARRIED, protocol):
+        raise TransportError(f"no relay carries {protocol}: it needs a link to the peer")
     check_size("relayed request", len(payload), MAX_PAYLOAD_BYTES)
     return Request(
         v=1,
