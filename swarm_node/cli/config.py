@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.home import ask, show
+from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
 from swarm_node.errors import NotRunningError
 from swarm_node.program.terminal import RefusingGroup
@@ -35,11 +36,12 @@ def config(
         context.obj = (file, home)
         return
     from swarm_node.cli.config_view import config_rows, config_view, explain_settings
-    from swarm_node.config import parse_assignments
+    from swarm_node.config import Sources, parse_assignments
     from swarm_node.node.figures.snapshot import SCHEMA
 
     flags = {"home": home, **parse_assignments(assign or [])}
     keys = explain_settings(flags, config=file, with_home=True)
+    _tell_lost(Sources(flags, config=file).home)
     listed = {"schema": SCHEMA, "settings": config_rows(keys)}
     show(json, listed, lambda: config_view(keys))
 
@@ -59,6 +61,7 @@ def change(
     """
     from swarm_node.config import Sources, parse_assignments
     from swarm_node.config.changing import change_file
+    from swarm_node.config.remembered import FILE
     from swarm_node.config.sources import keys_of, set_remembered
 
     config, place = context.obj
@@ -68,7 +71,9 @@ def change(
         change_file(written, changes)
         typer.echo(f"{written}: {', '.join(changes)} written")
     else:
+        _tell_lost(sources.home)
         set_remembered(sources.home, changes)
+        chosen_home(sources.home).note(FILE)
         typer.echo(f"{sources.home}: {', '.join(changes)} remembered")
     try:
         told = ask(sources.home, lambda client: client.reload())
@@ -82,6 +87,15 @@ def change(
         )
         return
     _explain(told, keys_of(changes), "" if written is None else str(written.resolve()))
+
+
+def _tell_lost(home: Path) -> None:
+    """Warn on stderr if the home has lost what it remembered: values shown are then defaults."""
+    from swarm_node.config.remembered import FILE
+
+    for fault in chosen_home(home).judged().faults:
+        if fault.file == FILE:
+            typer.echo(f"{home}: {fault}", err=True)
 
 
 def _explain(told: Reloaded, changed: Sequence[str], written: str) -> None:

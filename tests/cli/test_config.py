@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from control_servers import serving
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from swarm_node.cli.config_view import explain_settings
 from swarm_node.cli.main import app
 from swarm_node.config import Sources, load_settings, settings_keys
 from swarm_node.config.reloading import Reloaded, Reloading
+from swarm_node.node.home.home import Home
 
 
 def test_a_setting_is_explained(tmp_path: Path) -> None:
@@ -149,3 +150,30 @@ def test_set_without_a_settings_file_changes_the_home(tmp_path: Path) -> None:
     )
     assert f"9 (default 4; {file}:2)" in shown
     assert "2 (default 0; the home)" in shown
+
+
+def test_a_home_that_lost_what_it_remembered_says_so_until_a_start(tmp_path: Path) -> None:
+    def command(*arguments: str) -> Result:
+        done = CliRunner().invoke(app, [*arguments, "--home", str(tmp_path)])
+        assert done.exit_code == 0, done.stderr
+        return done
+
+    command("config", "set", "run.seed=1")  # in a home without a swarm yet
+    command("init", "team")
+    assert command("config").stderr == ""
+    (tmp_path / "settings.json").unlink()
+    told = "settings.json is missing: options of earlier starts and of `config set` are gone"
+    assert told in command("config").stderr
+    assert told in command("config", "set", "run.seed=2").stderr
+    assert command("config").stderr == ""
+
+
+def test_settings_that_a_founded_home_got_later_are_missed_too(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.found_swarm("team", 1_800_000_000.0)
+    arguments = ["config", "set", "run.seed=1", "--home", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    (tmp_path / "settings.json").unlink()
+    (fault,) = home.judged().faults
+    assert (fault.file, fault.level) == ("settings.json", "warning")
+    assert fault.remedy == "restore it from a backup, or go on without it"

@@ -168,6 +168,14 @@ class Home(PrivateDirectory):
             HomeError: it cannot be written.
         """
         super().save(name, data)
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        """Record that this home has the small file `name`, which was written without `save`.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
         # Without a record this is no node's home, or one before its first start.
         if name in self._recorded or name not in FILES or not (self.path / RECORD).exists():
             return

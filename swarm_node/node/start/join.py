@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from swarm_node.config import Settings, Sources, default_home
 from swarm_node.config.reloading import Reloading
+from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
 from swarm_node.environments.presets import check_choice
@@ -136,6 +137,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         def on_running(addresses: Sequence[str]) -> None:
             screen.done()
             sources.remember()
+            home.note(SETTINGS_FILE)
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
