@@ -6,6 +6,7 @@ Cheap to import, so that `--help` is quick.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,7 +114,7 @@ def _admit(
     present: list[str],
 ) -> Invitation:
     """A ticket by root.key, or from an issuer file, which has decided the rest. `present` are the
-    addresses of the running node."""
+    endpoints of this home's node."""
     from swarm_node.node.members import admitting
 
     if home.is_owner:
@@ -176,15 +177,16 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
-    from swarm_node.node.members.admitting import admissions, holders, tried
+    from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
     from swarm_node.node.members.bans import ban_ledger
     from swarm_node.node.members.stewardship import revoked
 
     place = chosen_home(home)
     swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
-    entries, came = admissions(place).entries(), holders(place)
-    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, time.time())
+    entries, came, now = admissions(place).entries(), holders(place), time.time()
+    stale = out_of_date(entries, came, _present(home), now)
+    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, now, stale)
     listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
     show(json, listed, lambda: members_view(tickets, bans, met))
 
@@ -315,11 +317,14 @@ def _met(home: Path | None) -> list[PeerRow] | None:
 
 
 def _present(home: Path | None) -> list[str]:
-    """The addresses of the running node; none if no node runs."""
-    try:
-        return [*ask(home, lambda client: client.status()).addresses]
-    except NotRunningError:
-        return []
+    """The endpoints of the running node, or else those at which it would start."""
+    from swarm_node.config import load_settings
+    from swarm_node.node.members.admitting import present
+
+    place, running = chosen_home(home), list[str]()
+    with suppress(NotRunningError):
+        running = ask(home, lambda client: client.status()).addresses
+    return present(place, load_settings({"home": place.path}, with_home=True).network, running)
 
 
 def _own_addresses(home: Path | None) -> list[str]:

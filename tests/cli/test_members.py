@@ -175,6 +175,27 @@ def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert "swarm-node init" in refused(run(home.parent / "none", "members"))
 
 
+def test_members_shows_the_tickets_that_lead_nowhere(home: Path, tmp_path: Path) -> None:
+    """Also those that were made before the first start, and those with a coordinator's address."""
+
+    def states() -> list[str]:
+        rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
+        return [row["state"] for row in rows]
+
+    before = ("--address", "/ip4/203.0.113.5/tcp/31330")
+    run(home, "invite", "--name", "alice", "--out", "-", *before)
+    beside = (*before, "--coordinator", "https://swarm.example")
+    run(home, "invite", "--name", "bob", "--out", "-", *beside)
+    other = f"/ip4/203.0.113.5/tcp/31330/p2p/{PEER}"
+    run(home, "invite", "--name", "carol", "--out", "-", "--address", other)
+    assert states() == ["open"] * 3
+    port = "network.listen=['/ip4/0.0.0.0/tcp/31330']"
+    assert run(home, "config", "set", port).exit_code == 0
+    assert states() == ["open"] * 3
+    assert run(home, "config", "set", port.replace("31330", "31331")).exit_code == 0
+    assert states() == ["leads nowhere", "by others", "open"]
+
+
 def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> None:
     for name in ("web 16", "bob"):
         invite(home, "--name", name, "--out", "-")

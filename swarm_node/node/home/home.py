@@ -23,7 +23,7 @@ import fcntl
 import hashlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -421,6 +421,17 @@ class Home(PrivateDirectory):
         except OSError as error:
             raise HomeError(f"cannot write {self.path / 'issuer.key'}: {error.strerror}") from error
         self.save("issuer.certificate", steward.certificate)
+
+
+def listen_addresses(listen: Sequence[str], own_port: Callable[[], int]) -> list[str]:
+    """Return the addresses to listen on. Port 0 becomes the home's own port, so tickets stay valid
+    after a restart."""
+
+    def fixed(address: str) -> str:
+        head, found, tail = address.partition("/tcp/0")
+        return f"{head}/tcp/{own_port()}{tail}" if found else address
+
+    return [fixed(address) for address in listen]
 
 
 def _refuse(path: Path, judged: HomeState) -> None:
