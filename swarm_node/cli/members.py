@@ -52,7 +52,7 @@ def invite(
     ] = None,
     address: Annotated[
         list[str] | None,
-        typer.Option(help="Address newcomers dial; default: where the running node listens."),
+        typer.Option(help="Address newcomers dial; default: where the node listens, or did last."),
     ] = None,
     coordinator: Annotated[
         str | None, typer.Option(help="URL of a coordinator, which the ticket names too.")
@@ -328,16 +328,30 @@ def _present(home: Path | None) -> list[str]:
 
 
 def _own_addresses(home: Path | None) -> list[str]:
+    """The addresses of the running node for a ticket, or those of its last start that it would have
+    again."""
     try:
-        status = ask(home, lambda client: client.status())
+        addresses = ask(home, lambda client: client.status()).addresses
     except NotRunningError:
-        raise NotRunningError(
-            "a ticket needs an address that newcomers can dial: start this node first "
-            "(`swarm-node join`), or name one with --address"
-        ) from None
-    if not status.addresses:
+        ports = {place.rpartition("/")[2] for place in _present(home)}
+        addresses = [
+            text
+            for text in chosen_home(home).last_addresses()
+            if text.rpartition("/p2p/")[0].rpartition("/")[2] in ports
+        ]
+        if not addresses:
+            raise NotRunningError(
+                "a ticket needs an address that newcomers can dial: start this node first "
+                "(`swarm-node join`), or name one with --address"
+            ) from None
+        typer.echo(
+            "No node runs here: the ticket has its addresses of the last start. Newcomers need it "
+            "to run (`swarm-node join`).",
+            err=True,
+        )
+    if not addresses:
         raise NotRunningError("the node is still starting; try again in a few seconds")
-    chosen = dialled_first(status.addresses)
+    chosen = dialled_first(addresses)
     if all(map(_is_loopback, chosen)):
         typer.echo(
             "Only this machine can use this ticket: the node listens on loopback alone. Start it "

@@ -161,6 +161,19 @@ def test_a_home_that_cannot_invite_says_why(tmp_path: Path, home: Path) -> None:
     assert "name" in refused(done)
 
 
+def test_a_home_whose_node_has_run_knows_its_addresses(home: Path, tmp_path: Path) -> None:
+    place, out = Home(home), tmp_path / "t"
+    me, port = place.identity().peer_id, place.port()
+    last = [f"/ip4/{host}/tcp/{port}/p2p/{me}" for host in ("127.0.0.1", "10.77.0.1")]
+    place.keep_addresses(last)
+    done = run(home, "invite", "--name", "a", "--out", str(out))
+    assert done.exit_code == 0, done.stderr
+    assert parse_ticket(out.read_text(), time.time()).addresses == (last[1],)
+    assert "addresses of the last start" in done.stderr
+    assert run(home, "config", "set", "network.listen=['/ip4/0.0.0.0/tcp/9']").exit_code == 0
+    assert "start this node first" in refused(run(home, "invite", "--name", "b", "--out", "-"))
+
+
 def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert "no tickets were made" in run(home, "members").stdout
     for name in ("alice", "bob"):

@@ -8,6 +8,7 @@ membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
 admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
+addresses                          those of the node when it last started, for tickets
 settings.json                      what earlier starts were given (config/remembered.py)
 node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest between two runs;
                                    training state
@@ -302,6 +303,18 @@ class Home(PrivateDirectory):
             self.record()
             return self.membership()
         return self._keep(Membership(identity, swarm, chain))
+
+    def last_addresses(self) -> list[str]:
+        """The addresses that the node had when it last started; none before."""
+        return self._text("addresses").split()
+
+    def keep_addresses(self, addresses: Sequence[str]) -> None:
+        """Keep the `addresses` of the node, for tickets that are made while it does not run.
+
+        Raises:
+            HomeError: they cannot be written.
+        """
+        self.save("addresses", "\n".join(addresses).encode())
 
     def bootstraps(self) -> list[str]:
         """The addresses of peers that came with the ticket."""

@@ -89,6 +89,7 @@ FILES: Final[Mapping[str, _Kind]] = {
     "coordinator": _Kind("warning", "the coordinator's earlier batches are not compared any more"),
     "bootstrap": _Kind("warning", "the addresses of the ticket are gone; --bootstrap names others"),
     "port": _Kind("warning", "another port is chosen, and tickets with the old one miss this node"),
+    "addresses": _Kind("warning", "`invite` needs a running node, or --address, until a start"),
     "settings.json": _Kind(
         "warning", "options of earlier starts and of `config set` are gone: give them again"
     ),

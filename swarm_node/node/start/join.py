@@ -138,6 +138,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             screen.done()
             sources.remember()
             home.note(SETTINGS_FILE)
+            home.keep_addresses(addresses)
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
