@@ -6,7 +6,8 @@ Cheap to import, so that `--help` is quick.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ import typer
 
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import HomeOption, JsonOption
-from swarm_node.errors import ConfigError, NotRunningError, TicketError
+from swarm_node.errors import ConfigError, NotRunningError, TicketError, reason_of
 from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 if TYPE_CHECKING:
@@ -73,14 +74,14 @@ def invite(
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
     place, printed = sound_home(home), str(out) == "-"
-    if not printed and out.exists():
-        raise TicketError(f"{out} exists already: choose another file for the ticket")
-    addresses = _addresses(address, coordinator, home)
-    made = _admit(place, name, addresses, expires, uses, member_days, _present(home))
+    addresses, there = _addresses(address, coordinator, home), _present(home)
     if printed:
+        made = _admit(place, name, addresses, expires, uses, member_days, there)
         typer.echo(made.ticket)
     else:
-        write_secret(out, made.ticket.encode("ascii") + b"\n")
+        with _reserved(out) as write:
+            made = _admit(place, name, addresses, expires, uses, member_days, there)
+            write(made.ticket.encode("ascii") + b"\n")
     _explain(made.admission, None if printed else out)
 
 
@@ -164,6 +165,34 @@ def write_secret(out: Path, content: bytes) -> None:
         raise TicketError(f"{out} exists already: choose another file") from None
     except OSError as error:
         raise TicketError(f"cannot write {out}: {error.strerror}") from error
+
+
+@contextmanager
+def _reserved(out: Path) -> Iterator[Callable[[bytes], None]]:
+    """Make the new file `out`, and hand the block what fills it. A ticket is in the ledger before
+    it is written, so a file that cannot be made must be known earlier. It is gone again if the
+    block fails.
+
+    Raises:
+        TicketError: it exists, or cannot be written.
+    """
+    from swarm_node.durable import replace_private
+
+    def write(content: bytes) -> None:
+        try:
+            replace_private(out, content)
+        except OSError as error:
+            raise TicketError(
+                f"cannot write {out}: {reason_of(error)}. Its ticket is lost: `swarm-node members` "
+                "lists it, `swarm-node revoke` takes it back"
+            ) from error
+
+    write_secret(out, b"")
+    try:
+        yield write
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
 
 
 def members(home: HomeOption = None, json: JsonOption = False) -> None:

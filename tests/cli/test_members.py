@@ -134,11 +134,25 @@ def test_a_ticket_overwrites_nothing(home: Path, tmp_path: Path) -> None:
     out.write_text("kept")
     assert "exists already" in refused(invite(home, "--name", "alice", "--out", str(out)))
     assert out.read_text() == "kept"
+    nowhere = ("--name", "alice", "--out", str(tmp_path / "no" / "where"))
+    assert "cannot write" in refused(invite(home, *nowhere))
     tickets = json.loads(run(home, "members", "--json").stdout)["tickets"]
     assert tickets == [], "and none is made"
+
+
+def test_a_ticket_that_cannot_be_written_stays_in_stock(home: Path, tmp_path: Path) -> None:
+    file, out = str(tmp_path / "hq"), tmp_path / "alice.ticket"
+    made = run(home, "issuer", "make", "--name", "hq", "--tickets", "1", "--out", file)
+    assert made.exit_code == 0, made.stderr
+    assert run(home, "issuer", "use", file).exit_code == 0
+    (home / "root.key").unlink()
     assert "cannot write" in refused(
         invite(home, "--name", "alice", "--out", str(tmp_path / "no" / "where"))
     )
+    assert "name" in refused(invite(home, "--name", "a/b", "--out", str(out)))
+    assert not out.exists(), "a refused ticket leaves no file"
+    assert invite(home, "--name", "alice", "--out", str(out)).exit_code == 0
+    assert parse_ticket(out.read_text(), time.time()).issuer.name == "hq 1"
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "0d", "91d", "-1d", "1y", "1.5d", "9999999w", "٣d"])
