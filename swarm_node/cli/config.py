@@ -53,7 +53,8 @@ def change(
     file: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Change settings in the node's home, and let the running node read them again.
+    """Change settings in the node's home, and let the running node read them again. One may be
+    written KEY VALUE.
 
     With `--config FILE` or SWARM_NODE_CONFIG they are written into that settings file instead. Its
     comments stay. What `join` would refuse is not written. `swarm-node join --forget KEY` returns
@@ -64,6 +65,8 @@ def change(
     from swarm_node.config.remembered import FILE
     from swarm_node.config.sources import keys_of, set_remembered
 
+    if len(assignments) == 2 and "=" not in assignments[0]:  # KEY VALUE
+        assignments = ["=".join(assignments)]
     config, place = context.obj
     sources = Sources({"home": home or place}, config=file or config)
     changes, written = parse_assignments(assignments), sources.file

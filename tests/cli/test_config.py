@@ -13,10 +13,11 @@ from control_servers import serving
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from swarm_node.cli.config_view import explain_settings
+from swarm_node.cli.config_view import SettingRow, explain_settings
 from swarm_node.cli.main import app
 from swarm_node.config import Sources, load_settings, settings_keys
 from swarm_node.config.reloading import Reloaded, Reloading
+from swarm_node.config.remembered import recall
 from swarm_node.node.home.home import Home
 
 
@@ -177,3 +178,31 @@ def test_settings_that_a_founded_home_got_later_are_missed_too(tmp_path: Path) -
     (fault,) = home.judged().faults
     assert (fault.file, fault.level) == ("settings.json", "warning")
     assert fault.remedy == "restore it from a backup, or go on without it"
+
+
+def test_the_port_that_the_home_keeps_is_shown_beside_port_0(tmp_path: Path) -> None:
+    def listen() -> tuple[str, SettingRow]:
+        arguments = ["config", "--home", str(tmp_path)]
+        shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"}).stdout
+        rows = {row.name: row for row in explain_settings({"home": tmp_path}, with_home=True)}
+        return shown, rows["network.listen"]
+
+    shown, row = listen()
+    assert "in force" not in shown, "a port is chosen at the first start"
+    assert row.in_force is None
+    port = Home(tmp_path).port()
+    shown, row = listen()
+    assert f"(in force ['/ip4/0.0.0.0/tcp/{port}']; the home)" in shown
+    assert (row.value, row.in_force) == (
+        ["/ip4/0.0.0.0/tcp/0"],
+        [f"/ip4/0.0.0.0/tcp/{port}"],
+    )
+
+
+def test_set_takes_a_key_and_a_value_as_two_words(tmp_path: Path) -> None:
+    arguments = ["config", "set", "run.seed", "7", "--home", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, recall(tmp_path)["run.seed"].value) == (0, 7), done.stderr
+    done = CliRunner().invoke(app, [*arguments, "run.threads=2"])
+    assert done.exit_code == 1
+    assert "write KEY=VALUE" in done.stderr
