@@ -83,6 +83,7 @@ def invite(
             made = _admit(place, name, addresses, expires, uses, member_days, there)
             write(made.ticket.encode("ascii") + b"\n")
     _explain(made.admission, None if printed else out)
+    _warn_of_loopback(addresses)
 
 
 def _addresses(address: list[str] | None, coordinator: str | None, home: Path | None) -> list[str]:
@@ -96,13 +97,16 @@ def _addresses(address: list[str] | None, coordinator: str | None, home: Path | 
     from swarm_node.p2p.addresses.addresses import coordinator_address
 
     try:
-        own = address or _own_addresses(home)
-    except NotRunningError:
-        own = []
-    try:
-        return [*own[:7], coordinator_address(coordinator)]
+        named = coordinator_address(coordinator)
     except ValueError as error:
         raise ConfigError(f"--coordinator {coordinator}: {error}") from error
+    own = address or []
+    if not address:
+        with suppress(NotRunningError):
+            own = _own_addresses(home)
+        if not _is_loopback(named):  # which leads other machines here, and loopback does not
+            own = [text for text in own if not _is_loopback(text)]
+    return [*own[:7], named]
 
 
 def _admit(
@@ -149,6 +153,19 @@ def _explain(admission: IssuedTicket, out: Path | None) -> None:
         f"  swarm-node join --ticket-file {out.name if out else 'FILE'}",
     ):
         typer.echo(line, err=out is None)
+
+
+def _warn_of_loopback(addresses: list[str]) -> None:
+    """Say on stderr which addresses of a ticket no other machine can dial."""
+    near = [text for text in addresses if _is_loopback(text)]
+    if near == addresses:
+        typer.echo(
+            "Only this machine can use this ticket: all its addresses are loopback. Start the node "
+            "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
+            err=True,
+        )
+    elif near:
+        typer.echo(f"Only this machine can dial {near[0]}: it is loopback.", err=True)
 
 
 def write_secret(out: Path, content: bytes) -> None:
@@ -380,14 +397,7 @@ def _own_addresses(home: Path | None) -> list[str]:
         )
     if not addresses:
         raise NotRunningError("the node is still starting; try again in a few seconds")
-    chosen = dialled_first(addresses)
-    if all(map(_is_loopback, chosen)):
-        typer.echo(
-            "Only this machine can use this ticket: the node listens on loopback alone. Start it "
-            "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
-            err=True,
-        )
-    return chosen
+    return dialled_first(addresses)
 
 
 def dialled_first(addresses: list[str]) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
+from builders import quiet_snapshot
+from control_servers import serving
 from typer.testing import CliRunner, Result
 
 from coordinator.server import read_swarm
@@ -109,7 +113,7 @@ def test_a_ticket_is_a_private_file_and_never_shown(home: Path, tmp_path: Path) 
         assert said in done.stdout
     ticket = parse_ticket(text, 0.0 + _now())
     assert (ticket.issuer.name, ticket.issuer.uses, ticket.addresses) == ("alice", 3, (ADDRESS,))
-    assert 0 <= ticket.expires - _now() - 2 * 86_400 < 60
+    assert -60 < ticket.expires - _now() - 2 * 86_400 <= 0
     newcomer = Home(tmp_path / "newcomer")
     assert newcomer.join_swarm(ticket, _now()).swarm.name == "team a"
 
@@ -127,6 +131,48 @@ def test_a_ticket_is_printed_only_if_asked(home: Path, tmp_path: Path) -> None:
     assert "1 node" in done.stderr
     for missing in (["--name", "alice"], ["--out", "-"], []):
         assert "--name alice --out alice.ticket" in refused(invite(home, *missing))
+
+
+def test_loopback_in_a_ticket_is_said(home: Path) -> None:
+    far, only = "/ip4/10.77.0.1/tcp/9", "Only this machine can use this ticket"
+
+    def said(*arguments: str) -> str:
+        done = run(home, "invite", "--name", "a", "--out", "-", *arguments)
+        assert done.exit_code == 0, done.stderr
+        return done.stderr
+
+    assert only in said("--address", ADDRESS)
+    assert "Only this machine" not in said("--address", far)
+    for beside in (("--address", far), ("--coordinator", "https://swarm.example")):
+        told = said("--address", ADDRESS, *beside)
+        assert only not in told
+        assert f"Only this machine can dial {ADDRESS}" in told
+
+
+def test_a_ticket_with_a_coordinator_leaves_the_loopback_of_a_running_node_out(
+    tmp_path: Path,
+) -> None:
+    snapshot = msgspec.structs.replace(quiet_snapshot(), addresses=[ADDRESS])
+    home = tmp_path / "home"
+    assert run(home, "init", "team a").exit_code == 0
+
+    async def invited(*arguments: str) -> Result:
+        named = ("invite", "--name", "a", "--out", "-", *arguments)
+        async with serving(home, snapshot=lambda: snapshot):
+            return await asyncio.to_thread(run, home, *named)
+
+    def addresses(done: Result) -> tuple[str, ...]:
+        return parse_ticket(done.stdout, time.time()).addresses
+
+    done = asyncio.run(invited("--coordinator", "https://swarm.example"))
+    assert addresses(done) == ("/dns/swarm.example/tcp/443/https",)
+    assert "Only this machine" not in done.stderr
+    done = asyncio.run(invited("--coordinator", "http://127.0.0.1:8470"))
+    assert addresses(done) == (ADDRESS, "/ip4/127.0.0.1/tcp/8470/http")
+    assert "Only this machine can use this ticket" in done.stderr
+    done = asyncio.run(invited())
+    assert addresses(done) == (ADDRESS,)
+    assert "Only this machine can use this ticket" in done.stderr
 
 
 def test_a_ticket_overwrites_nothing(home: Path, tmp_path: Path) -> None:
