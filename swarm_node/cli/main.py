@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,6 +41,9 @@ from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
 from swarm_node.errors import SwarmNodeError
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
+
+if TYPE_CHECKING:
+    from swarm_node.node.home.home import Home
 
 app = typer.Typer(
     name="swarm-node",
@@ -135,7 +138,6 @@ def join(
     """
     from swarm_node.cli.live import live_screen
     from swarm_node.config import Sources, parse_assignments
-    from swarm_node.config.sources import forget as forget_values
     from swarm_node.node.start.join import join_swarm
 
     flags: dict[str, Any] = {
@@ -159,9 +161,18 @@ def join(
     }
     sources = Sources(flags, config=config, with_home=True)
     if forget:
-        forget_values(sources.home, forget)
+        _forget(chosen_home(sources.home), forget)
     settings = sources.load()
     join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
+
+
+def _forget(home: Home, keys: list[str]) -> None:
+    """Let a home forget the values of `keys`, if the start may use it at all."""
+    from swarm_node.config.sources import forget
+
+    home.check()
+    home.refuse_in_use()
+    forget(home.path, keys)
 
 
 for command in (

@@ -20,7 +20,8 @@ _MOST_HOLDERS = 3
 class TicketRow(msgspec.Struct, frozen=True):
     """A ticket of the ledger. `holders` are the ids of the peers that joined with it, `used` their
     number, `tried` the ids of those that showed it after it was used up. `state` is "open", "in
-    stock", "steward", "used up", "expired", "revoked" or "banned"."""
+    stock", "steward", "used up", "expired", "revoked", "banned", or where no address of it is this
+    node's any more, "leads nowhere" or, if it has addresses of others, "by others"."""
 
     name: str
     issuer_key: str
@@ -41,10 +42,11 @@ def ticket_rows(
     revoked: frozenset[str],
     bans: Sequence[Ban],
     now: float,
+    stale: Sequence[IssuedTicket] = (),
 ) -> list[TicketRow]:
-    """Rows of the ledger. Holders are the ids `came`, stored by issuer key, and the peers that the
-    running node `met`. `tried` are the ids that showed a used-up ticket. `revoked` are keys in
-    hex."""
+    """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
+    running node has `met` some. The home stores too who `tried` a used one. `revoked` are keys in
+    hex. `stale` tickets are out of date."""
     known: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for key, ids in came.items():
         known[key] |= dict.fromkeys(ids)
@@ -65,7 +67,11 @@ def ticket_rows(
             return "steward"
         if not ticket.given and not known[ticket.issuer_key]:  # a coordinator may have given it
             return "in stock"
-        return "used up" if 0 < ticket.uses <= len(known[ticket.issuer_key]) else "open"
+        if 0 < ticket.uses <= len(known[ticket.issuer_key]):
+            return "used up"
+        if ticket in stale:
+            return "by others" if ticket.others else "leads nowhere"
+        return "open"
 
     return [
         TicketRow(

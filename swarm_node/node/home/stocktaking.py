@@ -38,7 +38,8 @@ from swarm_node.storage import database_flaw
 _KEY_FILES = ("node.key", "root.key", "site.key", "issuer.key")
 _SMALL_FILES = (
     *("membership", "secret", "revoked", "issuer.certificate", "admitted", "coordinator"),
-    *("bootstrap", "port", "invitations.json", "tickets.json", "bans.json"),
+    *("bootstrap", "port", "addresses", "settings.json"),
+    *("invitations.json", "tickets.json", "bans.json"),
 )
 #: Files whose locks are held. They hold nothing.
 _LOCKS = ("lock", "recording", "editing")

@@ -30,8 +30,9 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
     file is not `given` to anybody yet. A `steward` admits nobody by a ticket. `endpoints` are those
-    of this node in the ticket, if it names nobody else; host 0.0.0.0 stands for one in front of
-    this machine that forwards the port."""
+    of this node in the ticket; host 0.0.0.0 stands for one in front of this machine that forwards
+    the port. It may name `others`: a relay, a coordinator, or a port that cannot be told to be this
+    node's."""
 
     name: Name
     issuer_key: _Key
@@ -42,6 +43,7 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     given: bool = True
     steward: bool = False
     endpoints: tuple[_Endpoint, ...] = ()
+    others: bool = False
 
 
 class Ban(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.control.control import ControlServer
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
-from swarm_node.node.home.home import Home, Membership
+from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.bans import Bans
@@ -31,7 +31,6 @@ from swarm_node.node.start.derive import (
     Resolved,
     cache_shape,
     engine_plan,
-    listen_addresses,
     trainer_settings,
 )
 from swarm_node.node.start.screen import Screen
@@ -115,7 +114,7 @@ def build_parts(
 def _make_transport(
     settings: Settings, home: Home, membership: Membership, reach: Reach
 ) -> HivemindTransport | Libp2pTransport:
-    listen = listen_addresses(settings, home.port)
+    listen = listen_addresses(settings.network.listen, home.port)
     network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
     if network.stack == "libp2p":
         return Libp2pTransport(

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from swarm_node.config import Settings, Sources, default_home
 from swarm_node.config.reloading import Reloading
+from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
 from swarm_node.environments.presets import check_choice
@@ -26,7 +27,7 @@ from swarm_node.errors import (
     reason_of,
 )
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.members.admitting import admissions, holders, out_of_date
+from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
 from swarm_node.node.preflight.doctor import examine, machine_of, refuse
 from swarm_node.node.preflight.facts import Seen, gather
 from swarm_node.node.preflight.first_lines import (
@@ -136,6 +137,8 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         def on_running(addresses: Sequence[str]) -> None:
             screen.done()
             sources.remember()
+            home.note(SETTINGS_FILE)
+            home.keep_addresses(addresses)
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
@@ -148,15 +151,15 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
     """Say which tickets made here lead nobody to this node at `addresses`."""
-    from swarm_node.node.start.derive import listen_addresses  # imports torch
-
-    present = [address.rpartition("/p2p/")[0] for address in addresses]
-    if settings.network.announce:  # it listens elsewhere too
-        present += listen_addresses(settings, home.port)
-    stale = out_of_date(admissions(home).entries(), holders(home), present, time.time())
+    there = present(home, settings.network, addresses)
+    stale = out_of_date(admissions(home).entries(), holders(home), there, time.time())
     if stale:
         endpoints = dict.fromkeys(place for ticket in stale for place in ticket.endpoints)
-        yield tickets_line([*dict.fromkeys(ticket.name for ticket in stale)], [*endpoints])
+        names = dict.fromkeys(
+            f"{ticket.name} (which have other addresses too)" if ticket.others else ticket.name
+            for ticket in stale
+        )
+        yield tickets_line([*names], [*endpoints])
 
 
 def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:
