@@ -17,7 +17,8 @@ from coordinator.main import app as coordinator
 from swarm_node.cli.main import app
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-APPS = {"swarm-node": app, "swarm-coordinator": coordinator}
+#: Made once: typer makes all of an application's commands anew each time that it is asked.
+APPS = {"swarm-node": get_command(app), "swarm-coordinator": get_command(coordinator)}
 _NAMES = f"(?:{'|'.join(APPS)})"
 #: What follows a command in a shell.
 _END = re.compile(r"\s(#|&&|\|\|?|>|;)|$", re.MULTILINE)
@@ -35,7 +36,7 @@ def fault(command: str) -> str:
     """What is wrong with a command, "" if nothing is."""
     end = _END.search(command)
     name, *words = shlex.split(command[: end.start() if end else None].replace("…", ""))
-    place = get_command(APPS[name])
+    place = APPS[name]
     while words and hasattr(place, "commands") and not words[0].startswith("-"):
         if words[0] not in place.commands:
             return f"no command {words[0]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -81,10 +82,17 @@ def test_what_describes_a_swarm_to_its_coordinator_holds_no_secret(tmp_path: Pat
     assert read_swarm(tmp_path / "home" / "swarm.json").swarm_id == swarm.swarm_id
 
 
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of an owner; do not write."""
+    place = tmp_path_factory.mktemp("founded") / "home"
+    assert run(place, "init", "team a").exit_code == 0
+    return place
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    assert run(tmp_path / "home", "init", "team a").exit_code == 0
-    return tmp_path / "home"
+def home(founded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded, tmp_path / "home"))
 
 
 def run(home: Path, verb: str, *arguments: str) -> Result:
