@@ -23,7 +23,7 @@ import msgspec
 
 from swarm_node.database import Database
 from swarm_node.durable import create_private, make_private, sync
-from swarm_node.errors import HomeError, Rejected
+from swarm_node.errors import HomeError, Rejected, words_of
 from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
 from swarm_node.p2p.membership.ticket import parse_ticket
 
@@ -310,7 +310,7 @@ def back_up(data: Path, out: Path) -> int:
         sync(out.parent)
         return sum(file.stat().st_size for file in out.iterdir())
     except (sqlite3.Error, OSError) as error:
-        raise HomeError(f"cannot back up {source} to {out}: {error}") from error
+        raise HomeError(f"cannot back up {source} to {out}: {words_of(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -39,7 +39,7 @@ from swarm_node.environments.judging.worker import (
 )
 from swarm_node.environments.judging.worker import Reply as WorkerReply
 from swarm_node.environments.survey import Survey
-from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
+from swarm_node.errors import ChildError, ConfigError, UnknownTaskError, words_of
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
 _START_SECONDS = 120.0
@@ -112,7 +112,9 @@ class EnvironmentProcess:
             with theirs:
                 await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
         except OSError as error:  # no descriptor or no process is left for it
-            raise ChildError(f"the environment process does not start: {error}") from error
+            raise ChildError(
+                f"the environment process does not start: {words_of(error)}"
+            ) from error
         self.generation += 1
         try:
             reply = await self._child.call(
@@ -156,7 +158,7 @@ class EnvironmentProcess:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise ChildError(f"no socket for a judge: {error}") from error
+            raise ChildError(f"no socket for a judge: {words_of(error)}") from error
         request = Fork(niceness, must_be_confined=self.runs_code)
         try:
             with theirs:

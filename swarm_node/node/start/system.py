@@ -14,7 +14,7 @@ from contextlib import suppress
 import structlog
 
 from swarm_node.config.reloading import Reloaded
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, reason_of
 
 _STREAMS = (0, 1, 2)
 _log = structlog.get_logger(__name__)
@@ -54,4 +54,4 @@ def notify(state: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.sendto(state.encode(), address)
     except OSError as error:
-        _log.warning("the service manager does not listen", socket=path, error=str(error))
+        _log.warning("the service manager does not listen", socket=path, error=reason_of(error))

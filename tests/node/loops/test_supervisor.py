@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import quiet_snapshot
 from in_memory import Sampler, World, small_settings, tiny
 from structlog.testing import capture_logs
 
@@ -30,6 +31,7 @@ from swarm_node.errors import (
     TransportError,
     WeightsError,
 )
+from swarm_node.node.figures.verdict import findings
 from swarm_node.node.loops.faults import TOLD_SECONDS, GoOn, Told, decide
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.supervisor import ALARMING, Supervisor
@@ -274,11 +276,33 @@ def test_a_loop_that_fails_again_and_again_is_an_alarm_until_it_works() -> None:
         assert alarms == {}
         await supervisor.attempt("record", fails)
         await supervisor.attempt("feel", works)
-        assert "No space left" in alarms["loop record"]
+        assert alarms["loop record"] == (
+            "record fails again and again (no space left on device): free memory and disk space, "
+            "or allow more open files (ulimit -n)"
+        )
         await supervisor.attempt("record", works)
         assert alarms == {}
 
     run_virtual(scenario)
+
+
+def test_the_words_of_an_alarm_are_not_taken_for_its_remedy() -> None:
+    alarms: dict[str, str] = {}
+    supervisor = Supervisor(Counter(), alarms, Clock(now=lambda: 0.0, wall=lambda: 0.0))
+
+    async def scenario(_: VirtualTimeLoop) -> None:
+        async def fails() -> None:
+            raise StorageError("cannot write node.db: the disk is full")
+
+        for _ in range(ALARMING):
+            await supervisor.attempt("record", fails)
+
+    run_virtual(scenario)
+    (said,) = [
+        each for each in findings(quiet_snapshot(alarms=[*alarms.values()])) if each.kind == "alarm"
+    ]
+    assert said.text.endswith("(cannot write node.db; the disk is full)")
+    assert said.remedy == "free disk space, and let no other process use the home"
 
 
 def test_a_cause_is_told_once_and_then_once_a_minute_with_its_count() -> None:
