@@ -155,6 +155,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
 
 
+def extra_of(name: str) -> str:
+    """Return the words for installing an extra of this program. No package index has a release."""
+    return f"`pip install '.[{name}]'` in a checkout"
+
+
 def words_of(error: BaseException) -> str:
     """Return an error's message for people, or the name of its class where it has none."""
     if isinstance(error, OSError):

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
+import tomllib
 
 import pytest
+from builders import ROOT
 
-from swarm_node.errors import ModelError, reason_of, words_of
+from swarm_node.errors import ModelError, extra_of, reason_of, words_of
+
+
+def test_only_one_function_says_how_an_extra_is_installed_and_each_is_one() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    asked: set[str] = set()
+    for path in (ROOT / "swarm_node").rglob("*.py"):
+        text = path.read_text()
+        assert "swarm-node[" not in text, path
+        asked |= set(re.findall(r"extra_of\([\"'](.+?)[\"']\)", text))
+    assert asked
+    assert asked <= extras.keys()
+    assert extra_of("gpu") == "`pip install '.[gpu]'` in a checkout"
 
 
 @pytest.mark.parametrize(

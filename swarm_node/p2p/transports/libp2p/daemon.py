@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from swarm_node.errors import ChildError, SlowStartError, TransportError, words_of
+from swarm_node.errors import ChildError, SlowStartError, TransportError, extra_of, words_of
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
@@ -45,7 +45,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head
 
-INSTALL = 'pip install "swarm-node[libp2p]"'
+INSTALL = extra_of("libp2p")
 START_SECONDS = 60.0  # py-libp2p's imports take most of a second on a machine that does nothing
 _LINK_SECONDS = 3.0
 #: Allowed environment variables. The process talks to strangers, so no token or key of the owner
