@@ -155,6 +155,14 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
 
 
+def instead(name: str, known: Iterable[str], use: str = "use one of") -> str:
+    """Return the end of a sentence about a `name` that is not among the `known` ones: the one that
+    it looks like, and all that there are."""
+    names = list(known)
+    close, listed = meant(name, names), ", ".join(names)
+    return f"{close} There are {listed}" if close else f"; {use} {listed}"
+
+
 def extra_of(name: str) -> str:
     """Return the words for installing an extra of this program. No package index has a release."""
     return f"`pip install '.[{name}]'` in a checkout"
