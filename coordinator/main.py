@@ -119,13 +119,16 @@ def make_code(
 
 @code_app.command("list")
 def list_codes(data: DataOption = _DATA) -> None:
-    """List the codes, and how many tickets are left for them. Who used a code is a member by the
-    name of the ticket that it gave, as `swarm-node members` shows it."""
+    """List the codes, and who came by their tickets.
+
+    Each ticket has the end of its holder's peer id. A node calls the holder as its ticket, until
+    `swarm-node rename` in the owner's home."""
     listed = asyncio.run(_admin(data).codes())
     for row in listed.codes:
         over = row.withdrawn or not row.left or row.expires < time.time()
         state = "withdrawn" if row.withdrawn else "over" if over else "open"
-        by = f"  gave the tickets {', '.join(row.tickets)}" if row.tickets else ""
+        gave = [_held(ticket, row.holders.get(ticket, [])) for ticket in row.tickets]
+        by = f"  gave {', '.join(gave)}" if gave else ""
         typer.echo(
             f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
             f"until {date_of(row.expires)}  {state}{by}"
@@ -198,6 +201,11 @@ def _admin(data: Path) -> AdminClient:
     from coordinator.admin import AdminClient
 
     return AdminClient(data)
+
+
+def _held(ticket: str, holders: list[str]) -> str:
+    ids = " ".join(f"…{peer_id[-8:]}" for peer_id in holders)
+    return f"{ticket} ({ids or 'not met yet'})"
 
 
 def _place(option: str, text: str) -> tuple[str, int]:

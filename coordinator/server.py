@@ -84,7 +84,7 @@ async def serve(
     store = Store(options.data / "coordinator.db")
     try:
         service = await _service(options, swarm, store)
-        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall)
+        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall, service.holders)
         if options.issuer_file is not None:
             await redemptions.stock(tickets_of(options.issuer_file, options.clock.wall()))
         public, admin = _apis(options, service, redemptions)

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from swarm_node.node.home.home import Home
-from swarm_node.node.members.admitting import admissions, invite, out_of_date, own_endpoints
+from swarm_node.node.members.admitting import (
+    admissions,
+    followed_names,
+    invite,
+    out_of_date,
+    own_endpoints,
+    rename,
+)
 from swarm_node.p2p.wire.identity import Identity
 
 ME, OTHER = Identity.from_seed(bytes(32)).peer_id, Identity.from_seed(bytes([1] * 32)).peer_id
@@ -32,6 +39,20 @@ def test_a_ticket_has_this_nodes_endpoints_if_it_names_nobody_else(
 ) -> None:
     assert own_endpoints(named, ME, [f"{HERE}/p2p/{ME}"]) == known
     assert own_endpoints(named, ME, []) == ()
+
+
+def test_a_running_node_has_the_names_of_the_ledger_at_once(tmp_path: Path) -> None:
+    home, now = Home(tmp_path), time.time()
+    home.found_swarm("team", now)
+    names = followed_names(home)
+    assert names.now() == {}
+    address = f"{HERE}/p2p/{home.identity().peer_id}"
+    made = invite(
+        home, "web 16", [address], now=now, valid_seconds=60, member_seconds=60, uses=1
+    ).admission
+    assert names.now() == {made.issuer_key: "web 16"}
+    rename(home, "web 16", "carol")
+    assert names.now() == {made.issuer_key: "carol"}
 
 
 def test_tickets_from_before_a_change_of_address_are_found(tmp_path: Path) -> None:
