@@ -34,7 +34,13 @@ code_app = typer.Typer(no_args_is_help=True, help="Codes that newcomers redeem f
 app.add_typer(code_app, name="code")
 
 DataOption = Annotated[
-    Path, typer.Option("--data", envvar="SWARM_COORDINATOR_DATA", help="Its directory.")
+    Path,
+    typer.Option(
+        "--data",
+        envvar="SWARM_COORDINATOR_DATA",
+        help="Its directory. [SWARM_COORDINATOR_DATA]",
+        show_envvar=False,
+    ),
 ]
 _DATA = Path("coordinator-data")
 _LONGEST_CODE = 366 * 86_400
@@ -49,14 +55,10 @@ def _main(
 
 @app.command()
 def serve(
-    swarm: Annotated[
-        Path, typer.Option(help="What `swarm-node id --swarm-file` prints, or a home's swarm.json.")
-    ],
+    swarm: Annotated[Path, typer.Option(help="From `swarm-node id --swarm-file`.")],
     data: DataOption = _DATA,
     listen: Annotated[str, typer.Option(help="HOST:PORT for members.")] = "127.0.0.1:8470",
-    admin: Annotated[
-        str, typer.Option(help="HOST:PORT for you, with the token in DATA/admin.token.")
-    ] = "127.0.0.1:8471",
+    admin: Annotated[str, typer.Option(help="HOST:PORT for you.")] = "127.0.0.1:8471",
     issuer_file: Annotated[
         Path | None,
         typer.Option(help="Tickets to redeem codes for: `swarm-node issuer make --no-steward`."),

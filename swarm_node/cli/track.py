@@ -105,9 +105,9 @@ _TRACKERS: Final[Mapping[TrackerName, Callable[[Path, str], Tracker]]] = {
 def track(
     tracker: Annotated[TrackerName, typer.Argument(help="Where the figures go.")],
     home: HomeOption = None,
-    into: Annotated[
-        Path, typer.Option(help="Directory for the tracker's files; trackio has its own.")
-    ] = Path("runs"),
+    into: Annotated[Path, typer.Option(help="Directory of the files; trackio has its own.")] = Path(
+        "runs"
+    ),
     once: Annotated[
         bool, typer.Option("--once", help="End when all figures so far were passed on.")
     ] = False,
