@@ -170,7 +170,7 @@ def main() -> None:
     baseline: float | None = None
     for name, settings in variants:
         if settings.get("optimizer") and importlib.util.find_spec("bitsandbytes") is None:
-            print(f"{name:26} not run: pip install 'swarm-node[gpu]'")
+            print(f"{name:26} not run: pip install '.[gpu]'")
             continue
         found = measure(arguments, settings)
         rate = arguments.rows * arguments.tokens / found["seconds"]

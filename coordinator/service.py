@@ -296,6 +296,15 @@ class Service:
         await self._weigh()
         return api.Forgotten(rows)
 
+    def holders(self) -> dict[str, list[str]]:
+        """Return the ids of the members that came here, by the issuer keys (hex) of their
+        tickets."""
+        found: dict[str, list[str]] = {}
+        for peer_id in sorted(self._seen):
+            if (shown := self._members.shown(peer_id)) is not None:
+                found.setdefault(shown[0].admitted_by.hex(), []).append(peer_id)
+        return found
+
     def counts(self) -> Mapping[str, float]:
         """Figures for metrics."""
         return {

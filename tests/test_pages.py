@@ -69,3 +69,31 @@ def test_the_go_of_the_network_daemon_is_the_one_that_the_security_page_names() 
     page = (ROOT / "SECURITY.md").read_text()
     assert f"Go {built[1].decode()}" in page
     assert f"hivemind\n  {version('hivemind')}" in page
+
+
+PROGRAM = sorted([*(ROOT / "swarm_node").rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
+
+
+def test_every_page_that_the_program_names_exists() -> None:
+    named = {
+        (str(file.relative_to(ROOT)), page, heading)
+        for file in PROGRAM
+        for page, heading in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", file.read_text())
+    }
+    assert named
+    assert [place for place in sorted(named) if not exists(*place[1:])] == []
+
+
+def test_a_page_or_heading_that_does_not_exist_is_found() -> None:
+    assert exists("docs/engines.md", "when-the-engine-fails-for-good")
+    assert not exists("docs/engines.md", "when-nothing-fails")
+    assert not exists("docs/sites.md", "")
+
+
+def exists(page: str, heading: str) -> bool:
+    """Check that a page exists, and has the heading that an anchor names, if it names one."""
+    if not (ROOT / page).is_file():
+        return False
+    headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+    return not heading or heading in anchors

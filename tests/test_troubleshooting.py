@@ -45,7 +45,7 @@ def faults() -> Iterator[str]:
         for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Subscript(slice=ast.Attribute(value=ast.Name("decided"), attr="part")):
-                    yield from (part for _, part, _ in PASSING)
+                    yield from (part for _, part, *_ in PASSING)
                 case ast.Subscript(value=ast.Attribute(attr="faults" | "_faults"), slice=named):
                     yield named.value if isinstance(named, ast.Constant) else _beginning(named)
                 case ast.Assign(value=ast.Call(func=ast.Name("Counter"), args=[ast.Dict() as one])):

@@ -125,7 +125,7 @@ class Pages:
     def drawn(self, shot: Snapshot) -> RenderableType:
         """The page."""
         if self._page == "p":
-            return Group(head(shot), peers_view(shot, {}))
+            return Group(head(shot), peers_view(shot))
         if self._page == "s":
             return Group(head(shot), samples_view(shot.examples, shot.peers))
         return node_view(shot)

@@ -69,9 +69,7 @@ def _main(
 def demo(
     nodes: Annotated[int, typer.Option(min=2, max=9, help="Node processes.")] = 3,
     minutes: Annotated[float, typer.Option(min=0.5, max=120, help="How long to learn.")] = 3.0,
-    report: Annotated[Path, typer.Option(help="Directory for report.json and learning.png.")] = (
-        Path("demo-report")
-    ),
+    report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
@@ -266,9 +264,7 @@ def identify(
 def status(
     home: HomeOption = None,
     json: JsonOption = False,
-    healthy: Annotated[
-        bool, typer.Option(help="Only the state; exit code 0 if it is running.")
-    ] = False,
+    healthy: Annotated[bool, typer.Option(help="Only the state; 0 if it runs.")] = False,
 ) -> None:
     """Show what the running node does and how its reward on unseen texts develops.
 

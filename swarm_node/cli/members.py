@@ -31,8 +31,7 @@ OutOption = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="The new file for the ticket, mode 0600; - prints it, and then terminal, log and "
-        "shell history may keep it.",
+        help="The ticket's new file (mode 0600), or - to print it.",
     ),
 ]
 
@@ -64,7 +63,8 @@ def invite(
 
     Whoever holds the ticket can join until it expires or is used up: send it as you would send a
     password. `swarm-node members` lists your tickets; `swarm-node revoke NAME` takes one back,
-    and expels whom it admitted.
+    and expels whom it admitted. `--out -` prints it, and then terminal, log and shell history may
+    keep it.
 
         swarm-node invite --name alice --out alice.ticket
     """
@@ -238,7 +238,7 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
 
 
 WhoArgument = Annotated[
-    str, typer.Argument(help="A name or the end of a peer id, as `swarm-node members` shows them.")
+    str, typer.Argument(help="A name or the end of a peer id, as in `members`.")
 ]
 
 
@@ -255,8 +255,7 @@ def revoke(
         bool,
         typer.Option(
             "--anew",
-            help="With --stolen-steward: forget whom the list names so far. The thief may have "
-            "expelled you, or have filled the list.",
+            help="With --stolen-steward: forget whom the list names so far.",
         ),
     ] = False,
     home: HomeOption = None,
@@ -266,7 +265,8 @@ def revoke(
     A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
     more. The end of a peer id stands for this one node, whose key is out for good. Neither can be
     taken back, but a new ticket admits the person again. Whom you expel still knows the swarm's
-    secret: `swarm-node rotate-secret` replaces it.
+    secret: `swarm-node rotate-secret` replaces it. A thief of a steward's key may have expelled
+    you, or have filled the list: `--anew` is for that.
     """
     from swarm_node.node.members.admitting import admissions
     from swarm_node.node.members.people import keys_of, whom

@@ -80,7 +80,9 @@ class PeersView:
         return "; ".join(said)
 
 
-def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableType:
+def peers_view(
+    snapshot: Snapshot, known_as: Mapping[str, str] = MappingProxyType({})
+) -> RenderableType:
     """See `PeersView`."""
     return PeersView(snapshot, known_as)
 

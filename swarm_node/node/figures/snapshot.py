@@ -176,10 +176,11 @@ class PeerRow(msgspec.Struct, frozen=True):
         if shown is None:
             return row
         member, standing = shown
+        name, issuer = members.names(member)
         return msgspec.structs.replace(
             row,
-            name=member.name,
-            issuer=member.issuer.name,
+            name=name,
+            issuer=issuer,
             issuer_key=member.admitted_by.hex(),
             until=member.until,
             standing=standing,
@@ -205,8 +206,8 @@ class MembershipRow(msgspec.Struct, frozen=True):
         if shown is None:
             return None
         member, standing = shown
-        name, issuer, begins = member.name, member.issuer.name, member.body.not_before
-        return cls(name, issuer, begins, member.until, standing, members.expelled_at(peer_id))
+        begins, expelled = member.body.not_before, members.expelled_at(peer_id)
+        return cls(*members.names(member), begins, member.until, standing, expelled)
 
     def alarms(self, wall: float) -> list[str]:
         """Return the alarms about this membership at the Unix second `wall`."""

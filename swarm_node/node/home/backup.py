@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm_node.durable import open_regular
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, reason_of, words_of
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import RECORD
 from swarm_node.node.home.stocktaking import take_stock
@@ -106,7 +106,7 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     except FileExistsError:
         raise HomeError(f"{out} exists already: choose another name for the backup") from None
     except (OSError, sqlite3.Error) as error:
-        raise HomeError(f"cannot write the backup {out}: {error}") from error
+        raise HomeError(f"cannot write the backup {out}: {words_of(error)}") from error
     return Backup(int(now), files)
 
 
@@ -134,7 +134,9 @@ def restore(home: Home, source: Path) -> Backup:
                 path.rename(home.path / path.name)
             home.record()
         except OSError as error:
-            raise HomeError(f"cannot restore {source} into {home.path}: {error}") from error
+            raise HomeError(
+                f"cannot restore {source} into {home.path}: {reason_of(error)}"
+            ) from error
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return restored

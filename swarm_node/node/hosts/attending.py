@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from swarm_node.errors import ConfigError, words_of
+from swarm_node.errors import ConfigError, reason_of, words_of
 from swarm_node.node.hosts.hosts import (
     Challenge,
     Hello,
@@ -76,7 +76,7 @@ class Attendant:
             try:
                 reader, writer = await asyncio.open_connection(name, int(port))
             except OSError as error:
-                self._say(f"waiting for the node at {self._node} ({error.strerror or error})")
+                self._say(f"waiting for the node at {self._node} ({reason_of(error)})")
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:

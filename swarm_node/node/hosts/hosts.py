@@ -243,8 +243,8 @@ class Hosts:
                 )
             except (OSError, OverflowError) as error:
                 raise ConfigError(
-                    f"run.trainer_hosts: cannot listen on {self._at} ({error}): name an address of "
-                    "this machine and a free port"
+                    f"run.trainer_hosts: cannot listen on {self._at} ({words_of(error)}): name an "
+                    "address of this machine and a free port"
                 ) from error
         address = str(self._server.sockets[0].getsockname()[0])
         return address, interface_of(address)

@@ -11,7 +11,7 @@ from swarm_node.config.model import Network
 from swarm_node.errors import HomeError, TicketError, meant
 from swarm_node.node.home.home import Home, listen_addresses
 from swarm_node.node.members.issuers import Made, take
-from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
+from swarm_node.node.members.ledger import MAX_ENDPOINTS, Followed, IssuedTicket, Ledger
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.membership.claims import Claims
 from swarm_node.p2p.membership.members import load_claims
@@ -33,6 +33,13 @@ class Invitation(NamedTuple):
 def admissions(home: Home) -> Ledger[IssuedTicket]:
     """Return the ledger of the tickets made in this home."""
     return Ledger(home, "invitations.json", IssuedTicket)
+
+
+def followed_names(home: Home) -> Followed[IssuedTicket, Mapping[str, str]]:
+    """Return the names of this home's tickets now, by issuer key (hex), for its running node."""
+    return Followed(
+        admissions(home), lambda tickets: {made.issuer_key: made.name for made in tickets}
+    )
 
 
 def invite(

@@ -303,7 +303,7 @@ def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
     if facts.libp2p:
         yield Finding("stack", "ok", "py-libp2p is installed")
     else:
-        remedy = f"run `{INSTALL}`, or take `--set network.stack=hivemind`"
+        remedy = f"run {INSTALL}, or take `--set network.stack=hivemind`"
         yield Finding("stack", "error", "py-libp2p is not installed", remedy)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import ConfigError, HomeError, ModelError
+from swarm_node.errors import ConfigError, HomeError, ModelError, extra_of
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
     TrainingMethod,
@@ -391,7 +391,7 @@ def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
     if training.base != "nf4":
         return
     if not machine.bitsandbytes:
-        reason = "needs bitsandbytes: pip install 'swarm-node[gpu]'"
+        reason = f"needs bitsandbytes: run {extra_of('gpu')}"
     elif settings.run.ranks > 1:
         reason = "works in one process: unset run.trainer_processes and run.trainer_hosts"
     elif not shared:

@@ -24,6 +24,7 @@ from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.parts import Parts
+from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
 from swarm_node.node.start.assembly import assemble
@@ -98,6 +99,7 @@ def build_parts(
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
         banned=Bans(home).covered,
+        names=followed_names(home).now,
         knock=knock,
         reach=reach,
         dialable=reach.dialable,

@@ -17,7 +17,7 @@ from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.environments.presets import check_choice
+from swarm_node.environments.presets import check_choice, check_name
 from swarm_node.errors import (
     ConfigError,
     MachineError,
@@ -97,6 +97,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     home.check()
     home.refuse_in_use()
     environment = given.environment
+    check_name(environment.name)
     check_choice(environment.name, environment.options, environment.families)
     ticket = redeemed(given, home, code)
     seen = Seen(hardware(run.device))

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from swarm_node.config.reloading import Reloaded
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, reason_of
 
 _STREAMS = (0, 1, 2)
 #: Threads of the loop's default executor: as many as its own would have on a small machine.
@@ -64,7 +64,7 @@ def notify(state: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.sendto(state.encode(), address)
     except OSError as error:
-        _log.warning("the service manager does not listen", socket=path, error=str(error))
+        _log.warning("the service manager does not listen", socket=path, error=reason_of(error))
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -8,7 +8,7 @@ import functools
 import math
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
 
@@ -109,6 +109,11 @@ def nobody() -> frozenset[str]:
     return frozenset()
 
 
+def nothing() -> Mapping[str, str]:
+    """The names of a node whose owner gave none."""
+    return {}
+
+
 class Members:
     """The members that this node knows. Above MAX_MEMBERS it forgets the oldest member of the most
     common issuer, so no ticket crowds out the members of another."""
@@ -119,9 +124,11 @@ class Members:
         wall: Callable[[], float],
         keeper: Keeper | None = None,
         banned: Callable[[], frozenset[str]] = nobody,
+        names: Callable[[], Mapping[str, str]] = nothing,
     ) -> None:
         """`banned` returns this node's own bans: peer ids, and keys (hex) of issuers. A banned
-        issuer key applies to members that it first admitted.
+        issuer key applies to members that it first admitted. `names` returns the names that the
+        owner of this node gave to issuers, by key (hex). They count before those in certificates.
 
         Raises:
             HomeError: what `keeper` holds is damaged.
@@ -130,6 +137,7 @@ class Members:
         self._wall = wall
         self._keeper = keeper
         self._banned = banned
+        self._names = names
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
         #: The keys on the list. For each, the time (Unix seconds) of the oldest list known here
@@ -181,10 +189,19 @@ class Members:
         return member, refused.reason if refused else "member"
 
     def name(self, peer_id: str) -> str:
-        """The name in the certificate that a peer presented, also a former member's, "" for any
+        """The name of a peer that presented its certificate, also a former member's, "" for any
         other peer."""
         shown = self.shown(peer_id)
-        return shown[0].name if shown else ""
+        return self.names(shown[0])[0] if shown else ""
+
+    def names(self, member: Member) -> tuple[str, str]:
+        """Return the names of a member and of its issuer: those that the owner of this node gave,
+        otherwise those in certificates."""
+        given = self._names()
+        return (
+            given.get(member.admitted_by.hex(), member.name),
+            given.get(member.issuer.issuer_key.hex(), member.issuer.name),
+        )
 
     def author(self, presence: bytes) -> str:
         """Return the peer id of a presence's signer, even of an outdated presence; "" if its chain

@@ -151,7 +151,7 @@ CAUSES: Final = _rows(
         "{where} does not answer{effort}",
         "",
         "a firewall may be between, or it is in another network: ask for a public address or a "
-        "relay (docs/sites.md)",
+        "relay (docs/networking.md)",
     ),
     CauseKind(
         "no_peer_id", "address", "warning",

@@ -21,7 +21,7 @@ import structlog
 from msgspec import Meta
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected
+from swarm_node.errors import Rejected, reason_of
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
@@ -199,7 +199,7 @@ async def hold(
                     await asyncio.sleep(pause)
                     pause *= 2.0
                 except OSError as error:
-                    _log.debug("no SYN is sent", ip=ip, port=port, error=str(error))
+                    _log.debug("no SYN is sent", ip=ip, port=port, error=reason_of(error))
                     return None
     return None
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected, TransportError, reason_of
 from swarm_node.p2p.limits.admission import BusyError, PeerSlots
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
@@ -235,7 +235,9 @@ class Answered:
             try:
                 self._journal.append(f"{who} {body.nonce.hex()} {body.issued_ms}".encode())
             except OSError as error:
-                _log.warning("a restart forgets which requests were answered", error=str(error))
+                _log.warning(
+                    "a restart forgets which requests were answered", error=reason_of(error)
+                )
                 self._journal = None
         return refused
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, ModelError, extra_of
 
 #: Weights that share a scale.
 BLOCK = 64
@@ -83,5 +83,5 @@ def bitsandbytes(setting: str, instead: str) -> Any:
         return import_module("bitsandbytes")
     except ImportError as error:
         raise ConfigError(
-            f"{setting} needs bitsandbytes: pip install 'swarm-node[gpu]', or set {instead}"
+            f"{setting} needs bitsandbytes: run {extra_of('gpu')}, or set {instead}"
         ) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, words_of
 from swarm_node.simulation.experiments.frontier_arms import DEFAULT, RIVALS, SIZE
 from swarm_node.simulation.experiments.frontier_raw import Raw
 from swarm_node.simulation.experiments.prediction import between
@@ -108,7 +108,7 @@ def read_choices(directory: Path) -> dict[str, PilotDecision]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, PilotDecision])
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} holds no decisions: {error}") from error
+        raise ConfigError(f"{path} holds no decisions: {words_of(error)}") from error
 
 
 def write_choices(directory: Path, choices: Mapping[str, PilotDecision]) -> Path:

