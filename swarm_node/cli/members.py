@@ -52,7 +52,7 @@ def invite(
     ] = None,
     address: Annotated[
         list[str] | None,
-        typer.Option(help="Address newcomers dial; default: where the node listens, or did last."),
+        typer.Option(help="Address newcomers dial; default: this node's."),
     ] = None,
     coordinator: Annotated[
         str | None, typer.Option(help="URL of a coordinator, which the ticket names too.")
