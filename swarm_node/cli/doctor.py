@@ -68,7 +68,7 @@ def doctor(
     findings = find(settings)
     if network:
         kept = [finding for finding in findings if finding.subject in _OF_NETWORK]
-        findings = [*kept, *find_network(settings)]
+        findings = [*find_network(settings), *kept]
     else:
         findings += find_reach(settings)
     if json:

@@ -89,7 +89,7 @@ def test_before_a_start_the_network_is_that_of_the_nodes_to_dial(tmp_path: Path)
     code, shown = run(tmp_path, "--network", "--set", f'network.bootstrap=["{address}"]')
     assert code == 1  # nobody is reached
     subjects = re.findall(r"^[✓!✗▲] +(\w+) ", shown, re.M)
-    assert subjects == ["clock", "port", "reach", "address", "reached"]
+    assert subjects == ["reach", "address", "reached", "clock", "port"]
     assert "127.0.0.1:1 refuses connections" in shown
     assert "is the node there running, on that port?" in shown
 

@@ -413,7 +413,8 @@ class TriedRow(msgspec.Struct, frozen=True):
 class NetworkReport(msgspec.Struct, frozen=True):
     """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
     number of peers that answer, and the heartbeats found in the transport's table within `seconds`
-    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it."""
+    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it.
+    `findings` and `causes` are those of the snapshot after them."""
 
     reach: Verdict
     addresses: list[str]
@@ -422,3 +423,5 @@ class NetworkReport(msgspec.Struct, frozen=True):
     seconds: float
     fault: str = ""
     tried: list[TriedRow] = []
+    findings: list[Said] = []
+    causes: list[Cause] = []

@@ -21,10 +21,15 @@ from swarm_node.p2p.reach.verdict import NATS, Verdict, listed, place
 #: certificates and heartbeats.
 _CLOCK_WARNING, _CLOCK_ERROR = 30.0, 300.0
 _MOST_TRIED = 8
+#: The level of each finding of `status`.
+_LEVELS: dict[str, Level] = {"bad": "error", "warning": "warning", "good": "ok"}
 
 
 def judge_network(report: NetworkReport) -> Iterator[Finding]:
-    """Judge the network of a running node."""
+    """Judge the network of a running node. The verdict of `status` comes first."""
+    for said in report.findings:
+        yield Finding(said.kind, _LEVELS[said.level], said.text, said.remedy)
+    yield from _judge_causes(report)
     yield from _judge_tries(report.tried)
     if report.tried and all(row.cause or row.kind == "coordinator" for row in report.tried):
         return  # what members found before says nothing about now
@@ -56,6 +61,17 @@ def judge_addresses(tried: Sequence[DialAttempt]) -> Iterator[Finding]:
 async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
     """Try a connection to each of these addresses, at most eight of them."""
     return await attempt_all(circuit.dialled(addresses), knock, _MOST_TRIED)
+
+
+def _judge_causes(report: NetworkReport) -> Iterator[Finding]:
+    """Tell the causes that neither the verdict nor a try tells."""
+    tried = [row.cause for row in report.tried if row.cause]
+    told = {(cause.code, cause.peer, where) for cause in tried for where in (cause.where, "")}
+    for cause in report.causes:
+        text = told_here(cause)
+        verdict = any(text in said.text for said in report.findings)
+        if not verdict and (cause.code, cause.peer, cause.where) not in told:
+            yield Finding(cause.code, "warning", text, advice(cause))
 
 
 def _judge_tries(tried: Sequence[TriedRow]) -> Iterator[Finding]:

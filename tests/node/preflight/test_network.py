@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from swarm_node.node.figures.snapshot import NetworkReport, TriedRow
+from swarm_node.node.figures.snapshot import NetworkReport, Said, TriedRow
 from swarm_node.node.loops.dialing import try_coordinator
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
-from swarm_node.p2p.peers.causes import Cause
+from swarm_node.p2p.peers.causes import Cause, advice, told_here
 from swarm_node.p2p.reach.attempts import DialAttempt
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Relay, judge
 from swarm_node.p2p.wire.identity import Identity
@@ -139,6 +139,24 @@ def test_a_running_node_that_reaches_nobody_is_an_error_whatever_members_found_b
     assert "error" not in {each.level for each in well}
     assert Finding("peer", "ok", "al answers in 20 ms") in well
     assert "reach" in {each.subject for each in well}
+
+
+def test_the_verdict_comes_first_and_no_cause_is_told_twice() -> None:
+    lost = Cause("other_swarm", "id of al", "al")
+    shut = Cause("nobody_listens", "id of bob", where="11.0.0.2:7")
+    far = Cause("no_answer", "id of carl", where="11.0.0.3:7")
+    first, second, *others = judge_network(
+        report(
+            findings=[Said("other_swarm", "bad", f"training alone: {told_here(lost)}", "do it")],
+            causes=[lost, shut, far],
+            tried=[TriedRow("address", "11.0.0.2:7", 0.1, shut), TriedRow("peer", "di", 0.02)],
+        )
+    )
+    assert first == Finding("other_swarm", "error", f"training alone: {told_here(lost)}", "do it")
+    assert second == Finding("no_answer", "warning", told_here(far), advice(far))
+    assert [each.found for each in others if "refuses" in each.found] == [
+        "11.0.0.2:7 refuses connections, after 0.1 s"
+    ]
 
 
 def test_a_coordinator_is_tried() -> None:
