@@ -243,7 +243,11 @@ class Node:
             **{name: partial(repeat, name, step) for name, step in self._further_steps().items()},
             **self._punching(),
             "evaluate": partial(repeat, "evaluate", self._evaluate),
-            "record": partial(repeat, "record", Recorder(self._parts, self._shared).step),
+            "record": partial(
+                repeat,
+                "record",
+                Recorder(self._parts, self._shared, lambda: self.snapshot().findings).step,
+            ),
         }
 
     def _further_steps(self) -> Mapping[str, Step]:
