@@ -1,11 +1,13 @@
-"""Judges the network for `swarm-node doctor --network`. Pure, but for `try_addresses`.
+"""Judges the network for `swarm-node doctor --network`. Pure, but for `try_addresses` and
+`try_stored`.
 
 For a running node it judges the findings of members. Before a start it judges the replies of the
-nodes that the ticket names.
+nodes that the ticket names and that this one knew.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -16,11 +18,12 @@ from swarm_node.p2p.peers.causes import advice, told_here
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import NATS, Verdict, listed, place
+from swarm_node.storage import KnownPeer
 
 #: Seconds of clock error that warn the owner, and seconds from which peers refuse this node's
 #: certificates and heartbeats.
 _CLOCK_WARNING, _CLOCK_ERROR = 30.0, 300.0
-_MOST_TRIED = 8
+_MOST_TRIED, _MOST_ADDRESSES = 8, 2
 #: The level of each finding of `status`.
 _LEVELS: dict[str, Level] = {"bad": "error", "warning": "warning", "good": "ok"}
 
@@ -50,17 +53,38 @@ def judge_reach(reach: Verdict) -> Finding:
     return Finding("reach", level, reach.text, reach.remedy)
 
 
-def judge_addresses(tried: Sequence[DialAttempt]) -> Iterator[Finding]:
-    """Judge the nodes that ticket and settings name."""
+def judge_addresses(
+    tried: Sequence[DialAttempt], further: Sequence[TriedRow] = ()
+) -> Iterator[Finding]:
+    """Judge the nodes that ticket and settings name, and `further` tries."""
     yield Finding("reach", "ok", "known while the node runs: start it, and ask again")
-    yield from _judge_tries(
-        [TriedRow("address", each.where, each.seconds, each.cause()) for each in tried]
-    )
+    rows = [TriedRow("address", each.where, each.seconds, each.cause()) for each in tried]
+    yield from _judge_tries([*rows, *further])
 
 
 async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
     """Try a connection to each of these addresses, at most eight of them."""
     return await attempt_all(circuit.dialled(addresses), knock, _MOST_TRIED)
+
+
+async def try_stored(peers: Sequence[KnownPeer]) -> list[TriedRow]:
+    """Try a connection to each of these peers, at most eight, each at its first two addresses. A
+    peer without an address of its own is left out: it is behind a relay."""
+
+    async def one(peer: KnownPeer, addresses: Sequence[str]) -> TriedRow:
+        attempts = await attempt_all(addresses, knock, _MOST_ADDRESSES)
+        best = min(attempts, key=lambda each: each.outcome != "open")
+        return TriedRow("peer", f"…{peer.peer_id[-8:]}", best.seconds, best.cause())
+
+    found = [(peer, _own_addresses(peer)) for peer in peers]
+    chosen = [(peer, own) for peer, own in found if own][:_MOST_TRIED]
+    return list(await asyncio.gather(*(one(peer, own) for peer, own in chosen)))
+
+
+def _own_addresses(peer: KnownPeer) -> list[str]:
+    """The addresses of a peer but for those of relays, with its id."""
+    direct = circuit.reachable_first(peer.addresses)
+    return [text if "/p2p/" in text else f"{text}/p2p/{peer.peer_id}" for text in direct]
 
 
 def _judge_causes(report: NetworkReport) -> Iterator[Finding]:
@@ -85,9 +109,11 @@ def _judge_tries(tried: Sequence[TriedRow]) -> Iterator[Finding]:
         if answered:
             remedy += "; another one answers, which is enough"
         yield Finding(row.kind, "warning", text, remedy)
-    if not any(row.kind != "coordinator" for row in tried):
+    if not tried:
         remedy = "start with a ticket, or invite another machine: `swarm-node invite`"
         yield Finding("reached", "warning", "nobody to try: no address and no known peer", remedy)
+    elif all(row.kind == "coordinator" and row.cause is None for row in tried):
+        yield Finding("reached", "ok", "no peer to try yet: the coordinator introduces some")
     elif not answered:
         remedy = "look at each line above; check this machine's own network first"
         yield Finding("reached", "error", "nobody is reached", remedy)
