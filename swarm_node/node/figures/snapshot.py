@@ -400,11 +400,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class TriedRow(msgspec.Struct, frozen=True):
-    """One try of `doctor --network`: of an address in settings or ticket, of a known peer or of a
-    coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its failure, None if
-    it answered."""
+    """One try of `doctor --network`: of an address in settings or ticket, of a known peer, of a
+    relay or of a coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its
+    failure, None if it answered."""
 
-    kind: Literal["address", "peer", "coordinator"]
+    kind: Literal["address", "peer", "relay", "coordinator"]
     name: str
     seconds: float
     cause: Cause | None = None

@@ -186,7 +186,7 @@ class Node:
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
         await self._work.prober.refresh()
         report = await take_report(self._parts, self._shared, self._reaching)
-        tried = await self._tried()
+        tried = [*report.tried, *await self._tried()]
         shot = self.snapshot()  # the tries may have found causes
         return replace(report, tried=tried, findings=shot.findings, causes=shot.causes)
 

@@ -37,12 +37,17 @@ def judge_network(report: NetworkReport) -> Iterator[Finding]:
     if report.tried and all(row.cause or row.kind == "coordinator" for row in report.tried):
         return  # what members found before says nothing about now
     reach = report.reach
-    yield judge_reach(reach)
+    found = judge_reach(reach)
+    relays = [row for row in report.tried if row.kind == "relay"]
+    if reach.kind == "relayed" and all(row.cause for row in relays):
+        found = found._replace(level="warning")
+    yield found
     yield Finding("nat", "ok", NATS[reach.nat])
     seen = [f"at {place(p.seen_ip, p.seen_port)} by {p.name}" for p in reach.probes]
     yield Finding("seen", "ok", listed(seen) if seen else "by no member yet")
     yield Finding("told", "ok", f"to others: {' '.join(report.addresses) or 'no address'}")
-    yield _relay(reach)
+    if not relays:  # else the tries tell of each
+        yield _relay(reach)
     yield _clocks(reach)
     yield _table(report)
 
@@ -106,7 +111,7 @@ def _judge_tries(tried: Sequence[TriedRow]) -> Iterator[Finding]:
             yield Finding(row.kind, "ok", f"{row.name} answers in {row.seconds * 1e3:.0f} ms")
             continue
         text, remedy = f"{told_here(row.cause)}, after {row.seconds:.1f} s", advice(row.cause)
-        if answered:
+        if any(row.kind == "relay" for row in answered) if row.kind == "relay" else answered:
             remedy += "; another one answers, which is enough"
         yield Finding(row.kind, "warning", text, remedy)
     if not tried:
@@ -120,8 +125,6 @@ def _judge_tries(tried: Sequence[TriedRow]) -> Iterator[Finding]:
 
 
 def _relay(reach: Verdict) -> Finding:
-    if reach.relays:
-        return Finding("relay", "ok", listed(reach.relays))
     if reach.kind == "unreachable":
         remedy = "a member that can be reached relays for others: let one join (docs/networking.md)"
         return Finding("relay", "warning", "none holds a link for this node", remedy)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import pytest
 from in_memory import World, small_settings, tiny
 
-from swarm_node.node.loops.overview import name_of
+from swarm_node.node.loops.overview import name_of, take_report
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.reach.keeping import _Kept
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
@@ -72,6 +73,22 @@ def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
         await asyncio.wait({life})
 
     world: Any = None
+    run_virtual(scenario)
+
+
+def test_each_relay_is_tried_for_the_report(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop, members=2), small_settings()
+        node = assemble(settings, world.memberships[0], world.parts(settings))
+        gone = world.memberships[1].identity.peer_id
+        node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
+        report = await take_report(node._parts, node._shared, node._reaching)
+        (row,) = report.tried
+        assert (row.kind, row.name) == ("relay", name_of(node._shared.members, gone))
+        assert row.cause is not None
+        assert (row.cause.code, row.cause.peer) == ("no_answer", gone)
+        await node.close()
+
     run_virtual(scenario)
 
 

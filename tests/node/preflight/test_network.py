@@ -59,10 +59,29 @@ def test_a_node_that_is_not_reached_is_told_what_to_do() -> None:
     assert found["relay"].found == "none holds a link for this node"
     assert "let one join" in found["relay"].remedy
 
+
+def test_each_relay_is_told_and_one_that_is_silent_is_no_good() -> None:
     relays = (Relay("hub", 0.05), Relay("spare"))
-    found = judged(report(probed("al", "timeout"), relays=relays))
-    assert found["reach"].level == found["relay"].level == "ok"
-    assert found["relay"].found == "hub (50 ms) and spare"
+    hub = TriedRow("relay", "hub", 0.05)
+    spare = TriedRow("relay", "spare", 5.0, Cause("no_answer", name="spare", seconds=5.0))
+    peer = TriedRow("peer", "al", 0.02)
+
+    def told(*tried: TriedRow) -> tuple[list[Finding], Finding]:
+        found = list(judge_network(report(probed("al", "timeout"), relays=relays, tried=[*tried])))
+        (reach,) = [each for each in found if each.subject == "reach"]
+        return [each for each in found if each.subject == "relay"], reach
+
+    (first, second), reach = told(peer, hub, spare)
+    assert first == Finding("relay", "ok", "hub answers in 50 ms")
+    assert (second.level, second.found) == ("warning", "spare does not answer, after 5.0 s")
+    assert second.remedy.endswith("another one answers, which is enough")
+    assert reach.level == "ok"
+    (alone,), reach = told(peer, spare)
+    assert "another one" not in alone.remedy
+    assert (reach.level, reach.found.split(";")[0]) == (
+        "warning",
+        "via relay hub (50 ms) and spare",
+    )
 
 
 def test_a_stack_without_a_table_says_so() -> None:
