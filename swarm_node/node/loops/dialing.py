@@ -6,12 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 import psutil
+from aiohttp import ClientConnectorDNSError, ClientResponseError, ClientSSLError
 
+from swarm_node.errors import CoordinatorError, reason_of
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
+from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.membership.local import Local
@@ -22,6 +24,7 @@ from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import PEERS
+from swarm_node.p2p.wire.wire import printable
 
 #: Addresses that are tried at once. A ticket has eight.
 _MOST = 8
@@ -76,21 +79,34 @@ def _at_address(tried: DialAttempt, peer: TriedRow | None) -> TriedRow:
 
 
 async def try_coordinator(url: str) -> TriedRow:
-    """Connect to a coordinator now. It answers if it accepts a connection."""
-    parts, begun = urlsplit(url), time.monotonic()
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    code = ""
+    """Ask a coordinator now whether it runs.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+    client, begun, code, detail = CoordinatorClient(url, None, time.time), time.monotonic(), "", ""
     try:
         async with asyncio.timeout(_PEER_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
-        writer.transport.abort()
+            await client.health()
     except TimeoutError:
         code = "no_answer"
-    except (OSError, UnicodeError):
-        code = "nobody_listens"
+    except CoordinatorError as error:
+        code, detail = _of_coordinator(error.__cause__)
     seconds = time.monotonic() - begun
-    cause = Cause(code, where=url, seconds=seconds) if code else None
+    cause = Cause(code, where=url, detail=detail, seconds=seconds) if code else None
     return TriedRow("coordinator", url, seconds, cause)
+
+
+def _of_coordinator(error: BaseException | None) -> tuple[str, str]:
+    """Return code and detail of the cause for which a coordinator gave no answer. Without an error
+    of the connection the answer was another one."""
+    if isinstance(error, ClientConnectorDNSError):
+        return "no_address", printable(reason_of(error))
+    if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+        return "nobody_listens", ""
+    if error is None or isinstance(error, (ClientSSLError, ClientResponseError)):
+        return "no_coordinator", ""
+    return "no_answer", ""
 
 
 def link_up() -> bool:

@@ -159,6 +159,18 @@ CAUSES: Final = _rows(
         "write it as /ip4/HOST/tcp/PORT/p2p/ID; `swarm-node status` of that node shows it",
     ),
     CauseKind(
+        "no_address", "address", "warning",
+        "{where} leads to no address: {detail}",
+        "",
+        "check the name in it, and the name servers of this machine",
+    ),
+    CauseKind(
+        "no_coordinator", "address", "warning",
+        "{where} answers, but not as a coordinator of this version",
+        "",
+        "check the URL: another program may use that port",
+    ),
+    CauseKind(
         "environment", "training", "warning",
         "{who} {uses} {detail}: they exchange nothing",
         "{who} {uses} {detail}: they exchange nothing",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import msgspec
 
 from swarm_node.node.figures.snapshot import NetworkReport, Said, TriedRow
-from swarm_node.node.loops.dialing import try_coordinator
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
 from swarm_node.p2p.peers.causes import Cause, advice, told_here
@@ -176,12 +174,3 @@ def test_the_verdict_comes_first_and_no_cause_is_told_twice() -> None:
     assert [each.found for each in others if "refuses" in each.found] == [
         "11.0.0.2:7 refuses connections, after 0.1 s"
     ]
-
-
-def test_a_coordinator_is_tried() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert asyncio.run(try_coordinator(url)).cause is None
-    closed = asyncio.run(try_coordinator(url)).cause
-    assert closed is not None
-    assert closed.code == "nobody_listens"
