@@ -8,7 +8,7 @@ from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
 from swarm_node.node.figures.curve import NEWEST, rises
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
-from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here, told_there
+from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, advice_there, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
 
 #: Own groups before a verdict on their rewards.
@@ -127,7 +127,7 @@ def _callers(shot: Snapshot) -> Iterator[Said]:
         if text := told_there(cause):
             often = f", {cause.tries} times" if cause.tries > 1 else ""
             ago = f"{_span(cause.seconds_since)} ago{often}"
-            yield Said("caller", "good", f"{text} ({ago})", "`swarm-node members` lists tickets")
+            yield Said("caller", "good", f"{text} ({ago})", advice_there(cause))
 
 
 def _alarms(shot: Snapshot) -> Iterator[Said]:

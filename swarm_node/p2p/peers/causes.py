@@ -51,7 +51,8 @@ class Cause(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class CauseKind:
     """A row of the table. `here` is the sentence for the node to which it happens, `there` the one
-    for its host ("" if he cannot know), `advice` what to do. The fields are those of `_words`."""
+    for its host ("" if he cannot know). `advice` says what to do, and `host_advice` what its host
+    does if that is something else. The fields are those of `_words`."""
 
     code: str
     subject: Subject
@@ -59,6 +60,7 @@ class CauseKind:
     here: str
     there: str
     advice: str
+    host_advice: str = ""
 
 
 def _rows(*rows: CauseKind) -> dict[str, CauseKind]:
@@ -72,24 +74,28 @@ CAUSES: Final = _rows(
         "the owner revoked this node's membership{listed}, says {who}",
         "{who} was expelled{listed} and asks again",
         "ask the owner of the swarm; a new ticket admits you again: start with --ticket-file",
+        "nothing, if it is meant to stay out; else give it a new ticket: `swarm-node invite`",
     ),
     CauseKind(
         "expired", "membership", "bad",
         "this node's membership ended{on}, says {who}",
         "the membership of {who} ended{on}",
         "ask for a new ticket, and start this node with --ticket-file",
+        "if it belongs here, give it a new ticket: `swarm-node invite`",
     ),
     CauseKind(
         "used_up", "membership", "bad",
         "this ticket has admitted {quota}, says {who}",
         "the ticket of {who} is used up, and another machine ({id}) tried it",
         "ask for another ticket, and start this node with --ticket-file",
+        "`swarm-node members` lists who holds it; each machine needs a ticket of its own",
     ),
     CauseKind(
         "banned", "membership", "bad",
         "the owner of {who} shuns this node",
         "{who} is banned here and asks again",
         "ask the owner of that node",
+        "nothing, if you mean it; else let it in again: `swarm-node unban`",
     ),
     CauseKind(
         "clock", "clock", "bad",
@@ -108,6 +114,7 @@ CAUSES: Final = _rows(
         "{who} belongs to another swarm",
         "{who} is of another swarm",
         "take the ticket and the addresses of one swarm: `swarm-node config` shows both",
+        "nothing here: its owner took a ticket or an address of another swarm",
     ),
     CauseKind(
         "wire_version", "other", "warning",
@@ -229,6 +236,11 @@ def told_there(cause: Cause) -> str:
 
 def advice(cause: Cause) -> str:
     return CAUSES[cause.code].advice
+
+
+def advice_there(cause: Cause) -> str:
+    """Return what its host does."""
+    return CAUSES[cause.code].host_advice or advice(cause)
 
 
 def _words(cause: Cause) -> dict[str, str]:

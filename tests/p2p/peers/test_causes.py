@@ -13,6 +13,7 @@ from swarm_node.p2p.peers.causes import (
     Cause,
     FailureLog,
     advice,
+    advice_there,
     of_reason,
     severity,
     told_here,
@@ -82,6 +83,24 @@ def test_the_sentences_of_a_cause(cause: Cause, here: str, there: str, what: str
     assert told_here(cause).startswith(here)
     assert there in told_there(cause)
     assert what in advice(cause)
+
+
+def test_the_host_of_each_cause_is_told_what_he_can_do() -> None:
+    remedies = {
+        "revoked": "swarm-node invite",
+        "expired": "swarm-node invite",
+        "used_up": "swarm-node members",
+        "banned": "swarm-node unban",
+        "clock": "timedatectl",
+        "other_swarm": "nothing here",
+        "wire_version": "upgrade the older",
+        "refused": "tell its owner",
+        "environment": "environment.name",
+        "model": "nothing is wrong",
+    }
+    assert set(remedies) == {code for code, kind in CAUSES.items() if kind.there}
+    for code, remedy in remedies.items():
+        assert remedy in advice_there(Cause(code)), code
 
 
 def test_every_cause_is_in_the_table_above_and_can_arise() -> None:
