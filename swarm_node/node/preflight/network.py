@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from swarm_node.node.figures.snapshot import NetworkReport, TriedRow
 from swarm_node.node.preflight.doctor import Finding, Level
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.peers.causes import advice, told_here
+from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
+from swarm_node.p2p.peers.causes import Cause, advice, told_here
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import NATS, Verdict, listed, place
 from swarm_node.storage import KnownPeer
 
-#: Seconds of clock error that warn the owner, and seconds from which peers refuse this node's
-#: certificates and heartbeats.
-_CLOCK_WARNING, _CLOCK_ERROR = 30.0, 300.0
+#: Part of the clock error that peers tolerate from which the owner is warned.
+_CLOCK_WARNING = 0.1
 _MOST_TRIED, _MOST_ADDRESSES = 8, 2
 #: The level of each finding of `status`.
 _LEVELS: dict[str, Level] = {"bad": "error", "warning": "warning", "good": "ok"}
@@ -135,11 +135,11 @@ def _clocks(reach: Verdict) -> Finding:
     if not reach.probes:
         return Finding("clocks", "ok", "no member to compare with")
     ahead = statistics.median(probe.ahead for probe in reach.probes)
-    text = f"{abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'} that of {_few(reach)}"
-    if abs(ahead) < _CLOCK_WARNING:
-        return Finding("clocks", "ok", text)
-    level: Level = "error" if abs(ahead) >= _CLOCK_ERROR else "warning"
-    return Finding("clocks", level, text, "set this clock: peers refuse what is 300 s off")
+    cause = Cause("clock", name=_few(reach), seconds=-ahead)
+    if abs(ahead) < _CLOCK_WARNING * CLOCK_SKEW_SECONDS:
+        return Finding("clocks", "ok", told_here(cause))
+    level: Level = "error" if abs(ahead) >= CLOCK_SKEW_SECONDS else "warning"
+    return Finding("clocks", level, told_here(cause), advice(cause))
 
 
 def _few(reach: Verdict) -> str:
@@ -155,5 +155,7 @@ def _table(report: NetworkReport) -> Finding:
         return Finding("dht", "warning", report.fault, "see the node's log if it goes on")
     if not report.peers and not report.heartbeats:
         remedy = "check the addresses of ticket and settings: `swarm-node config`"
+        if report.causes:
+            remedy = advice(report.causes[0])
         return Finding("dht", "warning", f"nobody found: {text}", remedy)
     return Finding("dht", "ok", text)

@@ -45,7 +45,7 @@ def test_a_node_that_is_reached() -> None:
     assert found["seen"].found == "at 11.0.1.1:7 by al and at 11.0.1.1:7 by bob"
     assert found["told"].found == f"to others: {ADDRESS}"
     assert found["relay"].found == "none, and none is needed"
-    assert found["clocks"].found == "0.2 s behind that of al and bob"
+    assert found["clocks"].found == "this clock is 0 s behind that of al and bob"
     assert found["dht"].found == "3 heartbeats in 0.2 s; answering: 2"
 
 
@@ -99,6 +99,8 @@ def test_nothing_is_claimed_that_was_not_probed() -> None:
     assert found["clocks"].found == "no member to compare with"
     assert found["dht"].level == "warning"
     assert "swarm-node config" in found["dht"].remedy
+    shut = Cause("nobody_listens", where="11.0.0.1:7")
+    assert judged(report(peers=0, heartbeats=0, causes=[shut]))["dht"].remedy == advice(shut)
     (fault,) = [each for each in judge_network(report(fault="took too long")) if each.remedy]
     assert (fault.subject, fault.found) == ("dht", "took too long")
 
@@ -112,7 +114,9 @@ def test_a_wrong_clock_is_seen_by_the_majority() -> None:
     assert clock(1.0, 9e9, -2.0).level == "ok"
     assert clock(40.0, 41.0, 0.0).level == "warning"
     assert clock(-400.0, -401.0, 0.0).level == "error"
-    assert clock(-400.0, -401.0, 0.0).found == "400.0 s ahead of that of al, bob and carl"
+    told = Cause("clock", name="al, bob and carl", seconds=400.0)
+    assert clock(-400.0, -401.0, 0.0)[2:] == (told_here(told), advice(told))
+    assert clock(400.0, 401.0, 0.0).found.startswith("this clock is 400 s behind that of")
 
 
 def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
