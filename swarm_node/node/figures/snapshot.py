@@ -402,11 +402,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class TriedRow(msgspec.Struct, frozen=True):
-    """One try of `doctor --network`: of an address in settings or ticket, of a known peer or of a
-    coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its failure, None if
-    it answered."""
+    """One try of `doctor --network`: of an address in settings or ticket, of a known peer, of a
+    relay or of a coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its
+    failure, None if it answered."""
 
-    kind: Literal["address", "peer", "coordinator"]
+    kind: Literal["address", "peer", "relay", "coordinator"]
     name: str
     seconds: float
     cause: Cause | None = None
@@ -416,7 +416,7 @@ class NetworkReport(msgspec.Struct, frozen=True):
     """Data of `doctor --network` on a running node: how it is reached, its announced addresses, and
     the number of peers that answer. `heartbeats` were found in the transport's table within
     `seconds` (None: it has no table), or `fault` is the reason for none. `tried` are the tries made
-    for this report."""
+    for this report, `findings` and `causes` those of the snapshot after them."""
 
     reach: Verdict
     addresses: list[str]
@@ -425,3 +425,5 @@ class NetworkReport(msgspec.Struct, frozen=True):
     seconds: float
     fault: str = ""
     tried: list[TriedRow] = []
+    findings: list[Said] = []
+    causes: list[Cause] = []

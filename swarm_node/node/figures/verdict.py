@@ -8,7 +8,7 @@ from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
 from swarm_node.node.figures.curve import NEWEST, rises
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
-from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here, told_there
+from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, advice_there, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
 
 #: Own groups before a verdict on their rewards.
@@ -24,6 +24,8 @@ _FIRST_SECONDS = 900.0
 _MANY_REFUSED = 10
 #: Seconds for which a finding on rewards must hold, or not hold, before the verdict changes.
 HOLD_SECONDS = 120.0
+#: Seconds for which a node must be alone, or among peers again, before that is said.
+COMPANY_SECONDS = 60.0
 #: Seconds between two turns of "learning".
 TURN_SECONDS = 600.0
 #: Causes of one kind that are told.
@@ -43,6 +45,8 @@ class Steady:
         self._newest: EvalPoint | None = None
         self._learns = False
         self._turned = self._against = float("-inf")
+        self._company, self._shared = "", False
+        self._looked = self._so_until = float("-inf")
 
     def learns(self, evals: Sequence[EvalPoint]) -> bool:
         """Check that reward rises. The answer changes once the points contradict it for
@@ -59,6 +63,20 @@ class Steady:
                 self._learns, self._turned, self._against = rising, now, now
         self._newest = evals[-1] if evals else None
         return self._learns
+
+    def company(self, kind: str, now: float, at_once: bool) -> str:
+        """Return what to say of this node's company, which is `kind` now: "alone" or "sharing". A
+        turn is said once it holds for COMPANY_SECONDS, because a sole peer may come and go; the
+        first peer, and what is so `at_once`, are said without a delay."""
+        fresh = now - self._looked > HOLD_SECONDS
+        self._looked = now
+        first = kind == "sharing" and not self._shared
+        if fresh or at_once or first or now - self._so_until >= COMPANY_SECONDS:
+            self._company = kind
+        if kind == self._company:
+            self._so_until = now
+        self._shared = self._shared or kind == "sharing"
+        return self._company
 
     def settle(self, found: Iterable[Said], now: float) -> list[Said]:
         """Return what to say of these findings, of which there is at most one of a kind."""
@@ -96,6 +114,8 @@ def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
     ]
     learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
     company = _company(shot, learns)
+    if steady is not None:
+        company = _held(shot, learns, company, steady)
     if not serious or company.kind == "alone":
         serious += [company, *_other_addresses(shot, company)]
     rank = {"bad": 0, "warning": 1, "good": 2}
@@ -127,7 +147,7 @@ def _callers(shot: Snapshot) -> Iterator[Said]:
         if text := told_there(cause):
             often = f", {cause.tries} times" if cause.tries > 1 else ""
             ago = f"{_span(cause.seconds_since)} ago{often}"
-            yield Said("caller", "good", f"{text} ({ago})", "`swarm-node members` lists tickets")
+            yield Said("caller", "good", f"{text} ({ago})", advice_there(cause))
 
 
 def _alarms(shot: Snapshot) -> Iterator[Said]:
@@ -243,10 +263,27 @@ def _present(shot: Snapshot) -> list[PeerRow]:
     return [peer for peer in shot.peers if peer.present]
 
 
+def _course(shot: Snapshot, rising: bool) -> str:
+    if not shot.updates:
+        return "sampling"
+    return "learning" if rising else "training"
+
+
+def _held(shot: Snapshot, rising: bool, company: Said, steady: Steady) -> Said:
+    """Return what is said of the company while a turn of it has not held for long enough."""
+    bad = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
+    held = steady.company(company.kind, shot.seconds, bad or company.level == "bad")
+    if held == company.kind:
+        return company
+    learns = _course(shot, rising)
+    if held == "sharing":
+        return Said("sharing", "good", f"{learns} and sharing")
+    back = min(_present(shot), key=lambda peer: peer.seconds_since_seen)
+    return Said("alone", "warning", f"{learns} alone until now: {who(back)} answers again")
+
+
 def _company(shot: Snapshot, rising: bool) -> Said:
-    learns = "sampling"
-    if shot.updates:
-        learns = "learning" if rising else "training"
+    learns = _course(shot, rising)
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")

@@ -51,8 +51,8 @@ class Cause(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class CauseKind:
     """A row of the table. `here` is the sentence for the refused node, `there` the one for the node
-    that refuses it ("" for a cause without one), `advice` the remedy. The fields are those of
-    `_words`."""
+    that refuses it ("" for a cause without one). `advice` is the remedy, `host_advice` that of the
+    refusing node if it is another. The fields are those of `_words`."""
 
     code: str
     subject: Subject
@@ -60,6 +60,7 @@ class CauseKind:
     here: str
     there: str
     advice: str
+    host_advice: str = ""
 
 
 def _rows(*rows: CauseKind) -> dict[str, CauseKind]:
@@ -73,24 +74,28 @@ CAUSES: Final = _rows(
         "the owner revoked this node's membership{listed}, says {who}",
         "{who} was expelled{listed} and asks again",
         "ask the owner of the swarm; a new ticket admits you again: start with --ticket-file",
+        "nothing, if it is meant to stay out; else give it a new ticket: `swarm-node invite`",
     ),
     CauseKind(
         "expired", "membership", "bad",
         "this node's membership ended{on}, says {who}",
         "the membership of {who} ended{on}",
         "ask for a new ticket, and start this node with --ticket-file",
+        "if it belongs here, give it a new ticket: `swarm-node invite`",
     ),
     CauseKind(
         "used_up", "membership", "bad",
         "this ticket has admitted {quota}, says {who}",
         "the ticket of {who} is used up, and another machine ({id}) tried it",
         "ask for another ticket, and start this node with --ticket-file",
+        "`swarm-node members` lists who holds it; each machine needs a ticket of its own",
     ),
     CauseKind(
         "banned", "membership", "bad",
         "the owner of {who} shuns this node",
         "{who} is banned here and asks again",
         "ask the owner of that node",
+        "nothing, if you mean it; else let it in again: `swarm-node unban`",
     ),
     CauseKind(
         "clock", "clock", "bad",
@@ -109,6 +114,7 @@ CAUSES: Final = _rows(
         "{who} belongs to another swarm",
         "{who} is of another swarm",
         "take the ticket and the addresses of one swarm: `swarm-node config` shows both",
+        "nothing here: its owner took a ticket or an address of another swarm",
     ),
     CauseKind(
         "wire_version", "other", "warning",
@@ -158,6 +164,18 @@ CAUSES: Final = _rows(
         "{where} cannot be dialled: it does not end in /p2p/ID, or its name has no address",
         "",
         "write it as /ip4/HOST/tcp/PORT/p2p/ID; `swarm-node status` of that node shows it",
+    ),
+    CauseKind(
+        "no_address", "address", "warning",
+        "{where} leads to no address: {detail}",
+        "",
+        "check the name in it, and the name servers of this machine",
+    ),
+    CauseKind(
+        "no_coordinator", "address", "warning",
+        "{where} answers, but not as a coordinator of this version",
+        "",
+        "check the URL: another program may use that port",
     ),
     CauseKind(
         "environment", "training", "warning",
@@ -218,6 +236,11 @@ def told_there(cause: Cause) -> str:
 
 def advice(cause: Cause) -> str:
     return CAUSES[cause.code].advice
+
+
+def advice_there(cause: Cause) -> str:
+    """Return what its host does."""
+    return CAUSES[cause.code].host_advice or advice(cause)
 
 
 def _words(cause: Cause) -> dict[str, str]:

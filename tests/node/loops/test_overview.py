@@ -13,9 +13,10 @@ from rich.console import Console
 
 from swarm_node.cli.live import Pages
 from swarm_node.cli.views import short
-from swarm_node.node.loops.overview import name_of
+from swarm_node.node.loops.overview import name_of, take_report
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.reach.keeping import _Kept
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
@@ -105,6 +106,22 @@ def test_the_owners_names_count_before_those_in_certificates_at_once(tmp_path: P
         for life in lives:
             life.cancel()
         await asyncio.wait(lives)
+
+    run_virtual(scenario)
+
+
+def test_each_relay_is_tried_for_the_report(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop, members=2), small_settings()
+        node = assemble(settings, world.memberships[0], world.parts(settings))
+        gone = world.memberships[1].identity.peer_id
+        node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
+        report = await take_report(node._parts, node._shared, node._reaching)
+        (row,) = report.tried
+        assert (row.kind, row.name) == ("relay", name_of(node._shared.members, gone))
+        assert row.cause is not None
+        assert (row.cause.code, row.cause.peer) == ("no_answer", gone)
+        await node.close()
 
     run_virtual(scenario)
 
