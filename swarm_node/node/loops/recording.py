@@ -139,7 +139,7 @@ class Recorder:
             seen=seen,
             peers=peers,
             made=groups.published,
-            published=groups.announced,
+            announced=groups.announced,
             trained_own=groups.trained_own,
             trained_external=groups.trained_external,
             rejected=tally.rejected.total(),

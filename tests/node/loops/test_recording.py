@@ -24,6 +24,8 @@ def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> Non
         with capture_logs() as lines:
             life = asyncio.create_task(node.run())
             await asyncio.sleep(60)
+            node._tally.groups.published += 7  # it samples slowly, and has made none
+            node._tally.groups.announced += 3
             node._shared.directory.failures.failed(REVOKED, world.clock.now())
             await asyncio.sleep(60)
             node.stop()
@@ -35,6 +37,7 @@ def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> Non
         progress = [line for line in lines if line["event"] == "progress"]
         verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
         assert [each for each, _ in groupby(verdicts)] == [("alone", "warning"), ("revoked", "bad")]
+        assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
         assert progress[-1]["said"].endswith("verdict revoked (bad)")
 
     run_virtual(scenario)
