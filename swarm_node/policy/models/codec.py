@@ -182,8 +182,17 @@ def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
 
 
 def _fault(codec: Codec, completion: Completion) -> str:
-    ids = completion.token_ids.tolist()
-    if completion.finish is Finish.STOP and (not ids or ids.pop() not in codec.eos_ids):
+    whole, begin = completion.token_ids.tolist(), 0
+    for turn in completion.earlier:
+        fault = _turn_fault(codec, turn.text, whole[begin : turn.end], Finish.STOP)
+        if fault:
+            return fault
+        begin = turn.end
+    return _turn_fault(codec, completion.text, whole[begin:], completion.finish)
+
+
+def _turn_fault(codec: Codec, said: str, ids: list[int], finish: Finish) -> str:
+    if finish is Finish.STOP and (not ids or ids.pop() not in codec.eos_ids):
         return "it stopped without an end token"
     if any(token in codec.special_ids or token in codec.eos_ids for token in ids):
         return "a special token inside"
@@ -191,4 +200,4 @@ def _fault(codec: Codec, completion: Completion) -> str:
         text = codec.decode(ids)
     except ValueError as error:
         return str(error)
-    return "" if text == completion.text else "the ids do not spell the text"
+    return "" if text == said else "the ids do not spell the text"

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import dialogue, verified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.codec import Codec, check_tokens, load_tokenizer
 from swarm_node.policy.models.model import resolve
+from swarm_node.rollout import Finish
 
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)
@@ -139,3 +141,41 @@ def test_a_tokenizer_is_read_from_tokenizer_json_only(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         load_tokenizer(copy)
+
+
+END = CODEC.eos_id
+
+
+@pytest.mark.parametrize(
+    ("turns", "finish", "fault"),
+    [
+        ([("1", "1", END), ("2", "2", END)], Finish.STOP, ""),
+        ([("1", "1", END), ("2", "2", None)], Finish.LENGTH, ""),
+        ([("1", "1", END), ("", "", END), ("2", "2", END)], Finish.STOP, ""),
+        ([("1", "1", None), ("2", "2", END)], Finish.STOP, "without an end token"),
+        ([("1", "1", END), ("2", "2", None)], Finish.STOP, "without an end token"),
+        ([("1", "3", END), ("2", "2", END)], Finish.STOP, "do not spell the text"),
+        ([("1", "1", END), ("2", "3", END)], Finish.STOP, "do not spell the text"),
+    ],
+)
+def test_each_turn_of_a_dialogue_is_spelt_by_its_own_tokens(
+    turns: list[tuple[str, str, int | None]], finish: Finish, fault: str
+) -> None:
+    """A turn is a text, the text that its ids spell, and its end token."""
+    said = [
+        (text, [*CODEC.encode_answer(spelt), *([] if end is None else [end])])
+        for text, spelt, end in turns
+    ]
+    group = verified(rewards=[0.0], completions=[dialogue(said, finish)]).group
+    refused = check_tokens(CODEC, group)
+    assert (refused is None) == (not fault)
+    if refused is not None:
+        assert (refused.reason, fault in refused.detail) == ("tokens", True)
+
+
+def test_a_special_token_inside_an_earlier_turn_is_refused() -> None:
+    one = CODEC.encode_answer("1")
+    said = [("11", [*one, CODEC.pad_id, *one, END]), ("2", [*CODEC.encode_answer("2"), END])]
+    refused = check_tokens(CODEC, verified(rewards=[0.0], completions=[dialogue(said)]).group)
+    assert refused is not None
+    assert "a special token inside" in refused.detail
