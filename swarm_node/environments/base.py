@@ -79,7 +79,7 @@ class Dialogue(TaskMaker, Protocol):
         ...
 
 
-def check_ref(environment: Environment, ref: TaskRef) -> None:
+def check_ref(environment: TaskMaker, ref: TaskRef) -> None:
     """
     Raises:
         UnknownTaskError: `ref` names another environment, version or family, or its seed is out of
