@@ -60,6 +60,7 @@ class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     runs_code: bool
     shares_memory: bool
     notes: tuple[str, ...] = ()
+    turns: int = 1
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +115,7 @@ class _Worker:
             environment.runs_code,
             shares_memory(),
             environment.notes,
+            environment.turns,
         )
 
     def _fork(self, request: Fork) -> int:
