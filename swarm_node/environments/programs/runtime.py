@@ -253,6 +253,8 @@ def _compiled(engine: Any, wasm: Path) -> Any:
         pass  # it was compiled for another processor, or with other settings
     except OSError as error:
         raise ConfigError(f"environment.name: programs cannot use {place}: {error}") from error
+    # Else a first start would say nothing for long. Standard output may be a channel to a node.
+    sys.stderr.write("programs: compiling its interpreter, once, for about a minute\n")
     # In a process of its own: it needs 850 MB, and threads, which one that forks must not have.
     command = [sys.executable, "-m", _MODULE, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - itself

@@ -189,7 +189,10 @@ def _kept() -> list[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.slow(reason="compiles the interpreter: a minute of processor time")
 def test_damaged_machine_code_is_compiled_again_for_its_owner_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime: Runtime,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "swarm-node" / "programs" / _kept()[0]
@@ -197,6 +200,10 @@ def test_damaged_machine_code_is_compiled_again_for_its_owner_alone(
     file.write_bytes(b"no machine code")
     file.chmod(0o600)
     fresh = Runtime()
+    assert capfd.readouterr() == (
+        "",
+        "programs: compiling its interpreter, once, for about a minute\n",
+    )
     assert file.stat().st_size > 50 << 20
     assert file.stat().st_mode & 0o777 == 0o600
     assert [run(fresh, one) for one in PORTABLE] == [run(runtime, one) for one in PORTABLE]
