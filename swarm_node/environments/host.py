@@ -210,6 +210,7 @@ class ProcessEnvironmentHost:
     async def start(self) -> EnvironmentInfo:
         await self.close()
         said = await self._environment.start()
+        self._score_seconds = max(self._score_seconds, said.score_seconds)
         try:
             await self._judges["own"].derive([], self._derive_seconds)
         except JudgeLostError:

@@ -81,6 +81,8 @@ class SplitEnvironment:
         self.version = with_split(inner.version)
         self.families = tuple(inner.families)
         self.runs_code = bool(getattr(inner, "runs_code", False))
+        #: Processor seconds that a group needs on a slow machine; 0 if it does not say.
+        self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
         #: Sentences about its tasks that the owner should read.
         self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
         self._has_question = hasattr(inner, "question")

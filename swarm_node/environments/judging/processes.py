@@ -47,7 +47,8 @@ from swarm_node.environments.survey import Survey
 from swarm_node.errors import ChildError, ConfigError, UnknownTaskError, words_of
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
-START_SECONDS = 120.0
+#: `programs` compiles an interpreter at its first start: a minute of processor time.
+START_SECONDS = 600.0
 #: Forking takes milliseconds, but a busy machine may not run the process for long.
 _FORK_SECONDS = 30.0
 #: The host ends a judge that does not answer within this many times its processor time, or that has
