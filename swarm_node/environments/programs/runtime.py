@@ -31,7 +31,7 @@ from swarm_node.environments.programs.system import (
     Stopped,
     System,
 )
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, reason_of
 
 MEMORY_BYTES: Final = 256 << 20
 #: The only versions that count the steps which other nodes count.
@@ -252,7 +252,9 @@ def _compiled(engine: Any, wasm: Path) -> Any:
     except wasmtime.WasmtimeError:
         pass  # it was compiled for another processor, or with other settings
     except OSError as error:
-        raise ConfigError(f"environment.name: programs cannot use {place}: {error}") from error
+        raise ConfigError(
+            f"environment.name: programs cannot use {place}: {reason_of(error)}"
+        ) from error
     # Else a first start would say nothing for long. Standard output may be a channel to a node.
     sys.stderr.write("programs: compiling its interpreter, once, for about a minute\n")
     # In a process of its own: it needs 850 MB, and threads, which one that forks must not have.

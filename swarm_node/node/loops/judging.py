@@ -48,7 +48,7 @@ class Judging:
         found, seconds = await self._environment.replay(ref, dialogues)
         self._effort.judged_own(seconds, self._clock.now())
         for each in found:
-            if each.fault == "reply" and not self._tally.faults["scorer_reply"]:
+            if each.fault == "reply" and not self._tally.faults[f"scorer_{each.fault}"]:
                 _log.warning(
                     "the environment's reply() raised or gave no text of at most 1,024 characters, "
                     "so the dialogue ended with reward 0 (told once, counted)",
