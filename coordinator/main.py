@@ -206,7 +206,9 @@ def _admin(data: Path) -> AdminClient:
 
 
 def _held(ticket: str, holders: list[str]) -> str:
-    ids = " ".join(f"…{peer_id[-8:]}" for peer_id in holders)
+    from swarm_node.p2p.wire.identity import short_id
+
+    ids = " ".join(map(short_id, holders))
     return f"{ticket} ({ids or 'not met yet'})"
 
 

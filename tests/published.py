@@ -15,8 +15,3 @@ def load(name: str) -> dict[str, Any]:
     content = json.loads((VECTORS / f"{name}.json").read_text())
     assert isinstance(content, dict)
     return content
-
-
-def joined(parts: list[dict[str, Any]]) -> bytes:
-    """Bytes that are stored as parts, some of them repeated."""
-    return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)

@@ -9,9 +9,10 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import day_of, plain, short, standing
+from swarm_node.cli.views import day_of, plain, standing
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.members.ledger import Ban, IssuedTicket
+from swarm_node.p2p.wire.identity import short_id
 
 #: Holders of one ticket, and tries of it, that are shown; `--json` has all.
 _MOST_HOLDERS = 3
@@ -105,7 +106,7 @@ def members_view(
         for peer in met:
             table.add_row(
                 plain(names.get(peer.issuer_key, peer.name) or "?"),
-                plain(short(peer.peer_id)),
+                plain(short_id(peer.peer_id)),
                 plain(peer.issuer or "?"),
                 plain(standing(peer)),
                 f"{peer.seconds_since_seen:.0f} s ago",
@@ -148,6 +149,6 @@ def _tickets_table(tickets: Sequence[TicketRow]) -> Table:
 
 
 def _ids(peer_ids: Sequence[str]) -> str:
-    shown = [short(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
+    shown = [short_id(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
     more = len(peer_ids) - len(shown)
     return " ".join([*shown, f"and {more} more"] if more else shown)

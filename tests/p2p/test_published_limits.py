@@ -8,9 +8,9 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-import msgpack
 import pytest
-from published import joined, load
+from published import load
+from vectors.stored import changed, joined
 
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TicketError, TransportError
 from swarm_node.p2p.addresses import circuit
@@ -95,17 +95,6 @@ BODIES: dict[str, tuple[type[wire.Body], int]] = {
 
 def named(case: dict[str, Any]) -> str:
     return str(case.get("name", case.get("type")))
-
-
-def changed(sample: bytes, at: list[int], value: bytes) -> bytes:
-    """The sample with another value of one field."""
-    message = msgpack.unpackb(sample)
-    part = message
-    for index in at[:-1]:
-        part = part[index]
-    part[at[-1]] = msgpack.unpackb(value)
-    packed: bytes = msgpack.packb(message)
-    return packed
 
 
 def verdict(answer: object) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 import msgpack
 import pytest
 from builders import ROOT
-from published import VECTORS, joined, load
+from published import VECTORS, load
 from swarm_keys import verify_chain
+from vectors.stored import joined
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected

@@ -1,6 +1,7 @@
 """A second implementation of docs/protocol.md, to check the vectors with: it shares no code with
 the program, only MessagePack, hashes, ChaCha20-Poly1305 and Ed25519's signing from libraries.
-Beside it, ed25519.py verifies signatures, and shapes.py has types and bounds of messages.
+Beside it, ed25519.py verifies signatures, shapes.py has types and bounds of messages,
+and stored.py reads bytes as the files store them.
 
     python reader.py DIRECTORY      prints one line per vector, exits 1 if any differs
 """
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import shapes
 from ed25519 import holds, unsound
+from stored import changed, joined
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET, RELAY, REPLY, CALL, REPORT, BATCH = (
@@ -210,10 +212,6 @@ def verify_presence(data: bytes, swarm_id: bytes, root: bytes, now: float) -> No
     if issued < now - 900:
         raise Refused("outdated")
     check_rules(*chain, now)
-
-
-def joined(parts: list[dict[str, Any]]) -> bytes:
-    return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
 
 
 def judge_envelope(case: dict[str, Any], swarm_id: bytes) -> str:
@@ -519,17 +517,6 @@ def judge_split(split: dict[str, Any]) -> str:
         if [str(next_seed(family, seed, draw)) for draw in (1, 2, 3)] != case["next"]:
             return f"{family} {seed} differs"
     return "ok"
-
-
-def changed(sample: bytes, at: list[int], value: bytes) -> bytes:
-    """The sample with another value of one field."""
-    message = msgpack.unpackb(sample)
-    part = message
-    for index in at[:-1]:
-        part = part[index]
-    part[at[-1]] = msgpack.unpackb(value)
-    packed: bytes = msgpack.packb(message)
-    return packed
 
 
 def judge_messages(kinds: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from swarm_node.node.figures.curve import NEWEST, rises
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
 from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, advice_there, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.wire.identity import short_id
 
 #: Own groups before a verdict on their rewards.
 ENOUGH_GROUPS = 64
@@ -331,4 +332,4 @@ def _span(seconds: float) -> str:
 
 def who(peer: PeerRow) -> str:
     """Return a peer's name for people."""
-    return peer.name or f"…{peer.peer_id[-8:]}"
+    return peer.name or short_id(peer.peer_id)

@@ -23,6 +23,7 @@ from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.p2p.wire.wire import printable
 
@@ -59,7 +60,7 @@ async def _ask(peer: Peer, local: Local, asker: Asker) -> TriedRow:
     request = wire.pack(wire.PeersRequest(limit=1))
     reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS)
     now, cause = clock.now(), None
-    name = local.members.name(peer.peer_id) or f"…{peer.peer_id[-8:]}"
+    name = local.members.name(peer.peer_id) or short_id(peer.peer_id)
     if reply is None:
         told = local.directory.failures.causes(now)
         said = (c for c in told if c.peer == peer.peer_id and c.seconds_since <= now - begun)

@@ -19,6 +19,7 @@ from swarm_node.p2p.peers.causes import Cause, advice, told_here
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import NATS, Verdict, listed, place
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.storage import KnownPeer
 
 #: Part of the clock error that peers tolerate from which the owner is warned.
@@ -79,7 +80,7 @@ async def try_stored(peers: Sequence[KnownPeer]) -> list[TriedRow]:
     async def one(peer: KnownPeer, addresses: Sequence[str]) -> TriedRow:
         attempts = await attempt_all(addresses, knock, _MOST_ADDRESSES)
         best = min(attempts, key=lambda each: each.outcome != "open")
-        return TriedRow("peer", f"…{peer.peer_id[-8:]}", best.seconds, best.cause())
+        return TriedRow("peer", short_id(peer.peer_id), best.seconds, best.cause())
 
     found = [(peer, _own_addresses(peer)) for peer in peers]
     chosen = [(peer, own) for peer, own in found if own][:_MOST_TRIED]

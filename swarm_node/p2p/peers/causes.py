@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.recent import Recent
 
 #: Entries that are kept: of peers and addresses that failed, and of keys that were refused.
@@ -244,7 +245,7 @@ def advice_there(cause: Cause) -> str:
 
 
 def _words(cause: Cause) -> dict[str, str]:
-    who = cause.name or (f"…{cause.peer[-8:]}" if cause.peer else "a node")
+    who = cause.name or (short_id(cause.peer) if cause.peer else "a node")
     on, effort = f" on {cause.detail}" if cause.detail else "", ""
     if cause.tries > 1:
         effort = f" ({cause.tries} tries, {cause.seconds * cause.tries:.0f} s)"
@@ -254,7 +255,7 @@ def _words(cause: Cause) -> dict[str, str]:
         "who": who,
         "where": cause.where or who,
         "uses": "use" if ", " in who else "uses",  # no name has a comma
-        "id": f"…{cause.peer[-8:]}",
+        "id": short_id(cause.peer),
         "on": on,
         "listed": on and f" (list of {cause.detail})",
         "quota": f"{cause.detail} of {cause.detail} nodes"

@@ -12,11 +12,11 @@ from in_memory import Sampler, World, small_settings, tiny
 from rich.console import Console
 
 from swarm_node.cli.live import Pages
-from swarm_node.cli.views import short
 from swarm_node.node.loops.overview import name_of, take_report
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.members import Member, Members
 from swarm_node.p2p.reach.keeping import _Kept
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
@@ -101,7 +101,7 @@ def test_the_owners_names_count_before_those_in_certificates_at_once(tmp_path: P
         console.print(pages.drawn(shot))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert row.name == "carol"
-        assert f"carol {short(row.peer_id)}" in " ".join(shown.split()), shown
+        assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown
         assert "(by" not in shown
         for life in lives:
             life.cancel()
