@@ -429,7 +429,7 @@ def test_the_example_in_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = ROOT / "docs" / "environments.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "successor.py").write_text(example)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
