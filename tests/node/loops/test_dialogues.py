@@ -276,6 +276,7 @@ def test_a_node_alone_learns_from_dialogues_and_announces_none(tmp_path: Path) -
         assert shot.groups.trained_own >= 6
         assert shot.groups.announced == 0
         assert shot.faults == {}
+        assert not shot.exchanged
         offered = wire.Announcement(
             v=1,
             epoch=1,
