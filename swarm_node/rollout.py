@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # not at run time: every judge and every command imports this
 HELD_OUT_SEED = 1 << 61
 #: Exclusive upper bound of every seed, so that it fits the signed 64-bit integer of any codec.
 SEED_LIMIT = 1 << 62
+#: Most turns of the policy in one dialogue.
+MAX_TURNS = 16
 
 
 class Finish(StrEnum):
@@ -72,20 +74,47 @@ class VersionSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierTurn:
+    """A turn of the policy before its last one: its text, and the place among the completion's
+    tokens where the turn ends. Its last token is an end token, or nobody could have replied."""
+
+    text: str
+    end: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One answer. `token_ids` u32[T] include the end token when `finish` is STOP; `logprobs` f32[T]
-    are natural logs under the sampling distribution (after temperature)."""
+    """One answer, or all that the policy said in a dialogue. `token_ids` u32[T] are those that it
+    sampled, and no other's; they include the end token when `finish` is STOP. `logprobs` f32[T] are
+    natural logs under the sampling distribution (after temperature). `text` and `finish` are those
+    of the last turn, and `earlier` has the turns before it: none in an answer to one question."""
 
     text: str
     token_ids: NDArray[np.uint32]
     logprobs: NDArray[np.float32]
     spans: tuple[VersionSpan, ...]
     finish: Finish
+    earlier: tuple[EarlierTurn, ...] = ()
 
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:
             raise ValueError("token_ids and logprobs must be one-dimensional and of equal length")
+        ends = self.ends
+        if self.earlier and any(b <= a for a, b in zip((0, *ends), ends, strict=False)):
+            raise ValueError("every turn of a dialogue needs a token")
+        if len(ends) > MAX_TURNS:
+            raise ValueError(f"a dialogue has at most {MAX_TURNS} turns")
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The texts of all turns."""
+        return (*(turn.text for turn in self.earlier), self.text)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The place where each turn ends among the tokens."""
+        return (*(turn.end for turn in self.earlier), self.token_ids.size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +145,8 @@ class VerifiedGroup:
 
     `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, and `arrived` this
     node's policy version when the group was admitted. Age is counted in this node's updates, so
-    that no wall clock decides."""
+    that no wall clock decides. `replies` are what the environment said in a dialogue, derived here:
+    for each completion, one reply between every two turns. Answers to one question have none."""
 
     id: bytes
     author: str
@@ -125,6 +155,7 @@ class VerifiedGroup:
     prompt: str
     rewards: tuple[float, ...]
     arrived: int
+    replies: tuple[tuple[str, ...], ...] = ()
 
     @property
     def informative(self) -> bool:

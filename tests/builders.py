@@ -18,6 +18,7 @@ from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.rollout import (
     Completion,
+    EarlierTurn,
     Finish,
     PolicyRef,
     Provenance,
@@ -47,6 +48,18 @@ def completion(
     )
 
 
+def dialogue(
+    turns: Sequence[tuple[str, Sequence[int]]], finish: Finish = Finish.STOP
+) -> Completion:
+    """All that a policy said in `turns` of a text and its ids, with the end tokens."""
+    ids = [token for _, said in turns for token in said]
+    ends = np.cumsum([len(said) for _, said in turns]).tolist()
+    earlier = tuple(
+        EarlierTurn(text, end) for (text, _), end in zip(turns, ends[:-1], strict=False)
+    )
+    return replace(completion(ids, turns[-1][0], finish), earlier=earlier)
+
+
 def verified(
     name: str | bytes = "g",
     author: str = "me",
@@ -60,6 +73,7 @@ def verified(
     arrived: int = 0,
     prompt: str = "q",
     policy: PolicyRef | None = None,
+    replies: Sequence[Sequence[str]] = (),
 ) -> VerifiedGroup:
     """A group of "me" is an own one, others' are kin. Its policy is the newest of its tokens."""
     if completions is None:
@@ -80,6 +94,7 @@ def verified(
         prompt=prompt,
         rewards=tuple(rewards),
         arrived=arrived,
+        replies=tuple(map(tuple, replies)),
     )
 
 

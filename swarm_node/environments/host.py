@@ -7,16 +7,24 @@ one for this node's answers and one for peers' answers, so own groups never wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.attempts import Limits, PeersAttempts
 from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
-from swarm_node.environments.judging.judge import PlainRef, TextVerdict, derive_prompt, score_text
+from swarm_node.environments.judging.judge import (
+    PlainRef,
+    ReplayedLine,
+    TextVerdict,
+    Transcript,
+    derive_prompt,
+    replay_dialogue,
+    score_text,
+)
 from swarm_node.environments.judging.processes import (
     EnvironmentProcess,
     JudgeLostError,
@@ -40,18 +48,42 @@ SCORE_SECONDS = 5.0
 _PEERS_NICENESS = 5
 
 Whose = Literal["own", "peers"]
+_Sent = TypeVar("_Sent")
+_Given = TypeVar("_Given")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
     """The description of an environment, what confines its judges (None if they run in the node's
-    own process), and sentences about its tasks that the owner should read."""
+    own process), and sentences about its tasks that the owner should read. `turns` is the most that
+    a model has in a dialogue, 1 for an answer to one question."""
 
     name: str
     version: str
     families: tuple[str, ...]
     sandbox: Sandbox | None = None
     notes: tuple[str, ...] = ()
+    turns: int = 1
+
+    @property
+    def exchanged(self) -> bool:
+        """Check that nodes exchange groups of it. Version 1 of the wire has answers of one turn, so
+        no dialogue is announced, and none is taken from a peer."""
+        return self.turns == 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedDialogue:
+    """A dialogue replayed: what the environment said to each turn, and, once it is `over`, the
+    reward in [0, 1]. `fault` is "" or the reason why the dialogue ended with zero: one of those of
+    `Judgement`, "reply" for a reply that cannot be sent or raised, "ended" if the model said more
+    after the end. `raised` is as in `Judgement`."""
+
+    replies: tuple[str, ...] = ()
+    over: bool = True
+    reward: float = 0.0
+    fault: str = ""
+    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +142,20 @@ class EnvironmentHost(Protocol):
         """
         ...
 
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript]
+    ) -> tuple[list[ReplayedDialogue], float]:
+        """Derive the task and replay own `dialogues` of it, at most MAX_TEXTS: what the environment
+        replies to each turn, and the rewards of those that are over. Returns the seconds that it
+        took, too. Texts are cut as by `judge`, and one that ends its judge ends its dialogue.
+
+        Raises:
+            UnknownTaskError: the task cannot be derived here. SlowTaskError: not in time.
+            ChildError: the process cannot be restarted.
+            ValueError: too many dialogues.
+        """
+        ...
+
     async def close(self) -> None:
         """End the process."""
         ...
@@ -164,6 +210,7 @@ class ProcessEnvironmentHost:
     async def start(self) -> EnvironmentInfo:
         await self.close()
         said = await self._environment.start()
+        self._score_seconds = max(self._score_seconds, said.score_seconds)
         try:
             await self._judges["own"].derive([], self._derive_seconds)
         except JudgeLostError:
@@ -182,7 +229,9 @@ class ProcessEnvironmentHost:
             if family in said.families and (why := await self._refusal(family)):
                 await self.close()
                 raise ConfigError(f"environment.options: {why}")
-        return EnvironmentInfo(said.name, said.version, said.families, sandbox, said.notes)
+        return EnvironmentInfo(
+            said.name, said.version, said.families, sandbox, said.notes, said.turns
+        )
 
     async def _refusal(self, family: str) -> str:
         try:
@@ -212,14 +261,22 @@ class ProcessEnvironmentHost:
                     seconds=scored.seconds,
                 )
             prompt = await self._prompt(judge, ref)
-            together = await self._scored(judge, ref, sent, self._score_seconds)
-            verdicts: Sequence[TextVerdict | str] = (
-                await self._scored_singly(judge, ref, sent)
-                if isinstance(together, str)
-                else together
-            )
+            verdicts = await self._answered(judge, ref, judge.score, sent)
             seconds = SYSTEM_CLOCK.now() - began
         return replace(_judgement(prompt, cuts, verdicts), seconds=seconds)
+
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript]
+    ) -> tuple[list[ReplayedDialogue], float]:
+        _check_count(dialogues)
+        cuts = [_cut_transcript(each) for each in dialogues]
+        sent = [cut for cut in cuts if cut is not None]
+        async with self._turns["own"]:
+            judge, began = self._judges["own"], SYSTEM_CLOCK.now()
+            await self._prompt(judge, ref)
+            lines = await self._answered(judge, ref, judge.replay, sent)
+            seconds = SYSTEM_CLOCK.now() - began
+        return _replayed(cuts, lines), seconds
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """A survey of so many tasks of a family, in so many seconds at most.
@@ -262,39 +319,62 @@ class ProcessEnvironmentHost:
                     break
         return await judge.derive(refs, self._derive_seconds)  # one end is no evidence
 
-    async def _scored(
-        self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str], seconds: float
-    ) -> list[TextVerdict] | Reason:
-        """Verdicts on own texts, for the task derived last, or the reason why they ended their
-        judge. A judge that somebody else killed is replaced."""
+    async def _answered(
+        self,
+        judge: JudgeProcess,
+        ref: TaskRef,
+        ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
+        sent: Sequence[_Sent],
+    ) -> Sequence[_Given | str]:
+        """The judge's answers to own texts or dialogues, for the task derived last: to all
+        together, or to one by one if one of them ended it; for each the reason if it did."""
+        together = await self._asked(judge, ref, ask, sent, self._score_seconds)
+        if isinstance(together, list):
+            return together
+        return await self._asked_singly(judge, ref, ask, sent)
+
+    async def _asked(
+        self,
+        judge: JudgeProcess,
+        ref: TaskRef,
+        ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
+        sent: Sequence[_Sent],
+        seconds: float,
+    ) -> list[_Given] | Reason:
+        """The judge's answers, or the reason why it was ended. A judge that somebody else killed
+        is replaced."""
         tries = 1
         while True:
             try:
-                return await judge.score(texts, seconds)
+                return await ask(sent, seconds)
             except JudgeLostError as lost:
                 if lost.reason in SUSPECT | WAITED or tries == _OWN_TRIES:
                     return lost.reason
             tries += 1
             await self._prompt(judge, ref)
 
-    async def _scored_singly(
-        self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str]
-    ) -> list[TextVerdict | str]:
-        """A verdict on each text, or the reason why there is none."""
-        verdicts: list[TextVerdict | str] = []
+    async def _asked_singly(
+        self,
+        judge: JudgeProcess,
+        ref: TaskRef,
+        ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
+        sent: Sequence[_Sent],
+    ) -> list[_Given | str]:
+        """The judge's answer to each, or the reason why there is none."""
+        given: list[_Given | str] = []
         lost_judges = 0
-        for text in texts:
+        for each in sent:
             if lost_judges == MAX_LOST_JUDGES:
-                verdicts.append("abandoned")
+                given.append("abandoned")
                 continue
             await self._prompt(judge, ref)
-            scored = await self._scored(judge, ref, [text], self._score_seconds / len(texts))
-            if isinstance(scored, str):
-                lost_judges += 1
-                verdicts.append(scored)
+            asked = await self._asked(judge, ref, ask, [each], self._score_seconds / len(sent))
+            if isinstance(asked, list):
+                given.extend(asked)
             else:
-                verdicts.extend(scored)
-        return verdicts
+                lost_judges += 1
+                given.append(asked)
+        return given
 
 
 class InlineEnvironmentHost:
@@ -309,13 +389,14 @@ class InlineEnvironmentHost:
     async def start(self) -> EnvironmentInfo:
         environment = self._environment
         notes: tuple[str, ...] = ()
+        turns = 1
         if isinstance(environment, SplitEnvironment):
             for family in self._families or environment.families:
                 if family in environment.families and (why := environment.refusal(family)):
                     raise ConfigError(f"environment.options: {why}")
-            notes = environment.notes
+            notes, turns = environment.notes, environment.turns
         return EnvironmentInfo(
-            environment.name, environment.version, environment.families, notes=notes
+            environment.name, environment.version, environment.families, notes=notes, turns=turns
         )
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
@@ -328,6 +409,20 @@ class InlineEnvironmentHost:
         sent = [cut for cut in cuts if cut is not None]
         return _judgement(prompt, cuts, [score_text(self._environment, task, cut) for cut in sent])
 
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript]
+    ) -> tuple[list[ReplayedDialogue], float]:
+        _check_count(dialogues)
+        environment = self._environment
+        if not isinstance(environment, SplitEnvironment):
+            raise ValueError("only an environment that is split by text has dialogues")
+        began = SYSTEM_CLOCK.now()
+        task, _ = derive_prompt(environment, ref)
+        cuts = [_cut_transcript(each) for each in dialogues]
+        sent = [cut for cut in cuts if cut is not None]
+        lines = [replay_dialogue(environment, task, each) for each in sent]
+        return _replayed(cuts, lines), SYSTEM_CLOCK.now() - began
+
     async def close(self) -> None:
         return None
 
@@ -336,7 +431,7 @@ def _plain(ref: TaskRef) -> PlainRef:
     return ref.environment, ref.version, ref.family, ref.seed
 
 
-def _check_count(texts: Sequence[str]) -> None:
+def _check_count(texts: Sequence[object]) -> None:
     if len(texts) > MAX_TEXTS:
         raise ValueError(f"{len(texts)} texts in one judgement: send at most {MAX_TEXTS}")
 
@@ -349,6 +444,38 @@ def _cut(text: str) -> str | None:
     except UnicodeEncodeError:
         return None
     return end
+
+
+def _cut_transcript(transcript: Transcript) -> Transcript | None:
+    """The judged part of a dialogue; None if no frame can carry one of its texts."""
+    cuts = [cut for text in transcript.texts if (cut := _cut(text)) is not None]
+    return Transcript(cuts, transcript.cut) if len(cuts) == len(transcript.texts) else None
+
+
+def _replayed(
+    cuts: Sequence[Transcript | None], lines: Sequence[ReplayedLine | str]
+) -> list[ReplayedDialogue]:
+    """All dialogues replayed, of which `cuts` are the judged parts. `lines` are what the judge
+    said of those that were sent, or the reasons why it said nothing."""
+    sent = iter(lines)
+    found: list[ReplayedDialogue] = []
+    for cut in cuts:
+        line = "unsendable" if cut is None else next(sent)
+        if isinstance(line, str):
+            found.append(ReplayedDialogue(fault=line))
+            continue
+        verdict = line.verdict or TextVerdict(0.0)
+        ended = line.over and line.verdict is None
+        found.append(
+            ReplayedDialogue(
+                tuple(line.replies),
+                line.over,
+                verdict.reward,
+                "ended" if ended else verdict.fault,
+                verdict.raised,
+            )
+        )
+    return found
 
 
 def _judgement(

@@ -7,30 +7,22 @@ is the letter, index or text of one.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
-from swarm_node.environments.base import Environment, Task, check_ref, split_held_out
-from swarm_node.environments.split import canonical
-from swarm_node.errors import ConfigError
+from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.rows import Family, check_template, digest_of, read_families, refuse
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
 #: 3: the canonical text of a question decides its part.
 SCHEME = 3
-MAX_FILE_BYTES = 256 << 20
 MAX_ROW_BYTES = 64 << 10
-MAX_ROWS = 1_000_000
 _MAX_CHOICES = 26
-_FAMILY = re.compile(r"[A-Za-z0-9 _.:+@=,-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +32,6 @@ class Example:
     question: str
     answer: str
     choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """The examples of one file. No question is in both parts: those below `bound` are held out.
-    `repeated` counts the rows whose question stands in another row before."""
-
-    training: Sequence[Example]
-    held_out: Sequence[Example]
-    bound: int
-    repeated: int
 
 
 def create(
@@ -76,23 +57,14 @@ def create(
         ConfigError: a file is missing, too large or malformed, or an option makes no sense.
     """
     if scoring not in SCORERS:
-        raise _refusal("scoring", f"{scoring!r} is none of {', '.join(SCORERS)}")
-    if template.count("{question}") != 1:
-        raise _refusal("template", "it must contain {question} once")
-    if not 0 < held_out < 1:
-        raise _refusal("held_out", "a share above 0 and below 1, such as 0.1")
-    paths = [Path(item).expanduser() for item in ([path] if isinstance(path, str) else path)]
-    families, digests = {}, {}
-    for file in paths:
-        if not _FAMILY.fullmatch(file.stem) or file.stem in families:
-            raise _refusal("path", f"{file}: names of families must be plain and different")
-        data = _read(file)
-        digests[file.stem] = hashlib.sha256(data).hexdigest()
-        rows = list(_rows(file, data, (question, answer), scoring == "choice"))
-        families[file.stem] = _split(file, rows, held_out)
-    if not families:
-        raise _refusal("path", "name at least one file")
-    _check_apart(families)
+        raise refuse("scoring", f"{scoring!r} is none of {', '.join(SCORERS)}")
+    check_template(template)
+    families, digests = read_families(
+        path,
+        lambda row: _example(row, (question, answer), scoring == "choice"),
+        MAX_ROW_BYTES,
+        held_out,
+    )
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
         SCORERS[scoring]("1", "1", ())
@@ -107,7 +79,7 @@ class _Jsonl:
 
     def __init__(
         self,
-        families: Mapping[str, _Family],
+        families: Mapping[str, Family[Example]],
         version: str,
         scoring: str,
         template: str,
@@ -117,7 +89,7 @@ class _Jsonl:
         self.families = tuple(families)
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
-        self.notes = tuple(_note(name, family) for name, family in families.items())
+        self.notes = tuple(family.note(name) for name, family in families.items())
         self._rows = families
         self._score = SCORERS[scoring]
         self._template = template
@@ -125,9 +97,7 @@ class _Jsonl:
 
     def derive(self, ref: TaskRef) -> Task:
         check_ref(self, ref)
-        family = self._rows[ref.family]
-        rows = family.held_out if ref.held_out else family.training
-        return Task(ref, rows[ref.seed % len(rows)])
+        return Task(ref, self._rows[ref.family].row(ref))
 
     def render(self, task: Task) -> str:
         example: Example = task.payload
@@ -150,51 +120,12 @@ class _Jsonl:
         return 0.0 if answer is None else self._score(answer, example.answer, example.choices)
 
 
-def _refusal(option: str, what: str) -> ConfigError:
-    return ConfigError(f"environment.options.{option}: {what}")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise _refusal("path", f"cannot read {path}: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise _refusal("path", f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
-    return data
-
-
-def _rows(
-    path: Path, data: bytes, fields: tuple[str, str], with_choices: bool
-) -> Iterator[Example]:
-    count = 0
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        count += 1
-        if count > MAX_ROWS:
-            raise _refusal("path", f"{path} has more than {MAX_ROWS} rows: split it")
-        try:
-            yield _row(line, fields, with_choices)
-        except ValueError as error:
-            raise _refusal("path", f"{path}, line {number}: {error}") from error
-
-
-def _row(line: bytes, fields: tuple[str, str], with_choices: bool) -> Example:
+def _example(value: dict[str, Any], fields: tuple[str, str], with_choices: bool) -> Example:
     """The example in one row.
 
     Raises:
         ValueError: the row is malformed.
     """
-    if len(line) > MAX_ROW_BYTES:
-        raise ValueError(f"a row may have {MAX_ROW_BYTES >> 10} KiB at most")
-    try:
-        value = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-    if not isinstance(value, dict):
-        raise ValueError("a row must be a JSON object")
     missing = [field for field in fields if field not in value]
     if missing:
         raise ValueError(f"no field {missing[0]!r}; name it in the options question and answer")
@@ -235,44 +166,9 @@ def _letter(index: int) -> str:
     return chr(ord("A") + index)
 
 
-def _split(path: Path, rows: Sequence[Example], share: float) -> _Family:
-    """Split by the canonical text of the question, so that all copies of a question are in one
-    part."""
-    questions = [canonical(row.question) for row in rows]
-    training, held_out, bound = split_held_out(rows, questions, share)
-    if not training or not held_out:
-        raise _refusal("path", f"{path} needs at least two different questions, one for each part")
-    return _Family(training, held_out, bound, len(rows) - len(set(questions)))
-
-
-def _check_apart(families: Mapping[str, _Family]) -> None:
-    """Raise if a question that stands in two files could be in both parts: short files may need
-    other bounds."""
-    if len({family.bound for family in families.values()}) == 1:
-        return
-    trained = {canonical(r.question): name for name, f in families.items() for r in f.training}
-    for name, family in families.items():
-        for row in family.held_out:
-            other = trained.get(canonical(row.question))
-            if other is not None:
-                raise _refusal(
-                    "path",
-                    f"the question {row.question[:60]!r} would train in {other} and be held out in "
-                    f"{name}: put these files together, or give both more questions",
-                )
-
-
-def _note(name: str, family: _Family) -> str:
-    text = f"{name}: {len(family.training)} rows for training, {len(family.held_out)} held out"
-    if family.repeated:
-        text += f"; {family.repeated} rows repeat a question and fall together with it"
-    return text
-
-
 def _version(options: Sequence[Any], scoring: str) -> str:
     """Contains a digest of the files: nodes with different files refuse each other's tasks."""
-    canonical = json.dumps(options, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(canonical.encode()).hexdigest()[:24]
+    digest = digest_of(options)
     if scoring != "math":
         return f"{SCHEME}-{digest}"
     return f"{importlib.metadata.version('math-verify')}-{SCHEME}-{digest}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.base import Dialogue, Environment, Task, TaskMaker, check_ref
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import (
     HELD_OUT_SHARE,
@@ -20,7 +21,7 @@ from swarm_node.environments.split import (
 )
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.recent import Recent
-from swarm_node.rollout import TaskRef
+from swarm_node.rollout import MAX_TURNS, TaskRef
 
 #: Texts of each side that a family must show before a node starts with it.
 _ENOUGH = 8
@@ -32,7 +33,9 @@ _REMEMBERED = 4096
 #: So many draws without a text of one side are no chance.
 _LATE_DRAWS = 64
 _REMEDY = ": give it settings with more questions, or leave it out"
-_NEEDED = ("name", "version", "families", "derive", "render", "score")
+_NEEDED = ("name", "version", "families", "derive", "render")
+#: Besides: one method for an answer, or these for a dialogue.
+_ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +48,41 @@ class SplitTask(Task):
 
 
 class SplitEnvironment:
-    """Implements `Environment` around another one. A reference whose text is on the other side
-    moves on to further seeds, by a rule that every receiver repeats."""
+    """Implements `Environment` around another one, and `Dialogue` around a dialogue. A reference
+    whose text is on the other side moves on to further seeds, by a rule that every receiver
+    repeats."""
 
-    def __init__(self, inner: Environment) -> None:
+    def __init__(self, inner: Environment | Dialogue) -> None:
         """
         Raises:
             ConfigError: `inner` is no environment.
         """
-        missing = [name for name in _NEEDED if not hasattr(inner, name)]
+        talks = any(hasattr(inner, name) for name in _TALKED)
+        needed = (*_NEEDED, *(_TALKED if talks else _ANSWERED))
+        missing = [name for name in needed if not hasattr(inner, name)]
         if missing:
             raise ConfigError(
                 f"environment.name: what its function returns is no environment: it has no "
                 f"{missing[0]!r}"
             )
-        self._inner = inner
+        self._inner: TaskMaker = inner
+        #: Most turns of the model; 1 for an answer to one question.
+        self.turns: int = getattr(inner, "turns", 1)
+        if talks and not (isinstance(self.turns, int) and 2 <= self.turns <= MAX_TURNS):
+            raise ConfigError(
+                f"environment.name: {inner.name} has dialogues of {self.turns!r} turns: it can be "
+                f"2 to {MAX_TURNS}"
+            )
+        self._talk: Dialogue | None = cast("Dialogue", inner) if talks else None
+        self._score: Callable[[Task, str], float] = (
+            self._judge_alone if talks else cast("Environment", inner).score
+        )
         self.name = inner.name
         self.version = with_split(inner.version)
         self.families = tuple(inner.families)
         self.runs_code = bool(getattr(inner, "runs_code", False))
+        #: Processor seconds that a group needs on a slow machine; 0 if it does not say.
+        self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
         #: Sentences about its tasks that the owner should read.
         self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
         self._has_question = hasattr(inner, "question")
@@ -95,7 +114,17 @@ class SplitEnvironment:
         return self._inner.render(inner)
 
     def score(self, task: Task, text: str) -> float:
-        return self._inner.score(_inner(task), text)
+        return self._score(_inner(task), text)
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        """See `Dialogue`. An answer to one question has none."""
+        return None if self._talk is None else self._talk.reply(_inner(task), said)
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        """See `Dialogue`. An answer to one question is scored."""
+        if self._talk is None:
+            return self._score(_inner(task), said[-1])
+        return self._talk.judge(_inner(task), said)
 
     def question(self, task: Task) -> str:
         """The text that decides the side of a task."""
@@ -126,6 +155,10 @@ class SplitEnvironment:
             if found < _ENOUGH and (not found or index == MAX_DRAWS - 1):
                 return _refusal(family, held_out, found, drawn) + failed + _REMEDY
         return ""
+
+    def _judge_alone(self, inner: Task, text: str) -> float:
+        assert self._talk is not None
+        return self._talk.judge(inner, (text,))
 
     def _seeds(self, ref: TaskRef) -> Iterator[int]:
         settled = self._settled.get((ref.family, ref.seed))

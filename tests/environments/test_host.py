@@ -21,6 +21,7 @@ from swarm_node.environments.host import (
     EnvironmentHost,
     InlineEnvironmentHost,
     ProcessEnvironmentHost,
+    Whose,
 )
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import with_split
@@ -67,6 +68,11 @@ class Hostile:
                         pass
             case "wait":
                 time.sleep(600)
+            case "compute":
+                until = time.process_time() + 0.8
+                while time.process_time() < until:
+                    pass
+                return 1.0
             case "doze":
                 while True:
                     time.sleep(0.08)
@@ -98,10 +104,12 @@ class Hostile:
         return float(text.lstrip("é") == str(task.payload))
 
 
-def create(level=1):
+def create(level=1, seconds=0.0):
     if level == 0:
         raise ZeroDivisionError
-    return Hostile()
+    hostile = Hostile()
+    hostile.score_seconds = seconds
+    return hostile
 '''
 T = TypeVar("T")
 VERSION = with_split("1")
@@ -217,6 +225,13 @@ def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
+
+
+@pytest.mark.parametrize("whose", ["own", "peers"])
+def test_an_environment_says_how_much_time_its_scorer_needs(hostile: str, whose: Whose) -> None:
+    host = ProcessEnvironmentHost(hostile, {"seconds": 3.0}, FAMILIES, score_seconds=0.3)
+    judged = with_host(host, lambda h: h.judge(REF, ["compute", "no"], whose))
+    assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 0.0), 0, "")
 
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
@@ -414,7 +429,7 @@ def test_the_example_in_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = ROOT / "docs" / "environments.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "successor.py").write_text(example)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.base import MAX_REPLY_CHARS, Environment, Task
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.environments.survey import Survey, survey
 from swarm_node.errors import UnknownTaskError
-from swarm_node.rollout import TaskRef
+from swarm_node.rollout import MAX_TURNS, TaskRef
 
 #: Each signal ends a process whose timer has run out. Both keep their default action, because no
 #: handler in Python runs while a regular expression or big-number arithmetic holds the interpreter.
@@ -38,12 +38,13 @@ class TextVerdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     name of the scorer's exception, which makes the text a wrong answer."""
 
     reward: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-    fault: Literal["", "out_of_range"] = ""
+    fault: Literal["", "out_of_range", "reply"] = ""
     raised: Annotated[str, msgspec.Meta(max_length=_MAX_NAME, pattern=r"^[A-Za-z0-9_]*$")] = ""
 
 
 class Derive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Make these tasks, each within `seconds` of processor time. `Score` refers to the last."""
+    """Make these tasks, each within `seconds` of processor time. `Score` and `Replay` refer to the
+    last."""
 
     refs: list[PlainRef]
     seconds: float
@@ -53,6 +54,22 @@ class Score(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Score texts for the task that was derived last, all within `seconds` of processor time."""
 
     texts: list[str]
+    seconds: float
+
+
+class Transcript(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All that the model said in a dialogue so far. It is `cut` if its last turn ran out of tokens:
+    nobody replies to a turn that did not end."""
+
+    texts: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
+    cut: bool = False
+
+
+class Replay(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Replay dialogues of the task that was derived last, all within `seconds` of processor
+    time."""
+
+    dialogues: list[Transcript]
     seconds: float
 
 
@@ -87,6 +104,24 @@ class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     verdicts: list[TextVerdict]
 
 
+class ReplayedLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A dialogue replayed: the reply to each turn until it was `over`. The verdict on one that is
+    over; None also if the model said more after its end."""
+
+    replies: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=MAX_REPLY_CHARS)]],
+        msgspec.Meta(max_length=MAX_TURNS),
+    ]
+    over: bool
+    verdict: TextVerdict | None = None
+
+
+class Replayed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Every dialogue replayed."""
+
+    lines: list[ReplayedLine]
+
+
 class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The reason why a family cannot be used, "" if it can."""
 
@@ -105,20 +140,57 @@ class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-Request = Derive | Score | Check | Draw
-Reply = Derived | Scored | Checked | Surveyed | Unknown
+Request = Derive | Score | Replay | Check | Draw
+Reply = Derived | Scored | Replayed | Checked | Surveyed | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
 def score_text(environment: Environment, task: Task, text: str) -> TextVerdict:
     """The verdict on one text, whatever the scorer raises or returns."""
+    return _verdict(lambda: environment.score(task, text))
+
+
+def replay_dialogue(
+    environment: SplitEnvironment, task: Task, transcript: Transcript
+) -> ReplayedLine:
+    """The replies to all turns, and the verdict if the dialogue is over, whatever the environment
+    raises or returns. It is over after a turn without a reply, after the last one that it may have,
+    and after one that was cut."""
+    texts, replies = tuple(transcript.texts), list[str]()
+    for count in range(1, len(texts) + 1):
+        reply: str | None = None
+        if count < environment.turns and not (transcript.cut and count == len(texts)):
+            try:
+                reply = environment.reply(task, texts[:count])
+            except Exception as error:  # noqa: BLE001 - as above
+                return ReplayedLine(replies, True, TextVerdict(0.0, "reply", _named(error)))
+            if reply is not None and not _sendable(reply):
+                return ReplayedLine(replies, True, TextVerdict(0.0, "reply"))
+        if reply is None:
+            over = count == len(texts)
+            verdict = _verdict(lambda: environment.judge(task, texts)) if over else None
+            return ReplayedLine(replies, True, verdict)
+        replies.append(reply)
+    return ReplayedLine(replies, False)
+
+
+def _sendable(reply: object) -> bool:
+    """Check that a reply is text of a bounded length that every receiver can encode."""
+    if not isinstance(reply, str) or len(reply) > MAX_REPLY_CHARS:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in reply)
+
+
+def _named(error: Exception) -> str:
+    name = type(error).__name__[:_MAX_NAME]
+    return name if name.isascii() and name.isidentifier() else "Exception"
+
+
+def _verdict(reward_of: Callable[[], float]) -> TextVerdict:
     try:
-        reward = float(environment.score(task, text))
+        reward = float(reward_of())
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
-        name = type(error).__name__[:_MAX_NAME]
-        return TextVerdict(
-            0.0, raised=name if name.isascii() and name.isidentifier() else "Exception"
-        )
+        return TextVerdict(0.0, raised=_named(error))
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         return TextVerdict(0.0, fault="out_of_range")
     return TextVerdict(reward)
@@ -162,6 +234,8 @@ class Judge:
                 reply = Checked(self._check(request)[:1000])
             elif isinstance(request, Draw):
                 reply = Surveyed(self._draw(request))
+            elif isinstance(request, Replay):
+                reply = Replayed(self._replay(request))
             else:
                 reply = Scored(self._score(request))
         except UnknownTaskError as error:
@@ -186,11 +260,19 @@ class Judge:
             return survey(self._environment, request.family, request.draws, request.seconds, now)
 
     def _score(self, request: Score) -> list[TextVerdict]:
-        task = self._task
-        if task is None:
-            raise UnknownTaskError("no task was derived")
+        task = self._derived()
         with _limit(_SCORING_TIMER, request.seconds):
             return [score_text(self._environment, task, text) for text in request.texts]
+
+    def _replay(self, request: Replay) -> list[ReplayedLine]:
+        task = self._derived()
+        with _limit(_SCORING_TIMER, request.seconds):
+            return [replay_dialogue(self._environment, task, each) for each in request.dialogues]
+
+    def _derived(self) -> Task:
+        if self._task is None:
+            raise UnknownTaskError("no task was derived")
+        return self._task
 
 
 @contextlib.contextmanager

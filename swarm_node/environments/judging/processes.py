@@ -20,12 +20,16 @@ from swarm_node.environments.judging.judge import (
     Derived,
     Draw,
     PlainRef,
+    Replay,
+    Replayed,
+    ReplayedLine,
     Reply,
     Request,
     Score,
     Scored,
     Surveyed,
     TextVerdict,
+    Transcript,
     Unknown,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
@@ -43,7 +47,8 @@ from swarm_node.environments.survey import Survey
 from swarm_node.errors import ChildError, ConfigError, UnknownTaskError, words_of
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
-START_SECONDS = 120.0
+#: `programs` compiles an interpreter at its first start: a minute of processor time.
+START_SECONDS = 600.0
 #: Forking takes milliseconds, but a busy machine may not run the process for long.
 _FORK_SECONDS = 30.0
 #: The host ends a judge that does not answer within this many times its processor time, or that has
@@ -65,7 +70,7 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored, Checked, Surveyed)
+_Reply = TypeVar("_Reply", Derived, Scored, Replayed, Checked, Surveyed)
 
 
 def variables() -> dict[str, str]:
@@ -255,10 +260,27 @@ class JudgeProcess:
         reply = await self._call(
             request, Scored, seconds, lambda reply: len(reply.verdicts) == len(texts)
         )
+        await self._judged_group()
+        return reply.verdicts
+
+    async def replay(self, dialogues: Sequence[Transcript], seconds: float) -> list[ReplayedLine]:
+        """`dialogues` replayed for the task derived last, within `seconds` of processor time.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            ConfigError, ChildError: no judge can be started.
+        """
+        request = Replay(list(dialogues), seconds)
+        reply = await self._call(
+            request, Replayed, seconds, lambda reply: _all_replayed(reply.lines, dialogues)
+        )
+        await self._judged_group()
+        return reply.lines
+
+    async def _judged_group(self) -> None:
         self._groups += 1
         if self._environment.runs_code or self._groups >= GROUPS_PER_JUDGE:
             await self.close()
-        return reply.verdicts
 
     async def check(self, family: str, seconds: float) -> str:
         """Check that training and held-out questions of a family can be kept apart within `seconds`
@@ -353,3 +375,13 @@ class JudgeProcess:
     def _lost(self, reason: Reason, how: str, used: float = 0.0) -> JudgeLostError:
         self.losses += 1
         return JudgeLostError(reason, how, used)
+
+
+def _all_replayed(lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript]) -> bool:
+    """Check that there is one line for each dialogue, with one reply to each turn that has one."""
+    return len(lines) == len(dialogues) and all(
+        len(line.replies) < len(each.texts)
+        if line.over
+        else len(line.replies) == len(each.texts) and line.verdict is None
+        for line, each in zip(lines, dialogues, strict=True)
+    )

@@ -51,8 +51,8 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
-    """The environment's description, what it tells its owner, and whether judges share writable
-    memory with others."""
+    """The environment's description, what it tells its owner, whether judges share writable memory
+    with others, and the processor seconds that a group needs at least."""
 
     name: str
     version: str
@@ -60,6 +60,8 @@ class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     runs_code: bool
     shares_memory: bool
     notes: tuple[str, ...] = ()
+    turns: int = 1
+    score_seconds: float = 0.0
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +116,8 @@ class _Worker:
             environment.runs_code,
             shares_memory(),
             environment.notes,
+            environment.turns,
+            environment.score_seconds,
         )
 
     def _fork(self, request: Fork) -> int:

@@ -57,5 +57,7 @@ class FirstGroups:
             pass_at_1=sum(rewards) / len(rewards),
             informative=sum(len(set(each.claimed)) > 1 for each in groups),
             groups=len(groups),
-            answers=tuple(each.completions[0].text[:_SHOWN_CHARS] for each in groups[:_EXAMPLES]),
+            answers=tuple(
+                "\n".join(each.completions[0].said)[:_SHOWN_CHARS] for each in groups[:_EXAMPLES]
+            ),
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -54,11 +55,12 @@ class Samples:
         self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
 
-    def own(self, group: RolloutGroup, prompt: str) -> None:
-        """Take in an own group. Its first answer is shown, whatever its reward."""
+    def own(self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()) -> None:
+        """Take in an own group. Its first answer is shown, whatever its reward; of a dialogue all
+        that was said, with the `replies` between its turns."""
         rewards = group.claimed
         self._recent.append((max(rewards) - min(rewards) > _EQUAL_WITHIN, _mean(rewards)))
-        row = _row(group, prompt, 0, rewards[0])
+        row = _row(group, prompt, 0, rewards[0], replies=replies[0] if replies else ())
         if row.family not in self._first:
             self._first[row.family] = row
         self._newest[row.family] = row
@@ -96,9 +98,19 @@ class Samples:
 
 
 def _row(
-    group: RolloutGroup, prompt: str, index: int, reward: float, author: str = ""
+    group: RolloutGroup,
+    prompt: str,
+    index: int,
+    reward: float,
+    author: str = "",
+    replies: Sequence[str] = (),
 ) -> SampleRow:
-    answer = group.completions[index].text
+    heard = [f"\n> {reply}\n" for reply in replies]
+    answer = "".join(
+        part
+        for turn in zip_longest(group.completions[index].said, heard, fillvalue="")
+        for part in turn
+    )
     return SampleRow(
         family=group.task.family,
         prompt=prompt[-_PROMPT_CHARS:],

@@ -47,10 +47,11 @@ class Style:
         """Take in the groups of one update."""
         for group in groups:
             for completion in group.group.completions:
+                said = "\n".join(completion.said)
                 if group.provenance is Provenance.OWN:
-                    self._say(words(completion.text))
+                    self._say(words(said))
                 else:
-                    self._hear(words(completion.text), group.author)
+                    self._hear(words(said), group.author)
 
     def alarm(self) -> str:
         """A sentence on the word that is adopted most, "" if none is in many answers."""

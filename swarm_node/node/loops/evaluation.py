@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.host import EnvironmentInfo, ReplayedDialogue
+from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.snapshot import EvalPoint
+from swarm_node.node.loops.dialogues import Opening, Player
 from swarm_node.node.loops.parts import Parts, Timing
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import TaskRef
@@ -122,16 +124,42 @@ class Evaluator:
                 )
                 for ref, prompt in zip(refs, prompts, strict=True)
             }
-            fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, longest)]
-            began = self._parts.clock.now()
-            groups = await self._parts.sampler.sample([requests[ref] for ref in fitting])
-            self._took = self._parts.clock.now() - began
+            whole = longest * self._info.turns
+            fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, whole)]
+            found = await self._rewards({ref: requests[ref] for ref in fitting})
             self._rows = sum(refs[ref] for ref in fitting)
-            rewards: dict[TaskRef, Sequence[float]] = {ref: [0.0] * n for ref, n in refs.items()}
-            for ref, answers in zip(fitting, groups, strict=True):
-                texts = [completion.text for completion in answers]
-                rewards[ref] = (await self._parts.environment.judge(ref, texts)).rewards
+            rewards = {ref: [0.0] * n for ref, n in refs.items()} | found
         return self._point(version, rewards)
+
+    async def _rewards(
+        self, requests: Mapping[TaskRef, SampleRequest]
+    ) -> dict[TaskRef, Sequence[float]]:
+        """Return the rewards of the answers to each task, or of the dialogues that begin with it.
+        Notes the seconds that the sampler sampled."""
+        parts, rewards = self._parts, dict[TaskRef, Sequence[float]]()
+        if self._info.turns > 1:
+            openings = [
+                Opening(ref, request.prompt_ids, request.n, request.seed)
+                for ref, request in requests.items()
+            ]
+            player = Player(parts.sampler, parts.codec, self._replay, self._sampling, parts.clock)
+            played, self._took = await player.play(openings)
+            for ref, dialogues in zip(requests, played, strict=True):
+                rewards[ref] = [each.end.reward if each.end else 0.0 for each in dialogues]
+            return rewards
+        began = parts.clock.now()
+        groups = await parts.sampler.sample(list(requests.values()))
+        self._took = parts.clock.now() - began
+        for ref, answers in zip(requests, groups, strict=True):
+            texts = [completion.text for completion in answers]
+            rewards[ref] = (await parts.environment.judge(ref, texts)).rewards
+        return rewards
+
+    async def _replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript]
+    ) -> list[ReplayedDialogue]:
+        found, _ = await self._parts.environment.replay(ref, dialogues)
+        return found
 
     def _unseen(self) -> dict[TaskRef, int]:
         """Return the number of answers to each unseen task."""

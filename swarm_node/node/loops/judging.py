@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.environments.host import EnvironmentHost, Judgement, Whose
+from swarm_node.environments.host import EnvironmentHost, Judgement, ReplayedDialogue, Whose
+from swarm_node.environments.judging.judge import Transcript
 from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.parts import Tally
 from swarm_node.p2p.limits.budgets import Effort
@@ -38,6 +39,36 @@ class Judging:
         self._effort.judged_own(judged.seconds, self._clock.now())
         return judged
 
+    async def replay(self, ref: TaskRef, dialogues: Sequence[Transcript]) -> list[ReplayedDialogue]:
+        """Replay this node's own dialogues.
+
+        Raises:
+            ChildError: the environment's process cannot be kept alive.
+        """
+        found, seconds = await self._environment.replay(ref, dialogues)
+        self._effort.judged_own(seconds, self._clock.now())
+        for each in found:
+            if each.fault == "reply" and not self._tally.faults[f"scorer_{each.fault}"]:
+                _log.warning(
+                    "the environment's reply() raised or gave no text of at most 1,024 characters, "
+                    "so the dialogue ended with reward 0 (told once, counted)",
+                    family=ref.family,
+                    raised=each.raised,
+                )
+            elif each.raised and not each.fault:
+                self._tell_of_raising(ref, each.raised)
+            elif each.fault == "ended":
+                self._tell_of_change(ref)
+            if each.fault:
+                self._tally.faults[f"scorer_{each.fault}"] += 1
+        return found
+
+    def changed(self, ref: TaskRef, dialogues: int) -> None:
+        """Count own dialogues of a task in which a reply became another one."""
+        if dialogues:
+            self._tell_of_change(ref)
+            self._tally.faults["scorer_changed"] += dialogues
+
     async def of_peer(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
         """Judge the texts of the peer `author`.
 
@@ -61,11 +92,26 @@ class Judging:
         judged = await self._environment.judge(ref, texts, whose)
         if judged.faults:
             self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
-        if judged.raised and not self._told_of_raising:
-            self._told_of_raising = True
-            _log.warning(
-                "the environment's score() raised on an answer, which counts as wrong (told once)",
-                family=ref.family,
-                raised=judged.raised,
-            )
+        if judged.raised:
+            self._tell_of_raising(ref, judged.raised)
         return judged
+
+    def _tell_of_change(self, ref: TaskRef) -> None:
+        if self._tally.faults["scorer_changed"] or self._tally.faults["scorer_ended"]:
+            return
+        _log.warning(
+            "the environment's reply() gave another reply when a dialogue was replayed, so the "
+            "dialogue ended with reward 0: it may depend on the task and on what was said alone "
+            "(told once, counted)",
+            family=ref.family,
+        )
+
+    def _tell_of_raising(self, ref: TaskRef, raised: str) -> None:
+        if self._told_of_raising:
+            return
+        self._told_of_raising = True
+        _log.warning(
+            "the environment's score() raised on an answer, which counts as wrong (told once)",
+            family=ref.family,
+            raised=raised,
+        )

@@ -125,6 +125,7 @@ class Learner:
             self._advantage,
             drawn.other_rewards,
             self._group_size,
+            parts.codec.bridge,
         )
         sampler = parts.sampler
         resting = isinstance(sampler, RestingSampler) and await sampler.rest()

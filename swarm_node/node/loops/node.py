@@ -49,6 +49,7 @@ from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
 from swarm_node.node.loops.consequences import watch
 from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
+from swarm_node.node.loops.dialogues import DialogueMaker, check_dialogues
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
@@ -272,9 +273,11 @@ class Node:
     async def _sample(self) -> None:
         """Sample groups once enough slots are free, publish them and admit them."""
         await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
-        await self._work.maker.make(
-            self._slots.sampling_batch(self._parts.trainer.version), self._share
-        )
+        maker, count = self._work.maker, self._slots.sampling_batch(self._parts.trainer.version)
+        if isinstance(maker, DialogueMaker):
+            await maker.make(count, self._keep)
+        else:
+            await maker.make(count, self._share)
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
@@ -284,6 +287,15 @@ class Node:
             self._admit(group)
         groups.published += len(scored)
         groups.announced += publisher.announced - announced
+        await self._notify()
+
+    async def _keep(self, groups: Sequence[VerifiedGroup]) -> None:
+        """Admit own dialogues to the replay buffer. They are neither announced nor stored: wire
+        version 1 has no words for them (see `EnvironmentInfo.exchanged`). A restart loses those
+        that were not trained on, and begins with new tasks."""
+        for group in groups:
+            self._admit(group)
+        self._tally.groups.published += len(groups)
         await self._notify()
 
     async def _train(self) -> None:
@@ -368,6 +380,9 @@ class Node:
         on_step("tasks")
         self._info = info = await parts.environment.start()
         self._own_families = chosen_families(self.settings.environment.families, info)
+        check_dialogues(info, parts.codec, self.settings.sampling)
+        if not info.exchanged:
+            _log.warning("this node learns alone: dialogues are not exchanged with peers yet")
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()

@@ -1,6 +1,7 @@
 """Rollout groups of the node's own: choose tasks, sample completions, judge the completions.
 
-A `TaskChooser` chooses the tasks. A `Sampler` completes them in one turn each.
+A `TaskChooser` chooses the tasks. A `Sampler` completes them in one turn each; `dialogues.py` has
+tasks of several turns.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from swarm_node.node.figures.first_groups import Beginning, FirstGroups
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.node.loops.tasks import TaskChooser
+from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
-from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
+from swarm_node.rollout import Completion, PolicyRef, RolloutGroup
 
 Scored = tuple[RolloutGroup, str]
 Deliver = Callable[[Sequence[Scored]], Awaitable[None]]
 
-_PAUSE_SECONDS = 1.0
+#: The pause after a batch without a group.
+PAUSE_SECONDS = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -37,7 +39,7 @@ class RolloutMaker:
         parts: Parts,
         tally: Tally,
         judging: Judging,
-        tasks: TaskChooser,
+        tasks: FittingTasks,
         slots: Slots,
         harvest: Harvest | None,
         *,
@@ -55,7 +57,7 @@ class RolloutMaker:
         self._harvest = harvest
         self._seed = seed
         self._peer_id = peer_id
-        self._first_groups = FirstGroups()
+        self._first = FirstReport()
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
@@ -90,7 +92,7 @@ class RolloutMaker:
             self._tally.drawing.add(drawing, made)
             self._tally.sampling.add(clock.now() - started, made)
         else:
-            await asyncio.sleep(_PAUSE_SECONDS)  # the next prompts may be as long: do not spin
+            await asyncio.sleep(PAUSE_SECONDS)  # the next prompts may be as long: do not spin
 
     async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
         """Sample with an engine that interleaves groups; deliver each group when it is complete.
@@ -144,7 +146,7 @@ class RolloutMaker:
                     temperature=sampling.temperature,
                 ),
             )
-            for ref, prompt, prompt_ids in await self._next_tasks(count)
+            for ref, prompt, prompt_ids in await self._tasks.next(count)
         ]
         self._slots.begin(len(groups))
         return groups
@@ -164,34 +166,20 @@ class RolloutMaker:
         judged = await self._judging.own(group.ref, texts)
         made = RolloutGroup(group.ref, policy, completions, judged.rewards)
         self._tally.samples.own(made, group.prompt)
-        beginning = self._first_groups.add(made)
-        if beginning is not None:
-            _tell(beginning)
+        self._first.add(made)
         return made, group.prompt
 
-    async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
-        """Return reference, prompt and the prompt's token ids of the next tasks. A task is left out
-        if its prompt and the longest answer exceed the model's positions."""
-        parts = self._parts
-        refs = await self._tasks.choose(count)
-        prompts = await parts.environment.render(refs)
-        tasks = [
-            (ref, prompt, parts.codec.encode_prompt(prompt))
-            for ref, prompt in zip(refs, prompts, strict=True)
-        ]
-        longest = self._sampling.max_new_tokens
-        fitting = [task for task in tasks if parts.codec.fits(task[2], longest)]
-        if len(fitting) < len(tasks):
-            if not self._tally.faults["prompt_too_long"]:
-                _log.warning(
-                    "left out: a prompt and its answer exceed the model's positions; lower "
-                    "sampling.max_new_tokens or leave that family out (told once, counted)",
-                    family=next(ref.family for ref, *_ in tasks if (ref, *_) not in fitting),
-                    positions=parts.codec.positions,
-                    max_new_tokens=longest,
-                )
-            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
-        return fitting
+
+class FirstReport:
+    """Tells the owner, once, how the first own groups went."""
+
+    def __init__(self) -> None:
+        self._first_groups = FirstGroups()
+
+    def add(self, group: RolloutGroup) -> None:
+        beginning = self._first_groups.add(group)
+        if beginning is not None:
+            _tell(beginning)
 
 
 def _tell(beginning: Beginning) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import structlog
+
+from swarm_node.config import Sampling
 from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, meant
+from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.p2p.membership.local import Local
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
+
+_log = structlog.get_logger(__name__)
 
 
 class TaskChooser(Protocol):
@@ -67,6 +73,47 @@ class SeededTasks:
         )
         await storage.run(storage.advance, "common", after - used)
         return tasks
+
+
+class FittingTasks:
+    """The chosen tasks with their prompts, without those that are too long for the model."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        parts: Parts,
+        tally: Tally,
+        tasks: TaskChooser,
+        turns: int = 1,
+    ) -> None:
+        """The policy may have so many `turns` for each task, each as long as an answer."""
+        self._longest = turns * sampling.max_new_tokens
+        self._parts = parts
+        self._tally = tally
+        self._tasks = tasks
+
+    async def next(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
+        """Return reference, prompt and the prompt's token ids of the next tasks. A task is left out
+        if its prompt and the longest answer exceed the model's positions."""
+        parts = self._parts
+        refs = await self._tasks.choose(count)
+        prompts = await parts.environment.render(refs)
+        tasks = [
+            (ref, prompt, parts.codec.encode_prompt(prompt))
+            for ref, prompt in zip(refs, prompts, strict=True)
+        ]
+        fitting = [task for task in tasks if parts.codec.fits(task[2], self._longest)]
+        if len(fitting) < len(tasks):
+            if not self._tally.faults["prompt_too_long"]:
+                _log.warning(
+                    "left out: a prompt and its answer exceed the model's positions; lower "
+                    "sampling.max_new_tokens or leave that family out (told once, counted)",
+                    family=next(ref.family for ref, *_ in tasks if (ref, *_) not in fitting),
+                    positions=parts.codec.positions,
+                    longest=self._longest,
+                )
+            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
+        return fitting
 
 
 def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:

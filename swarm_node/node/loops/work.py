@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
+from swarm_node.node.loops.dialogues import DialogueMaker
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.rollout_maker import RolloutMaker
 from swarm_node.p2p.exchange.exchange import Exchange
@@ -19,7 +20,7 @@ from swarm_node.p2p.reach.punch import Puncher
 class Work:
     """The workers of a node's loops. They need an environment that has started."""
 
-    maker: RolloutMaker
+    maker: RolloutMaker | DialogueMaker
     evaluator: Evaluator
     exchange: Exchange
     company: Company

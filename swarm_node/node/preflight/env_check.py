@@ -1,5 +1,5 @@
-"""Checks of an environment, for `swarm-node env check`: two processes make the same tasks and
-rewards, and a model answers some of its tasks right and some wrong."""
+"""Checks of an environment, for `swarm-node env check`: two processes make the same tasks, replies
+and rewards, and a model answers some of its tasks right and some wrong."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
+from swarm_node.environments.host import (
+    EnvironmentInfo,
+    Judgement,
+    ProcessEnvironmentHost,
+    ReplayedDialogue,
+)
+from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.snapshot import Said
+from swarm_node.node.loops.dialogues import (
+    TOO_LONG,
+    Opening,
+    PlayedDialogue,
+    Player,
+    check_dialogues,
+)
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
 from swarm_node.policy.models.codec import Codec
@@ -28,11 +42,13 @@ _SHOWN_CHARS = 60
 
 
 class JudgedAnswers(NamedTuple):
-    """A task with a model's answers to it, judged."""
+    """A task with a model's answers to it, judged; of a dialogue the last answers, with all of
+    it."""
 
     ref: TaskRef
     answers: Sequence[str]
     judged: Judgement
+    dialogues: Sequence[PlayedDialogue] = ()
 
 
 async def check_environment(
@@ -99,7 +115,11 @@ async def _checks(
         for said in await check_questions(first, info, family):
             yield said
     made = await _answered(first, info, chosen, model, sampling, answers)
-    yield await _scoring(second, made)
+    if info.turns > 1:
+        for family in chosen:
+            yield await _replaying(second, info, [e for e in made if e.ref.family == family])
+    else:
+        yield await _scoring(second, made)
     for family in chosen:
         yield _learnable([each for each in made if each.ref.family == family], family, sampling)
 
@@ -118,15 +138,23 @@ async def _answered(
 ) -> list[JudgedAnswers]:
     """Return the model's answers to the same number of tasks of each family."""
     codec = Codec.from_directory(model)
+    check_dialogues(info, codec, sampling)
     sampler = TorchSampler.from_directory(model, codec=codec)
     each = max(1, round(answers / sampling.group_size / len(families)))
     refs = [_ref(info, family, index) for family in families for index in range(each)]
-    prompts = [codec.encode_prompt(prompt) for prompt in await host.render(refs)]
+    texts = await host.render(refs)
     fitting = [
         (ref, ids)
-        for ref, ids in zip(refs, prompts, strict=True)
-        if codec.fits(ids, sampling.max_new_tokens)
+        for ref, ids in zip(refs, map(codec.encode_prompt, texts), strict=True)
+        if codec.fits(ids, info.turns * sampling.max_new_tokens)
     ]
+    if info.turns > 1:
+        try:
+            return await _talked(
+                host, sampler, codec, sampling, fitting, dict(zip(refs, texts, strict=True))
+            )
+        finally:
+            await sampler.close()
     requests = [
         SampleRequest(
             ids, sampling.group_size, ref.seed, sampling.max_new_tokens, sampling.temperature
@@ -142,6 +170,79 @@ async def _answered(
         texts = [completion.text for completion in group]
         made.append(JudgedAnswers(ref, texts, await host.judge(ref, texts)))
     return made
+
+
+async def _talked(
+    host: ProcessEnvironmentHost,
+    sampler: TorchSampler,
+    codec: Codec,
+    sampling: Sampling,
+    fitting: Sequence[tuple[TaskRef, tuple[int, ...]]],
+    prompts: Mapping[TaskRef, str],
+) -> list[JudgedAnswers]:
+    """Return the model's dialogues of each task."""
+
+    async def replay(ref: TaskRef, said: Sequence[Transcript]) -> list[ReplayedDialogue]:
+        return (await host.replay(ref, said))[0]
+
+    player = Player(sampler, codec, replay, sampling, SYSTEM_CLOCK)
+    played, _ = await player.play(
+        [Opening(ref, ids, sampling.group_size, ref.seed) for ref, ids in fitting]
+    )
+    made = []
+    for (ref, _), dialogues in zip(fitting, played, strict=True):
+        rewards = tuple(each.end.reward if each.end else 0.0 for each in dialogues)
+        answers = [each.turns[-1].text for each in dialogues]
+        made.append(JudgedAnswers(ref, answers, Judgement(prompts[ref], rewards), dialogues))
+    return made
+
+
+async def _replaying(
+    other: ProcessEnvironmentHost, info: EnvironmentInfo, made: Sequence[JudgedAnswers]
+) -> Said:
+    """Replay every dialogue of a family in another process, and compare."""
+    family = made[0].ref.family if made else "none"
+    everything = [each for one in made for each in one.dialogues]
+    for one in made:
+        again, _ = await other.replay(one.ref, [each.transcript for each in one.dialogues])
+        for dialogue, found in zip(one.dialogues, again, strict=True):
+            end = dialogue.end
+            if end is not None and not end.fault and found != end:
+                turn = _unlike(end.replies, found.replies)
+                what = f"the reply to turn {turn}" if turn else "the reward"
+                return Said(
+                    "replay",
+                    "bad",
+                    f"{family}: {what} is another one in another process",
+                    "reply() and judge() may depend on the task and on what was said alone",
+                )
+    faults = [each.end for each in everything if each.end and each.end.fault not in ("", TOO_LONG)]
+    if faults:
+        why = f"{faults[0].fault} {faults[0].raised}".strip()
+        return Said(
+            "replay",
+            "bad",
+            f"{family}: {len(faults)} of {len(everything)} dialogues failed ({why})",
+            "a reply is text of at most 1,024 characters, always the same; a reward in [0, 1]",
+        )
+    if not any(each.replies for each in everything):
+        return Said(
+            "replay",
+            "warning",
+            f"{family}: no reply was heard in {len(everything)} dialogues, so none was compared",
+            "take a model whose answers reply() takes up, with --model",
+        )
+    turns = sum(len(each.turns) for each in everything) / (len(everything) or 1)
+    text = f"{family}: at most {info.turns} turns, {turns:.1f} on average; "
+    return Said("replay", "good", text + f"{len(everything)} replays agree in 2 processes")
+
+
+def _unlike(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    """The first turn whose reply differs, 0 if none does."""
+    for turn in range(max(len(ours), len(theirs))):
+        if ours[turn : turn + 1] != theirs[turn : turn + 1]:
+            return turn + 1
+    return 0
 
 
 async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers]) -> Said:
@@ -164,13 +265,18 @@ async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers])
         return Said(
             "score", "bad", f"score() failed on {faults} answers ({why})", "a reward is in [0, 1]"
         )
-    text = f"score deterministic, {1000 * seconds:.2g} ms an answer"
+    text = f"score deterministic, {milliseconds(seconds)} an answer"
     if raised:
         remedy = "an answer that raises counts as wrong"
         return Said("score", "warning", f"{text}; it raised {raised}", remedy)
     if seconds > _SLOW_SECONDS:
         return Said("score", "warning", text, "the node waits for it: make it faster")
     return Said("score", "good", text)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time for people, never as 1e+02 ms."""
+    return f"{1000 * seconds:{'.0f' if seconds >= 0.0995 else '.2g'}} ms"
 
 
 def _learnable(made: Sequence[JudgedAnswers], family: str, sampling: Sampling) -> Said:

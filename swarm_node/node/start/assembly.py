@@ -13,6 +13,7 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
+from swarm_node.node.loops.dialogues import DialogueMaker
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
 from swarm_node.node.loops.judging import Judging
@@ -22,7 +23,7 @@ from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.overview import name_of
 from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker
-from swarm_node.node.loops.tasks import SeededTasks
+from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
 from swarm_node.node.loops.work import Work
 from swarm_node.node.start.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.p2p.exchange.exchange import Exchange, open_exchange
@@ -130,20 +131,9 @@ def _open_work(
         seed=settings.run.seed,
         common_share=parts.common_share,
     )
-    sampler, lag = parts.sampler, shared.buffer.settings.max_lag
-    harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
     judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
-    maker = RolloutMaker(
-        settings.sampling,
-        parts,
-        shared.tally,
-        judging,
-        tasks,
-        shared.slots,
-        harvest,
-        seed=settings.run.seed,
-        peer_id=peer_id,
-    )
+    fitting = FittingTasks(settings.sampling, parts, shared.tally, tasks, info.turns)
+    maker = _maker(settings, parts, shared, judging, fitting, info)
     evaluator = _evaluator(settings, parts, shared, info, families)
     verifier = GroupVerifier(
         local.swarm_id,
@@ -163,6 +153,27 @@ def _open_work(
     company = _company(settings, parts, shared, exchange.meeting, reaching)
     coordinating = _coordinating(settings, parts, shared, own, exchange.meeting)
     return Work(maker, evaluator, exchange, company, prober, puncher, coordinating)
+
+
+def _maker(
+    settings: Settings,
+    parts: Parts,
+    shared: Shared,
+    judging: Judging,
+    tasks: FittingTasks,
+    info: EnvironmentInfo,
+) -> RolloutMaker | DialogueMaker:
+    seed, peer_id = settings.run.seed, shared.local.peer_id
+    sampling, tally, slots = settings.sampling, shared.tally, shared.slots
+    if info.turns > 1:
+        return DialogueMaker(
+            sampling, parts, tally, judging, tasks, slots, seed=seed, peer_id=peer_id
+        )
+    sampler, lag = parts.sampler, shared.buffer.settings.max_lag
+    harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
+    return RolloutMaker(
+        sampling, parts, tally, judging, tasks, slots, harvest, seed=seed, peer_id=peer_id
+    )
 
 
 def _evaluator(
@@ -242,7 +253,7 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
     return Expected(
         info.name,
         info.version,
-        frozenset(info.families),
+        frozenset(info.families if info.exchanged else ()),
         parts.policy,
         SizeGate.of(sampling.group_size, sampling.max_new_tokens),
         own_tasks="" if parts.common_share else peer_id,

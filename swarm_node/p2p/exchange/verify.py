@@ -307,7 +307,10 @@ def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
     """The digest of a group's task and texts, regardless of their order and white space. With
     `prompt`, the digest of the prompt and the texts: several seeds of a data set may have the same
     prompt."""
-    texts = sorted(" ".join(each.text.split()) for each in group.completions)
+    # A folded text has no line break, so one joins the turns of a dialogue.
+    texts = sorted(
+        "\n".join(" ".join(text.split()) for text in each.said) for each in group.completions
+    )
     return _digest("content", *([prompt] if prompt else _named(group.task)), *texts)
 
 

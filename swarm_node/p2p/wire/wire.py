@@ -295,8 +295,11 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
     """The body of a sealed group (Kind.ROLLOUT).
 
     Raises:
-        ValueError: the group is outside the limits, so every peer would refuse it.
+        ValueError: the group is outside the limits, so every peer would refuse it; or it is a
+            dialogue, which this version of the format has no words for.
     """
+    if any(completion.earlier for completion in group.completions):
+        raise ValueError("a dialogue cannot be packed: this version has answers of one turn")
     body = _Group(
         v=1,
         epoch=epoch,

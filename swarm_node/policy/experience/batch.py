@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -26,14 +27,25 @@ from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 #: (docs/research/benchmarks.md).
 Correction = Literal["positive", "own", "sampler"]
 Encode = Callable[[str], Sequence[int]]
+#: Token ids that were not sampled, and the number of sampled tokens before them.
+Given = tuple[int, tuple[int, ...]]
 
 _OWN = Provenance.OWN
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+_UINT32 = 1 << 32
+
+
+def _unbridged(reply: str) -> Sequence[int]:
+    raise ValueError("a dialogue needs a bridge: see Codec.bridge")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRow:
     """One completion to train on: `prompt_ids` u32[P] and `completion_ids` u32[T] with P, T ≥ 1.
+
+    `completion_ids` are what a policy sampled, in all turns of a dialogue. What stands between two
+    turns is in `between`: the model reads it, and it is never trained on. So everything that counts
+    or weighs tokens takes `completion_ids`, and only the model's input is `written`.
 
     `logprobs` f32[T] are those of the policy that sampled the tokens. None stands for the current
     policy: the ratio is 1. `versions` i64[T] are the versions of our policy that sampled each
@@ -51,6 +63,7 @@ class TrainRow:
     provenance: Provenance
     versions: NDArray[np.int64] | None = None
     group: int = 0
+    between: tuple[Given, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "completion_ids"):
@@ -68,10 +81,31 @@ class TrainRow:
             raise ValueError("versions must have one int64 value per completion token")
         if not abs(self.advantage) <= _FLOAT32_MAX:  # written so that NaN fails it
             raise ValueError("the advantage must be finite, also as a float32")
+        places = [0, *(at for at, _ in self.between), self.completion_ids.size]
+        if self.between and any(after <= at for at, after in pairwise(places)):
+            raise ValueError("what is given between turns must stand between sampled tokens")
+        if any(not 0 <= token < _UINT32 for _, ids in self.between for token in ids):
+            raise ValueError("what is given between turns must be uint32 values")
 
     def __len__(self) -> int:
-        """Tokens of prompt and completion together."""
-        return int(self.prompt_ids.size + self.completion_ids.size)
+        """Tokens of prompt and completion together, and of what stands between turns."""
+        return int(self.prompt_ids.size) + self.answer_size
+
+    @property
+    def answer_size(self) -> int:
+        """Tokens after the prompt, sampled and given."""
+        return int(self.completion_ids.size) + sum(len(ids) for _, ids in self.between)
+
+    def written(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """All ids after the prompt, and the place of each sampled one among them."""
+        parts: list[NDArray[np.uint32]] = []
+        places: list[NDArray[np.int64]] = []
+        start = given = 0
+        for at, ids in (*self.between, (int(self.completion_ids.size), ())):
+            parts += [self.completion_ids[start:at], np.asarray(ids, np.uint32)]
+            places.append(np.arange(start, at) + given)
+            start, given = at, given + len(ids)
+        return np.concatenate(parts), np.concatenate(places)
 
     @property
     def informative(self) -> bool:
@@ -97,6 +131,7 @@ def build_batch(
     advantage: AdvantageName = "grpo",
     other_rewards: Sequence[Sequence[float]] = (),
     group_size: int = 64,
+    bridge: Encode = _unbridged,
 ) -> Batch:
     """The training rows of `groups`. `advantage` is computed from rewards found here, and never
     from claimed ones. `other_rewards` has an entry for each group, the rewards of other groups of
@@ -104,12 +139,14 @@ def build_batch(
     in a peer's group is at most what a group of `group_size` can give, √(G − 1). A larger group's
     are scaled down, so that it weighs as much as one of `group_size`.
 
-    `encode_answer` tokenises foreign text; `eos_id` follows an answer that stopped by itself. A
-    completion without tokens is left out, but its reward counts in its group.
+    `encode_answer` tokenises foreign text; `eos_id` follows a turn that stopped by itself. `bridge`
+    encodes a reply with what the model's template puts around it. A completion without tokens is
+    left out, but its reward counts in its group.
 
     Raises:
-        ValueError: a prompt has no tokens, or a log-prob or reward is not finite. Peers' groups of
-            that kind were refused at verification.
+        ValueError: a prompt has no tokens, a log-prob or reward is not finite, or a dialogue has
+            not one reply between every two turns. Peers' groups of that kind were refused at
+            verification.
     """
     rows: list[TrainRow] = []
     for number, verified in enumerate(groups):
@@ -119,29 +156,44 @@ def build_batch(
         advantages = broad(ADVANTAGES[advantage], verified.rewards, others).clip(-most, most)
         if verified.provenance is not _OWN:  # however many its answers, it weighs as an own group
             advantages *= min(1.0, group_size / len(verified.rewards))
-        for completion, value in zip(verified.group.completions, advantages.tolist(), strict=True):
+        completions = verified.group.completions
+        replies = verified.replies or ((),) * len(completions)
+        for completion, heard, value in zip(completions, replies, advantages.tolist(), strict=True):
             if value < 0 and correction == "positive" and verified.provenance is not _OWN:
                 continue
             if verified.provenance is Provenance.FOREIGN:
-                ids = _retokenised(completion, encode_answer, eos_id)
+                ids, ends = _retokenised(completion, encode_answer, eos_id)
             else:
                 ids = np.ascontiguousarray(completion.token_ids, dtype=np.uint32)
+                ends = completion.ends
             if ids.size == 0:
                 continue
+            between = tuple(
+                (end, tuple(bridge(reply))) for end, reply in zip(ends[:-1], heard, strict=True)
+            )
             logprobs = _behaviour(completion, verified.provenance, correction)
             own = verified.provenance is _OWN
             versions = _versions(completion, verified.group.policy.version) if own else None
+            origin = verified.provenance
             rows.append(
-                TrainRow(prompt_ids, ids, logprobs, value, verified.provenance, versions, number)
+                TrainRow(prompt_ids, ids, logprobs, value, origin, versions, number, between)
             )
     return Batch(tuple(rows))
 
 
-def _retokenised(completion: Completion, encode: Encode, eos_id: int) -> NDArray[np.uint32]:
-    ids = list(encode(completion.text))
+def _retokenised(
+    completion: Completion, encode: Encode, eos_id: int
+) -> tuple[NDArray[np.uint32], tuple[int, ...]]:
+    """The ids of all turns in other tokens, and where each turn ends among them."""
+    ids: list[int] = []
+    ends: list[int] = []
+    for turn in completion.earlier:
+        ids += [*encode(turn.text), eos_id]
+        ends.append(len(ids))
+    ids += encode(completion.text)
     if completion.finish is Finish.STOP:
         ids.append(eos_id)
-    return np.asarray(ids, dtype=np.uint32)
+    return np.asarray(ids, dtype=np.uint32), (*ends, len(ids))
 
 
 def _behaviour(
@@ -173,6 +225,7 @@ def pack_batch(batch: Batch) -> dict[str, Any]:
                 "provenance": row.provenance.value,
                 "versions": None if row.versions is None else row.versions.astype("<i8").tobytes(),
                 "group": row.group,
+                "between": [[at, np.asarray(ids, "<u4").tobytes()] for at, ids in row.between],
             }
             for row in batch.rows
         ]
@@ -193,6 +246,7 @@ def unpack_batch(packed: Mapping[str, Any]) -> Batch:
 
 def _unpack_row(packed: object) -> TrainRow:
     names = {"prompt", "completion", "logprobs", "advantage", "provenance", "versions", "group"}
+    names |= {"between"}
     if not isinstance(packed, dict) or set(packed) != names:
         raise ValueError(f"a packed row holds exactly {sorted(names)}")
     advantage, group = packed["advantage"], packed["group"]
@@ -207,7 +261,19 @@ def _unpack_row(packed: object) -> TrainRow:
         Provenance(packed["provenance"]),
         None if versions is None else _array(versions, "<i8").astype(np.int64),
         group,
+        _unpack_between(packed["between"]),
     )
+
+
+def _unpack_between(packed: object) -> tuple[Given, ...]:
+    if not isinstance(packed, list):
+        raise ValueError("what is packed between turns must be a list")
+    found: list[Given] = []
+    for item in packed:
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], int):
+            raise ValueError("what is packed between turns must be pairs of a place and ids")
+        found.append((item[0], tuple(_array(item[1], "<u4").tolist())))
+    return tuple(found)
 
 
 def _array(raw: object, dtype: str) -> NDArray[Any]:

@@ -15,6 +15,8 @@ from swarm_node.rollout import Completion, Finish, RolloutGroup
 #: The prompt of a question for a model without a chat template, such as a base model.
 PLAIN_PROMPT = "Question: {}\nAnswer:"
 _PROMPTS_KEPT = 1024
+#: What stands for the texts of a dialogue when its template is taken apart.
+_QUESTION, _ANSWERS, _REPLIES = "?", ("-answer-1-", "-answer-2-"), ("-reply-1-", "-reply-2-")
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -68,6 +70,7 @@ class Codec:
         self.pad_id: int = self.eos_id if pad is None else pad
         # A prompt is encoded when it is sampled, and again for every update on its group.
         self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
+        self._around_reply = lru_cache(1)(self._split_template)
 
     @classmethod
     def from_directory(cls, path: Path) -> Self:
@@ -142,6 +145,41 @@ class Codec:
             self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         )
 
+    def bridge(self, reply: str) -> tuple[int, ...]:
+        """Token ids from the end token of a turn, which the model said itself, up to the place
+        where the next answer starts: `reply` and what the chat template puts around it. Everything
+        before them stays as it was read. The reply is encoded as plain text.
+
+        Raises:
+            ModelError: the chat template cannot be continued, whatever the reply.
+        """
+        before, after = self._around_reply()
+        return (*before, *self.encode_answer(reply), *after)
+
+    def _split_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and after a reply. They must be the same after every answer."""
+        if self._tokenizer.chat_template is None:
+            raise _no_dialogue("the model has none")
+        marks = [_ANSWERS[0], _REPLIES[0], _ANSWERS[1], _REPLIES[1]]
+        messages = [
+            {"role": "assistant" if mark in _ANSWERS else "user", "content": mark}
+            for mark in (_QUESTION, *marks)
+        ]
+        prompt = self._templated(messages[:1], True)
+        once = _cut(self._templated(messages[:3], True), marks[:2])
+        twice = _cut(self._templated(messages, True), marks)
+        if once is None or twice is None:
+            raise _no_dialogue("it leaves out or repeats what was said before")
+        begin, before, after = once
+        # Of a thought, templates write in the newest answer only: the model read it there.
+        same = twice[0] == begin and prompt.startswith(begin) and after.startswith(twice[2])
+        if not same or twice[1] != before or twice[3:] != [before, after]:
+            raise _no_dialogue("it writes what was said before in another way later")
+        ids = [self._tokenizer.encode(part, add_special_tokens=False) for part in (before, after)]
+        if not ids[0] or ids[0][0] not in self.eos_ids:
+            raise _no_dialogue("it puts no end token after an answer, so it has no roles")
+        return tuple(ids[0][1:]), tuple(ids[1])
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens; broken UTF-8 becomes U+FFFD.
 
@@ -155,6 +193,24 @@ class Codec:
             plain, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+
+def _cut(text: str, marks: Sequence[str]) -> list[str] | None:
+    """The parts of a text around `marks`, None unless each is there once and in this order."""
+    parts: list[str] = []
+    for mark in marks:
+        if text.count(mark) != 1:
+            return None
+        before, _, text = text.partition(mark)
+        parts.append(before)
+    return [*parts, text]
+
+
+def _no_dialogue(why: str) -> ModelError:
+    return ModelError(
+        f"this model's chat template cannot be continued with a reply ({why}): take a model that "
+        "was trained for conversations, or an environment of one turn"
+    )
 
 
 def _first_named(*candidates: object) -> list[int]:
@@ -182,8 +238,17 @@ def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
 
 
 def _fault(codec: Codec, completion: Completion) -> str:
-    ids = completion.token_ids.tolist()
-    if completion.finish is Finish.STOP and (not ids or ids.pop() not in codec.eos_ids):
+    whole, begin = completion.token_ids.tolist(), 0
+    for turn in completion.earlier:
+        fault = _turn_fault(codec, turn.text, whole[begin : turn.end], Finish.STOP)
+        if fault:
+            return fault
+        begin = turn.end
+    return _turn_fault(codec, completion.text, whole[begin:], completion.finish)
+
+
+def _turn_fault(codec: Codec, said: str, ids: list[int], finish: Finish) -> str:
+    if finish is Finish.STOP and (not ids or ids.pop() not in codec.eos_ids):
         return "it stopped without an end token"
     if any(token in codec.special_ids or token in codec.eos_ids for token in ids):
         return "a special token inside"
@@ -191,4 +256,4 @@ def _fault(codec: Codec, completion: Completion) -> str:
         text = codec.decode(ids)
     except ValueError as error:
         return str(error)
-    return "" if text == completion.text else "the ids do not spell the text"
+    return "" if text == said else "the ids do not spell the text"

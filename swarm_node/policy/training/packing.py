@@ -35,7 +35,8 @@ class Arrangement:
     """A micro-batch as the model takes it. `ids` i64[B, T] are its input. `segments` i64[B, T]
     number the answer of its sequence that a token belongs to; 0 is the prompt, −1 padding. They are
     None where every sequence is one row. `places` i64[3, N] has for every completion token, row
-    after row, its sequence, the position that predicts it, and its id."""
+    after row, its sequence, the position that predicts it, and its id. A token that stands between
+    the turns of a dialogue is in `ids` and has no place, so nothing is trained on it."""
 
     ids: NDArray[np.int64]
     segments: NDArray[np.int64] | None
@@ -96,8 +97,7 @@ def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -
 
 def shared_length(rows: Sequence[TrainRow], pack: Sequence[int]) -> int:
     """Tokens of the shared sequence of rows with one prompt."""
-    answers = sum(rows[index].completion_ids.size for index in pack)
-    return rows[pack[0]].prompt_ids.size + answers
+    return int(rows[pack[0]].prompt_ids.size) + sum(rows[index].answer_size for index in pack)
 
 
 def arrange(rows: Sequence[TrainRow]) -> Arrangement:
@@ -113,13 +113,13 @@ def arrange(rows: Sequence[TrainRow]) -> Arrangement:
         end = prompt.size
         ids[number, :end], segments[number, :end] = prompt, 0
         for answer, index in enumerate(pack, 1):
-            wanted = rows[index].completion_ids
-            inside = np.arange(end, end + wanted.size - 1)
-            ids[number, inside], segments[number, inside] = wanted[:-1], answer
+            whole, sampled = rows[index].written()
+            inside = np.arange(end, end + whole.size - 1)
+            ids[number, inside], segments[number, inside] = whole[:-1], answer
             # The first token of every answer is predicted by the last one of the prompt.
-            position = np.concatenate([[prompt.size - 1], inside])
-            places[index] = np.stack([np.full_like(position, number), position, wanted])
-            end += wanted.size - 1
+            position = np.concatenate([[prompt.size - 1], inside])[sampled]
+            places[index] = np.stack([np.full_like(position, number), position, whole[sampled]])
+            end += whole.size - 1
     return Arrangement(
         ids, segments if len(packs) < len(rows) else None, np.concatenate(places, axis=1)
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -34,15 +35,28 @@ _MOST, _LEAST = 1024, 8
 _FRESH = (-3.0, -7.5, -4.2, -3.2)
 
 
-def least_likely(logp: NDArray[np.float32]) -> tuple[float, ...]:
+def least_likely(logp: NDArray[np.float32], cuts: Sequence[int] = ()) -> tuple[float, ...]:
     """The mean log-prob of an answer f32[T], and those of its least likely windows, in nats a
-    token. A window longer than the answer is the answer."""
+    token. A window longer than the answer is the answer. The turns of a dialogue begin at `cuts`;
+    no window lies in two of them, or an odd end of one would hide in the likely start of the
+    next."""
     sums = np.concatenate([[0.0], np.cumsum(logp, dtype=np.float64)])
     lows = [sums[-1] / logp.size]
     for wanted in WINDOWS:
-        size = min(wanted, logp.size)
-        lows.append((sums[size:] - sums[:-size]).min() / size)
+        lows.append(
+            min(_lowest(sums[a : b + 1], wanted) for a, b in pairwise([0, *cuts, logp.size]))
+        )
     return tuple(map(float, lows))
+
+
+def _lowest(sums: NDArray[np.float64], wanted: int) -> float:
+    """The mean of the least likely window of a turn whose log-probs have these running sums."""
+    size = min(wanted, sums.size - 1)
+    return float((sums[size:] - sums[:-size]).min() / size)
+
+
+def _cuts(row: TrainRow) -> list[int]:
+    return [at for at, _ in row.between]
 
 
 class OwnAnswers:
@@ -70,7 +84,7 @@ class OwnAnswers:
         so they cost nothing here."""
         for row in rows:
             if row.provenance is Provenance.OWN and row.logprobs is not None:
-                self._lows.append(least_likely(row.logprobs))
+                self._lows.append(least_likely(row.logprobs, _cuts(row)))
 
     def floors(self) -> tuple[float, ...]:
         """The least values of `least_likely` that an answer of a peer may have."""
@@ -93,7 +107,7 @@ def likely_tokens(
         begin, end = end, end + row.completion_ids.size
         if row.provenance is Provenance.OWN or row.advantage <= 0:
             continue
-        lows = least_likely(logp[begin:end])
+        lows = least_likely(logp[begin:end], _cuts(row))
         if any(low < floor for low, floor in zip(lows, floors, strict=True)):
             likely[begin:end] = False
             groups.append(row.group)

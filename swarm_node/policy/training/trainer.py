@@ -333,7 +333,7 @@ class TrainerCore:
         that the update does not fail. A peer's row longer than own ones must also fit a
         micro-batch, so that it does not use up the memory."""
         config = self.model.config
-        largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
+        largest = max(int(row.prompt_ids.max()), int(row.written()[0].max()))
         as_own = row.completion_ids.size <= self.settings.longest_answer
         most = config.max_position_embeddings
         if row.provenance is not Provenance.OWN and not as_own:

@@ -19,6 +19,7 @@ from swarm_node.node.loops.harvest import Harvest, provision, still_fresh
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -121,14 +122,14 @@ class Bench:
             clock=SYSTEM_CLOCK,
             **unused,
         )
-        tally = Tally()
+        tally, sampling = Tally(), load_settings({}, environ={}).sampling
         self.slots = Slots(ReplayBuffer(replay_settings(**replay)), 8)
         self.maker = RolloutMaker(
-            load_settings({}, environ={}).sampling,
+            sampling,
             parts,
             tally,
             Judging(environment, tally, Effort(1.0, str), SYSTEM_CLOCK),
-            self.tasks,
+            FittingTasks(sampling, parts, tally, self.tasks),
             self.slots,
             Harvest(self.engine, max_lag=8, over_provision=over),
             seed=0,

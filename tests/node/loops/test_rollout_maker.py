@@ -19,7 +19,7 @@ from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, Timing
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.loops.tasks import SeededTasks
+from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.p2p.membership.local import Local
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -75,7 +75,7 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             parts,
             tally,
             Judging(host, tally, Effort(1.0, str), SYSTEM_CLOCK),
-            tasks,
+            FittingTasks(settings.sampling, parts, tally, tasks),
             slots,
             None,
             seed=0,

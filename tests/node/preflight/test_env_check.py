@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
 from swarm_node.node.figures.snapshot import Said
-from swarm_node.node.preflight.env_check import check_environment
+from swarm_node.node.preflight.env_check import check_environment, milliseconds
 from swarm_node.policy.models.model import resolve
 
 KINDS = ("questions", "constant")
@@ -175,3 +176,86 @@ def test_one_that_cannot_be_imported_ends_with_exit_code_1(place: Path) -> None:
     assert done.exit_code == 1
     (check,) = json.loads(done.stdout)["checks"]
     assert "'nowhere:create' cannot be imported" in check["text"]
+
+
+def test_a_time_is_written_for_people() -> None:
+    times = [milliseconds(seconds) for seconds in (0.000_123, 0.0123, 0.0999, 1.5)]
+    assert times == ["0.12 ms", "12 ms", "100 ms", "1500 ms"]
+
+
+TALK = """
+import os
+from swarm_node.environments.base import Task
+
+class Talk:
+    name, version, families, turns = "talk", "1", ("one",), 3
+
+    def derive(self, ref):
+        return Task(ref, ref.seed % 100_000)
+
+    def render(self, task):
+        return f"What is {task.payload}?"
+
+    def reply(self, task, said):
+        REPLY
+
+    def judge(self, task, said):
+        return float(len(said[-1]) % 2)
+
+def create():
+    return Talk()
+"""
+
+
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a template that has roles."""
+    path = Path(shutil.copytree(resolve("tiny"), tmp_path_factory.mktemp("roles") / "model"))
+    file = path / "tokenizer_config.json"
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' + m.content + '<sep>' }}"
+        "{% else %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
+    )
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    return path
+
+
+def talked(name: str, model: Path) -> list[Said]:
+    given = {"sampling.group_size": 4, "sampling.max_new_tokens": 8}
+    sampling = load_settings(given, environ={}).sampling
+    return asyncio.run(check_environment(name, {}, (), model, sampling, 16))
+
+
+@pytest.mark.slow(reason="starts two environments, and a model that talks")
+@pytest.mark.parametrize(
+    ("reply", "level", "text"),
+    [
+        ("return f'{len(said)} more'", "good", "one: at most 3 turns, "),
+        ("return str(os.getpid())", "bad", "one: the reply to turn 1 is another one in another"),
+        ("return 'x' * 2000", "bad", "dialogues failed (reply)"),
+        ("return 1 / 0", "bad", "dialogues failed (reply ZeroDivisionError)"),
+    ],
+)
+def test_dialogues_are_replayed_in_two_processes(
+    place: Path, roles: Path, reply: str, level: str, text: str
+) -> None:
+    (place / "talk.py").write_text(TALK.replace("REPLY", reply))
+    found = talked("talk:create", roles)
+    (replay,) = [said for said in found if said.kind == "replay"]
+    assert (replay.level, text in replay.text) == (level, True), found
+    assert bool(replay.remedy) == (level == "bad")
+    if level == "good":
+        assert "16 replays agree in 2 processes" in replay.text
+        assert found[-1].kind == "family"
+
+
+@pytest.mark.slow(reason="starts two environments, and a model that talks")
+def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> None:
+    found = talked("swarm_node.environments.games:create", roles)
+    replays = [said for said in found if said.kind == "replay"]
+    # The tiny model says nothing that a game replies to.
+    assert [said.level for said in replays] == ["warning", "warning"], found
+    assert "no reply was heard" in replays[0].text
+    assert [said.text.split(":")[0] for said in replays] == ["guess", "calc"]
+    refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
+    assert (refused.level, "it has no roles" in refused.text) == ("bad", True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builders import completion, verified
+from builders import completion, dialogue, verified
 
 from swarm_node.p2p.exchange.verify import content_digest, digests
 from swarm_node.rollout import RolloutGroup
@@ -32,3 +32,14 @@ def test_each_author_of_a_task_has_a_digest_of_its_own() -> None:
 
 def test_a_text_that_is_no_unicode_has_a_digest() -> None:
     assert content_digest(group("\ud800")) != content_digest(group("\ud801"))
+
+
+def test_the_turns_of_a_dialogue_are_content_each() -> None:
+    def talk(*texts: str) -> RolloutGroup:
+        said = dialogue([(text, [1]) for text in texts])
+        return verified(rewards=[0.0], completions=[said]).group
+
+    assert content_digest(talk("a b", "c")) == content_digest(talk(" a\n b ", "c"))
+    unlike = [talk("a", "b", "c"), talk("a b", "c"), talk("a", "b c"), talk("a b c"), talk("c")]
+    assert len({content_digest(each) for each in unlike}) == len(unlike)
+    assert content_digest(talk("a")) == content_digest(group("a"))

@@ -1,5 +1,7 @@
 """Message bodies: what round-trips, what is refused, and that plain msgpack can read them."""
 
+import dataclasses
+
 import msgpack
 import msgspec
 import numpy as np
@@ -13,6 +15,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.rollout import (
     SEED_LIMIT,
     Completion,
+    EarlierTurn,
     Finish,
     PolicyRef,
     RolloutGroup,
@@ -408,3 +411,11 @@ def test_the_longest_legal_announcement_fits_its_limit_sealed() -> None:
     identity = Identity.from_seed(bytes(32))
     sealed = seal(identity, DIGEST, Kind.RECORD, wire.pack(announcement()))
     assert len(sealed) <= wire.MAX_ANNOUNCEMENT_BYTES
+
+
+def test_a_dialogue_is_not_packed_as_its_last_turn() -> None:
+    whole = group()
+    talk = dataclasses.replace(whole.completions[0], earlier=(EarlierTurn("forty", 1),))
+    said = dataclasses.replace(whole, completions=(talk, whole.completions[1]))
+    with pytest.raises(ValueError, match="a dialogue cannot be packed"):
+        wire.pack_group(said, epoch=1, seq=1, created_ms=0)

@@ -6,7 +6,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from builders import completion, verified
+from builders import completion, dialogue, verified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,6 +153,11 @@ def test_rows_that_are_not_finite_are_refused(bad: float) -> None:
         {"logprobs": np.zeros(3, np.float64)},
         {"versions": np.zeros(2, np.int64)},
         {"versions": np.zeros(3, np.float64)},
+        {"between": ((0, (7,)),)},
+        {"between": ((3, (7,)),)},
+        {"between": ((2, (7,)), (2, (7,)))},
+        {"between": ((1, (-1,)),)},
+        {"between": ((1, (1 << 32,)),)},
     ],
 )
 def test_rows_of_wrong_shape_or_type_are_refused(change: dict[str, Any]) -> None:
@@ -186,6 +191,7 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
                 provenance,
                 rng.integers(0, 2**62, t, dtype=np.int64) if known else None,
                 p,
+                ((t // 2, (0, 2**32 - 1)), (t - 1, (7,))) if t > 3 else (),
             )
             for p, t, advantage, known, provenance in shapes
         )
@@ -202,7 +208,7 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
         if mine.versions is not None and its.versions is not None:
             assert mine.versions.tolist() == its.versions.tolist()
         assert (mine.advantage, mine.provenance) == (its.advantage, its.provenance)
-        assert mine.group == its.group
+        assert (mine.group, mine.between) == (its.group, its.between)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +228,11 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
         ({"versions": b"\0" * 12}, "array must be bytes, a multiple of 8"),
         ({"versions": b"\0" * 16}, "versions must have one int64 value"),
         ({"group": None}, "packed group an integer"),
+        ({"between": {}}, "between turns must be a list"),
+        ({"between": [[1]]}, "pairs of a place and ids"),
+        ({"between": [["1", b""]]}, "pairs of a place and ids"),
+        ({"between": [[1, b"abc"]]}, "array must be bytes, a multiple of 4"),
+        ({"between": [[3, b""]]}, "must stand between sampled tokens"),
         ({"more": 1}, "packed row holds exactly"),
     ],
 )
@@ -254,3 +265,58 @@ def test_a_peers_group_weighs_no_more_than_an_own_one_however_many_its_answers(
     group = group_of(Provenance.KIN, [completion([1])] * count, rewards)
     rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
     assert sum(abs(row.advantage) for row in rows) == pytest.approx(weight, rel=0.01)
+
+
+def bridge(reply: str) -> list[int]:
+    return [1, *encode(reply), 2]
+
+
+TALK = dialogue([("hi", [7, 8, EOS]), ("", [EOS]), ("ho", [9])], Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "sampled", "places"),
+    [
+        (Provenance.OWN, [7, 8, EOS, EOS, 9], (3, 4)),
+        (Provenance.KIN, [7, 8, EOS, EOS, 9], (3, 4)),
+        (Provenance.FOREIGN, [*encode("hi"), EOS, EOS, *encode("ho")], (3, 4)),
+    ],
+)
+def test_a_row_of_a_dialogue_has_what_was_sampled_and_replies_of_ones_own_making(
+    provenance: Provenance, sampled: list[int], places: tuple[int, int]
+) -> None:
+    group = verified(
+        provenance=provenance,
+        completions=[TALK, completion([5], "x")],
+        rewards=[1.0, 0.0],
+        replies=[["no", "yes"], []],
+    )
+    rows = build_batch([group], encode, encode, EOS, "own", bridge=bridge).rows
+    assert rows[0].completion_ids.tolist() == sampled
+    assert rows[0].between == tuple(
+        (place, (1, *encode(reply), 2)) for place, reply in zip(places, ("no", "yes"), strict=True)
+    )
+    assert rows[1].between == ()
+    assert len(rows[0]) == 1 + len(sampled) + len("noyes") + 4
+    whole, at = rows[0].written()
+    assert whole[at].tolist() == sampled
+    assert whole.tolist() == [
+        *(*sampled[:3], 1, *encode("no"), 2),
+        *(*sampled[3:4], 1, *encode("yes"), 2),
+        *sampled[4:],
+    ]
+
+
+@pytest.mark.parametrize("replies", [(), [["no"], []], [["no", "yes", "more"], []]])
+def test_a_dialogue_without_a_reply_between_every_two_turns_is_no_row(
+    replies: list[list[str]],
+) -> None:
+    group = verified(completions=[TALK, completion([5], "x")], replies=replies)
+    with pytest.raises(ValueError, match="zip"):
+        build_batch([group], encode, encode, EOS, bridge=bridge)
+
+
+def test_a_dialogue_needs_a_bridge() -> None:
+    group = verified(completions=[TALK, completion([5], "x")], replies=[["no", "yes"], []])
+    with pytest.raises(ValueError, match="needs a bridge"):
+        build_batch([group], encode, encode, EOS)

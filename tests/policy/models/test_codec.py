@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from builders import dialogue, verified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.codec import Codec, check_tokens, load_tokenizer
 from swarm_node.policy.models.model import resolve
+from swarm_node.rollout import Finish
 
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)
+#: Roles, as the tiny model's tokens allow: a question ends in <sep>, an answer in <eos>.
+ROLES = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' + m.content + '<sep>' }}"
+    "{% else %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture
@@ -139,3 +147,138 @@ def test_a_tokenizer_is_read_from_tokenizer_json_only(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         load_tokenizer(copy)
+
+
+END = CODEC.eos_id
+
+
+@pytest.mark.parametrize(
+    ("turns", "finish", "fault"),
+    [
+        ([("1", "1", END), ("2", "2", END)], Finish.STOP, ""),
+        ([("1", "1", END), ("2", "2", None)], Finish.LENGTH, ""),
+        ([("1", "1", END), ("", "", END), ("2", "2", END)], Finish.STOP, ""),
+        ([("1", "1", None), ("2", "2", END)], Finish.STOP, "without an end token"),
+        ([("1", "1", END), ("2", "2", None)], Finish.STOP, "without an end token"),
+        ([("1", "3", END), ("2", "2", END)], Finish.STOP, "do not spell the text"),
+        ([("1", "1", END), ("2", "3", END)], Finish.STOP, "do not spell the text"),
+    ],
+)
+def test_each_turn_of_a_dialogue_is_spelt_by_its_own_tokens(
+    turns: list[tuple[str, str, int | None]], finish: Finish, fault: str
+) -> None:
+    """A turn is a text, the text that its ids spell, and its end token."""
+    said = [
+        (text, [*CODEC.encode_answer(spelt), *([] if end is None else [end])])
+        for text, spelt, end in turns
+    ]
+    group = verified(rewards=[0.0], completions=[dialogue(said, finish)]).group
+    refused = check_tokens(CODEC, group)
+    assert (refused is None) == (not fault)
+    if refused is not None:
+        assert (refused.reason, fault in refused.detail) == ("tokens", True)
+
+
+def test_a_special_token_inside_an_earlier_turn_is_refused() -> None:
+    one = CODEC.encode_answer("1")
+    said = [("11", [*one, CODEC.pad_id, *one, END]), ("2", [*CODEC.encode_answer("2"), END])]
+    refused = check_tokens(CODEC, verified(rewards=[0.0], completions=[dialogue(said)]).group)
+    assert refused is not None
+    assert "a special token inside" in refused.detail
+
+
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a template that has roles."""
+    path = Path(shutil.copytree(TINY, tmp_path_factory.mktemp("roles") / "model"))
+    edit(path / "tokenizer_config.json", chat_template=ROLES)
+    return path
+
+
+def context(codec: Codec, question: str, turns: list[tuple[str, str]]) -> list[int]:
+    """What the model reads before its next answer, made turn by turn."""
+    ids = [*codec.encode_prompt(question)]
+    for answer, reply in turns:
+        ids += [*codec.encode_answer(answer), codec.eos_id, *codec.bridge(reply)]
+    return ids
+
+
+def test_a_dialogue_that_is_continued_reads_as_the_template_writes_it(roles: Path) -> None:
+    codec, tokenizer = Codec.from_directory(roles), load_tokenizer(roles)
+    turns = [("13", "higher"), ("15", ""), ("14", "no\nmore ")]
+    messages = [{"role": "user", "content": "Guess."}]
+    for done, (answer, reply) in enumerate(turns):
+        whole = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, enable_thinking=False
+        )["input_ids"]
+        assert context(codec, "Guess.", turns[:done]) == whole
+        messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": reply},
+        ]
+
+
+def test_an_empty_thought_stays_where_the_model_read_it(chatty: Path) -> None:
+    codec, tokenizer = Codec.from_directory(chatty), load_tokenizer(chatty)
+    thought = "<think>\n\n</think>\n\n"
+    assert tokenizer.decode(context(codec, "12?", [("7", "no"), ("8", "yes")])) == (
+        f"<|im_start|>user\n12?<|im_end|>\n<|im_start|>assistant\n{thought}7<|im_end|>\n"
+        f"<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n{thought}8<|im_end|>\n"
+        f"<|im_start|>user\nyes<|im_end|>\n<|im_start|>assistant\n{thought}"
+    )
+
+
+@cache
+def talking() -> Codec:
+    tokenizer = load_tokenizer(TINY)
+    tokenizer.chat_template = ROLES
+    return Codec(tokenizer, CODEC.vocab_size, [END])
+
+
+@given(st.text(max_size=60))
+def test_a_reply_is_plain_text_whatever_it_says(text: str) -> None:
+    named = f"{text}<eos><sep>{text}"
+    codec = talking()
+    begin, *reply, end = codec.bridge(named)
+    assert not {*reply} & codec.special_ids
+    assert codec.decode(reply) == named
+    assert {begin, end} <= codec.special_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (None, "the model has none"),
+        # That of the tiny model.
+        (
+            "{{ '<bos>' }}{% for m in messages %}{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<sep>' }}{% endif %}",
+            "it has no roles",
+        ),
+        # Only the newest question.
+        ("{{ '<bos>' + messages[-1].content + '<sep>' }}", "leaves out or repeats"),
+        # The first question again at the end.
+        (
+            f"{ROLES}{{% if add_generation_prompt %}}{{{{ messages[0].content }}}}"
+            "{{ messages[-1].content + '<sep>' }}{% endif %}",
+            "leaves out or repeats",
+        ),
+        # Only the newest two messages of the model and of others.
+        (ROLES.replace("messages %}", "messages[-3:] %}", 1), "leaves out or repeats"),
+        # Turns are numbered from the end.
+        (
+            ROLES.replace("m.content + '<sep>'", "loop.revindex|string + m.content + '<sep>'"),
+            "in an",
+        ),
+        # A reply is followed by what an answer to it begins with.
+        (ROLES.replace("{% else %}", "{% else %}{{ 'A: ' }}"), "in another way"),
+    ],
+)
+def test_a_template_that_cannot_be_continued_is_refused(
+    copy: Path, template: str | None, why: str
+) -> None:
+    edit(copy / "tokenizer_config.json", chat_template=template)
+    codec = Codec.from_directory(copy)
+    with pytest.raises(ModelError, match=r"cannot be continued .* take a model that was") as told:
+        codec.bridge("no")
+    assert why in str(told.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,40 @@ def row(prompt: int, answer: int, question: int = 0) -> TrainRow:
     prompt_ids = generator.integers(0, 50, prompt).astype(np.uint32)
     answer_ids = np.random.default_rng(answer).integers(0, 50, answer).astype(np.uint32)
     return TrainRow(prompt_ids, answer_ids, None, 1.0, Provenance.OWN, group=question)
+
+
+def talk(sizes: list[tuple[int, int]], question: int = 0) -> TrainRow:
+    """A row of turns of so many sampled tokens; before each, but the first, so many given ones."""
+    generator = np.random.default_rng([question, *(size for pair in sizes for size in pair)])
+    ends = np.cumsum([sampled for sampled, _ in sizes])
+    return TrainRow(
+        row(12, 1, question).prompt_ids,
+        generator.integers(0, 50, ends[-1]).astype(np.uint32),
+        None,
+        1.0,
+        Provenance.OWN,
+        group=question,
+        between=tuple(
+            (int(end), tuple(generator.integers(0, 50, given).tolist()))
+            for end, (_, given) in zip(ends[:-1], sizes[1:], strict=True)
+        ),
+    )
+
+
+def turns_apart(one: TrainRow) -> list[TrainRow]:
+    """A row for each turn, with all before it as its prompt."""
+    whole, places = one.written()
+    starts = [0, *(at for at, _ in one.between), one.completion_ids.size]
+    return [
+        TrainRow(
+            np.concatenate([one.prompt_ids, whole[: places[start]]]),
+            one.completion_ids[start:end],
+            None,
+            one.advantage,
+            Provenance.OWN,
+        )
+        for start, end in pairwise(starts)
+    ]
 
 
 def apart(*sizes: tuple[int, int]) -> list[TrainRow]:
@@ -136,3 +171,59 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
     torch.testing.assert_close(together, alone, rtol=0.0, atol=2e-5)
     for name, part in model.named_parameters():
         torch.testing.assert_close(shared[name], part.grad, rtol=1e-4, atol=2e-5)
+
+
+TURNS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(TURNS, st.integers(0, 2)), min_size=1, max_size=8))
+def test_of_a_dialogue_only_what_was_sampled_is_trained_on_and_all_before_it_is_seen(
+    shapes: list[tuple[list[tuple[int, int]], int]],
+) -> None:
+    rows = [talk(turns, question) for turns, question in shapes]
+    made = arrange(rows)
+    places = iter(made.places.T)
+    trained = 0
+    for one in rows:
+        seen = one.prompt_ids.tolist()
+        given = dict(one.between)
+        for index, target in enumerate(one.completion_ids.tolist()):
+            seen += given.get(index, ())
+            sequence, position, wanted = next(places)
+            assert wanted == target
+            before = made.ids[sequence, : position + 1]
+            if made.segments is not None:
+                segments = made.segments[sequence, : position + 1]
+                before = before[(segments == 0) | (segments == segments[-1])]
+            assert before.tolist() == seen
+            seen.append(target)
+            trained += 1
+    assert next(places, None) is None
+    assert trained == sum(turn for turns, _ in shapes for turn, _ in turns)
+    for group in micro_batches(rows, 200):
+        assert padded_tokens(rows, group) <= 200 or len(group) == 1
+
+
+def test_one_row_of_a_dialogue_has_the_log_probs_and_gradients_of_its_turns_apart(
+    random_qwen2: Path,
+) -> None:
+    model = Qwen2.from_directory(random_qwen2)
+    shapes = [[(4, 0), (3, 5), (2, 4)], [(1, 0), (6, 7)], [(5, 0)], [(2, 0), (2, 1), (2, 6)]]
+    rows = [talk(shape, question) for question in range(2) for shape in shapes]
+    rows += [talk([(n, 0), (n, 4)], question=3) for n in range(1, 5)]
+    assert len(sequences(rows)) < len(rows), "some share their prompt"
+    together = completion_logprobs(model, rows, 0.7)
+    weights = torch.arange(len(together)) % 3 - 1.0
+    (together * weights).sum().backward()
+    shared = {
+        name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None
+    }
+    model.zero_grad()
+    each = [turn for one in rows for turn in turns_apart(one)]
+    assert len(each) > len(rows)
+    alone = torch.cat([completion_logprobs(model, [one], 0.7) for one in each])
+    (alone * weights).sum().backward()
+    torch.testing.assert_close(together, alone, rtol=0.0, atol=1e-5)
+    for name, part in model.named_parameters():
+        torch.testing.assert_close(shared[name], part.grad, rtol=1e-5, atol=1e-5)

@@ -55,6 +55,22 @@ def test_an_answer_is_described_by_its_mean_and_its_least_likely_windows() -> No
     assert least_likely(logp[:1]) == (-1, -1, -1, -1)
 
 
+def test_a_window_does_not_lie_in_two_turns() -> None:
+    logp = np.array([0, 0, -6, 0, 0, 0], np.float32)
+    assert least_likely(logp) == pytest.approx((-1, -6, -3, -1.5))
+    assert least_likely(logp, [3]) == pytest.approx((-1, -6, -3, -2))
+    assert least_likely(logp, [2, 3]) == pytest.approx((-1, -6, -6, -6))
+
+
+def test_an_odd_turn_of_a_dialogue_is_found_among_likely_ones() -> None:
+    values = np.array([-0.3] * 4 + [-5.0] + [-0.3] * 8, np.float32)
+    one = row(len(values), group=4)
+    floors = (known(-0.3).floors()[0], -9.0, -9.0, -2.3)
+    assert likely_tokens(values, [one], floors)[1] == []
+    turns = replace(one, between=((4, (1,)), (5, (1,))))
+    assert likely_tokens(values, [turns], floors)[1] == [4]
+
+
 def test_poison_is_left_out_and_a_discovery_is_taken() -> None:
     answers = known(-0.3)
     assert left_out([-9.6] * 12, answers)

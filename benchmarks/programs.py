@@ -1,0 +1,137 @@
+"""Programs in the WebAssembly Python: what they cost, which hostile ones score, and who agrees.
+
+    python benchmarks/programs.py [--programs 1000] [--python OTHER/bin/python ...]
+
+Hostile programs are run as answers, with the usual steps; printed is the best of three takes in
+milliseconds of processor time. Then programs of twelve kinds are run in two processes with other
+hash seeds and time zones, and in each further interpreter, which needs numpy, platformdirs and
+what the extra `programs` has. They agree if every output, end and number of steps is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
+
+from swarm_node.environments.programs.runtime import Runtime
+
+STEPS = 500_000_000
+#: N and M are replaced by numbers.
+KINDS = (
+    "print(sum(i * i % N for i in range(M)))",
+    "s = [True] * M\nfor i in range(2, M):\n    if s[i]:\n        for j in range(i * i, M, i):\n"
+    "            s[j] = False\nprint([i for i in range(2, M) if s[i]][-N:])",
+    "def f(n): return n if n < 2 else f(n - 1) + f(n - 2)\nprint(f(N % 17), M)",
+    "import math\nprint(math.sin(N) ** 0.5, math.exp(-M / N), N / M, float('nan') * -N)",
+    "words = ['w%d' % (i * N % 31) for i in range(M)]\nprint(set(words), hash(words[0]))",
+    "import re\nprint(re.findall(r'(N)|([0-9]+?)7', str(3 ** M))[:N])",
+    "import random\nrandom.shuffle(l := list(range(N)))\nprint(l, random.gauss(0, M))",
+    "import collections\nprint(collections.Counter(str(N ** M)).most_common(3))",
+    "l = sorted(range(M), key=lambda i: i * N % 101)\nprint(l[:9], id(l), object())",
+    "import json\nprint(json.dumps({str(i): [i / N] * 3 for i in range(M % 90)}))",
+    "x = [1, 2, 3]\nprint(x[N])",
+    "n = N\nwhile n != 1: n = n // 2 if n % 2 == 0 else 3 * n + M % 2\nprint(n)",
+)
+
+
+def programs(count: int) -> Iterator[str]:
+    rng = random.Random(7)
+    for index in range(count):
+        text = KINDS[index % len(KINDS)]
+        yield text.replace("N", str(rng.randrange(2, 99))).replace(
+            "M", str(rng.randrange(100, 2000))
+        )
+
+
+def hostile(runtime: Runtime) -> None:
+    """Print what each hostile program costs, and count those that are right for a row of sums."""
+    row = sums(68)[-1]
+    stdin, wanted = row["inputs"][0].encode(), row["outputs"][0].encode()
+    others = {"honest": honest(row["question"]), "examples only": examples_only(row["question"])}
+    right = []
+    for name, text in {**others, **CHEATS, **HOSTILE}.items():
+        takes = []
+        for _ in range(3):
+            begin = time.process_time()
+            outcome = runtime.run(text, stdin, bytes(32), runtime.start_steps + STEPS)
+            takes.append(1000 * (time.process_time() - begin))
+        steps = max(outcome.steps - runtime.start_steps, 0)
+        print(f"{name:36} {outcome.end:7} {steps:12,} steps {min(takes):7.1f} ms", flush=True)
+        if outcome.end == "ok" and outcome.stdout.strip() == wanted.strip():
+            right.append(name)
+    print(f"right: {', '.join(right)}; {len(CHEATS) + len(HOSTILE) + 1} programs should not be\n")
+
+
+def digests(count: int) -> None:
+    """Print a line for each program: kind, a digest of its outcome, steps and milliseconds."""
+    runtime = Runtime()
+    for index, text in enumerate(programs(count)):
+        begin = time.process_time()
+        outcome = runtime.run(text, b"", bytes(32), runtime.start_steps + STEPS)
+        took = 1000 * (time.process_time() - begin)
+        digest = hashlib.sha256(repr(tuple(outcome)).encode()).hexdigest()
+        line = [index % len(KINDS), digest, outcome.end, outcome.steps - runtime.start_steps, took]
+        print(json.dumps(line), flush=True)
+
+
+def run_in(python: str, count: int, **variables: str) -> list[list[object]]:
+    """Lines of `digests` in another process."""
+    done = subprocess.run(
+        [python, __file__, "--child", "--programs", str(count)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def agreement(count: int, pythons: Sequence[str]) -> None:
+    first = run_in(sys.executable, count, PYTHONHASHSEED="1", TZ="UTC")
+    took = [float(str(line[4])) for line in first]
+    steps = [int(str(line[3])) for line in first]
+    print(
+        f"{count} programs: p50 {statistics.median(took):.1f} ms, p95 "
+        f"{statistics.quantiles(took, n=20)[-1]:.1f} ms, {statistics.median(steps):,.0f} and "
+        f"{max(steps):,} steps (median, most), {len({line[1] for line in first})} different"
+    )
+    for python, variables in (
+        (sys.executable, {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo"}),
+        *((python, {"PYTHONHASHSEED": "random"}) for python in pythons),
+    ):
+        other = run_in(python, count, **variables)
+        unlike = sum(one[:4] != two[:4] for one, two in zip(first, other, strict=True))
+        print(f"{python}, hash seed {variables['PYTHONHASHSEED']}: {unlike} unlike", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--python", action="append", default=[], help="another interpreter")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        digests(options.programs)
+        return
+    runtime = Runtime()
+    print(f"starting Python: {runtime.start_steps:,} steps")
+    hostile(runtime)
+    agreement(options.programs, options.python)
+
+
+if __name__ == "__main__":
+    main()

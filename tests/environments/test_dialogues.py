@@ -1,0 +1,238 @@
+"""Dialogues replayed, in this process and in a judge, with environments that do their worst."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_node.environments.base import Task
+from swarm_node.environments.host import (
+    MAX_TEXTS,
+    EnvironmentHost,
+    InlineEnvironmentHost,
+    ProcessEnvironmentHost,
+    ReplayedDialogue,
+)
+from swarm_node.environments.judging.judge import Transcript, replay_dialogue
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.split import with_split
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.rollout import TaskRef
+
+TALK = '''
+import os, time
+
+from swarm_node.environments.base import Task
+
+
+class Talk:
+    """Says what the text asks for, and repeats any other."""
+
+    name, version, families = "talk", "1", ("one",)
+
+    def __init__(self, turns):
+        self.turns = turns
+
+    def derive(self, ref):
+        return Task(ref, ref.seed)
+
+    def render(self, task):
+        return f"say {task.payload}"
+
+    def reply(self, task, said):
+        match said[-1]:
+            case "raise":
+                raise RuntimeError("no")
+            case "long":
+                return "x" * 1025
+            case "longest":
+                return "x" * 1024
+            case "number":
+                return 7
+            case "broken":
+                return "\\ud800"
+            case "exit":
+                os._exit(3)
+            case "loop":
+                while True:
+                    pass
+            case "done":
+                return None
+        return f"{len(said)} {said[-1]} {task.payload}"
+
+    def judge(self, task, said):
+        match said[-1]:
+            case "nan":
+                return float("nan")
+            case "raise later":
+                raise KeyError("no")
+        return float(said[-1] == "done")
+
+
+def create(turns=4):
+    return Talk(turns)
+'''
+REF = TaskRef("talk", with_split("1"), "one", 7)
+
+
+@pytest.fixture
+def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an environment that a child process can import."""
+    (tmp_path / "talk_environment.py").write_text(TALK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "talk_environment:create"
+
+
+def replayed(host: EnvironmentHost, *dialogues: Transcript) -> list[ReplayedDialogue]:
+    async def run() -> list[ReplayedDialogue]:
+        try:
+            assert (await host.start()).turns == 4
+            found, seconds = await host.replay(REF, dialogues)
+            assert seconds > 0
+            return found
+        finally:
+            await host.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=["inline", "process"])
+def host(request: pytest.FixtureRequest, talk: str) -> EnvironmentHost:
+    if request.param == "inline":
+        return InlineEnvironmentHost(create_environment(talk, {}))
+    return ProcessEnvironmentHost(talk, {}, score_seconds=1.0)
+
+
+def said(*texts: str, cut: bool = False) -> Transcript:
+    return Transcript(list(texts), cut)
+
+
+def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) -> None:
+    a, ab, abc = "1 a 7", "2 b 7", "3 c 7"
+    cases = [
+        (said("a"), ReplayedDialogue((a,), over=False)),
+        (said("a", "b"), ReplayedDialogue((a, ab), over=False)),
+        # Over by the environment, by the number of turns, and for want of tokens.
+        (said("a", "done"), ReplayedDialogue((a,), reward=1.0)),
+        (said("a", "b", "c", "d"), ReplayedDialogue((a, ab, abc))),
+        (said("a", "b", "c", "done"), ReplayedDialogue((a, ab, abc), reward=1.0)),
+        (said("a", "b", cut=True), ReplayedDialogue((a,))),
+        (said("raise", cut=True), ReplayedDialogue()),
+        # After its end, nothing can be said.
+        (said("done", "done"), ReplayedDialogue(fault="ended")),
+        (said("a", "done", "b", "c"), ReplayedDialogue((a,), fault="ended")),
+        # Faults of the environment.
+        (said("a", "raise"), ReplayedDialogue((a,), fault="reply", raised="RuntimeError")),
+        (said("raise", "done"), ReplayedDialogue(fault="reply", raised="RuntimeError")),
+        (said("long"), ReplayedDialogue(fault="reply")),
+        (said("longest"), ReplayedDialogue(("x" * 1024,), over=False)),
+        (said("number"), ReplayedDialogue(fault="reply")),
+        (said("broken"), ReplayedDialogue(fault="reply")),
+        (said("nan", cut=True), ReplayedDialogue(fault="out_of_range")),
+        (said("raise later", cut=True), ReplayedDialogue(raised="KeyError")),
+        # No frame can carry it.
+        (said("a", "\ud800"), ReplayedDialogue(fault="unsendable")),
+    ]
+    found = replayed(host, *(each for each, _ in cases))
+    assert found == [wanted for _, wanted in cases]
+
+
+@pytest.mark.parametrize("text", ["exit", "loop"])
+def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) -> None:
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
+    found = replayed(host, said("a", "done"), said("a", text), said("b"))
+    assert [each.reward for each in found] == [1.0, 0.0, 0.0]
+    assert [each.over for each in found] == [True, True, False]
+    assert found[1].fault in {"crashed", "timeout"}
+    assert found[2].replies == ("1 b 7",)
+
+
+def test_two_processes_and_this_one_replay_alike(talk: str) -> None:
+    dialogues = [said(*(f"{n} {k}" for k in range(n % 4 + 1))) for n in range(16)]
+    hosts: list[EnvironmentHost] = [ProcessEnvironmentHost(talk, {}) for _ in range(2)]
+    hosts.append(InlineEnvironmentHost(create_environment(talk, {})))
+    first, *others = [replayed(host, *dialogues) for host in hosts]
+    assert others == [first, first]
+    assert replayed(hosts[2], *reversed(dialogues)) == first[::-1]
+
+
+def test_too_many_dialogues_and_unknown_tasks_are_refused(host: EnvironmentHost) -> None:
+    with pytest.raises(ValueError, match="send at most 64"):
+        replayed(host, *[said("a")] * (MAX_TEXTS + 1))
+
+    async def unknown() -> None:
+        try:
+            await host.start()
+            await host.replay(TaskRef("talk", with_split("2"), "one", 7), [said("a")])
+        finally:
+            await host.close()
+
+    with pytest.raises(UnknownTaskError):
+        asyncio.run(unknown())
+
+
+@pytest.mark.parametrize("turns", [1, 17, 0, "4", 2.0])
+def test_a_dialogue_has_two_to_sixteen_turns(talk: str, turns: object) -> None:
+    with pytest.raises(ConfigError, match="2 to 16"):
+        create_environment(talk, {"turns": turns})
+
+
+@pytest.mark.parametrize("missing", ["turns", "reply", "judge"])
+def test_half_a_dialogue_is_no_environment(missing: str) -> None:
+    given = {name: None for name in ("derive", "render", "turns", "reply", "judge")}
+    given |= {"name": "half", "version": "1", "families": ()}
+    del given[missing]
+    with pytest.raises(ConfigError, match=f"no environment: it has no '{missing}'"):
+        SplitEnvironment(type("Half", (), given)())
+
+
+def test_an_answer_to_one_question_is_a_dialogue_of_one_turn() -> None:
+    host = InlineEnvironmentHost(environment := create_environment("drills", {}))
+    assert environment.turns == 1
+    ref = TaskRef(environment.name, environment.version, environment.families[0], 7)
+    right = environment.answer(environment.derive(ref))
+    assert right is not None
+    (found,), _ = asyncio.run(host.replay(ref, [said(right)]))
+    assert found == ReplayedDialogue(reward=1.0)
+
+
+class Countdown:
+    """Replies with the sum so far, until it reaches the task's number."""
+
+    name, version, families, turns = "countdown", "1", ("one",), 16
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, ref.seed % 50)
+
+    def render(self, task: Task) -> str:
+        return f"{task.ref.seed}"
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        total = sum(map(len, said))
+        return None if total >= task.payload else str(total)
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        return float(sum(map(len, said)) == task.payload)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=16), st.integers(0, 1 << 40))
+def test_what_is_said_later_changes_no_earlier_reply(texts: list[str], seed: int) -> None:
+    environment = SplitEnvironment(Countdown())
+    task = environment.derive(
+        TaskRef(environment.name, environment.version, environment.families[0], seed)
+    )
+    whole = replay_dialogue(environment, task, Transcript(texts))
+    for count in range(1, len(texts) + 1):
+        part = replay_dialogue(environment, task, Transcript(texts[:count]))
+        assert part.replies == whole.replies[:count]
+        if part.over and part.verdict is None:
+            assert count > len(whole.replies) + 1
+        assert (part.verdict is not None) == (part.over and count == len(part.replies) + 1)

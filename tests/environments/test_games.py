@@ -1,0 +1,97 @@
+"""Games of two turns, and what they are worth to a player that does not listen."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from swarm_node.environments.base import Task
+from swarm_node.environments.games import create
+from swarm_node.environments.judging.judge import Transcript, replay_dialogue
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
+
+GAMES = create_environment("swarm_node.environments.games:create", {})
+
+
+def task(family: str, index: int, environment: SplitEnvironment = GAMES) -> Task:
+    seed = task_seed("games", family, index)
+    return environment.derive(TaskRef(environment.name, environment.version, family, seed))
+
+
+def heard(one: Task, *said: str) -> tuple[list[str], float | None]:
+    line = replay_dialogue(GAMES, one, Transcript(list(said)))
+    return line.replies, None if line.verdict is None else line.verdict.reward
+
+
+def numbers(one: Task) -> list[int]:
+    return list(map(int, re.findall(r"\d+", GAMES.render(one))))
+
+
+def test_who_listens_finds_every_number_and_who_does_not_two_of_three() -> None:
+    listening = deaf = 0.0
+    for index in range(90):
+        one = task("guess", index)
+        low, high = numbers(one)
+        assert high == low + 2
+        replies, reward = heard(one, str(low + 1))
+        if reward is None:
+            (reply,) = replies
+            last = {"higher": high, "lower": low}[reply]
+            assert heard(one, str(low + 1), f" {last}\n")[1] == 1.0
+            deaf += heard(one, str(low + 1), str(low))[1] or 0.0
+        else:
+            deaf += reward
+        listening += 1.0
+    assert listening == 90
+    assert deaf / 90 == pytest.approx(2 / 3, abs=0.15)
+
+
+@pytest.mark.parametrize("text", ["", "?", "1 2", "-5", "1e3", "\u0663", "9" * 5000])
+def test_what_is_no_number_ends_the_guessing(text: str) -> None:
+    assert heard(task("guess", 0), text) == ([], 0.0)
+
+
+def test_a_product_is_computed_for_who_asks_and_only_its_right_value_counts() -> None:
+    one = task("calc", 0)
+    left, right = numbers(one)[:2]
+    product = str(left * right)
+    assert heard(one, product) == ([], 1.0)
+    assert heard(one, f"calc {left}*{right}") == ([product], None)
+    assert heard(one, f"calc {left}*{right}", product) == ([product], 1.0)
+    assert heard(one, "calc 2*3", "6") == (["6"], 0.0)
+    assert heard(one, f"calc {left}*{right}", f"calc {left}*{right}") == ([product], 0.0)
+    for text in ("calc", f"calc {left}**{right}", f"calc {left}*{right}+1", "calc " + "9" * 5000):
+        assert heard(one, text) == ([], 0.0)
+    largest = heard(one, "calc 999999999*999999999")[0]
+    assert largest == [str(999_999_999**2)]
+
+
+def test_the_ground_is_split_by_text_and_every_family_has_both_sides() -> None:
+    for family in GAMES.families:
+        assert GAMES.refusal(family) == ""
+        held = {
+            GAMES.render(
+                GAMES.derive(
+                    TaskRef(GAMES.name, GAMES.version, family, held_out_seed(family, index))
+                )
+            )
+            for index in range(100)
+        }
+        assert not held & {GAMES.render(task(family, index)) for index in range(400)}
+
+
+def test_other_digits_are_another_version_with_larger_numbers() -> None:
+    larger = create_environment("swarm_node.environments.games:create", {"digits": 5})
+    assert larger.version != GAMES.version
+    assert all(
+        10**4 <= n < 10**5
+        for n in map(int, re.findall(r"\d+", larger.render(task("calc", 1, larger))))
+    )
+    for wrong in (1, 10, "2"):
+        with pytest.raises(ConfigError, match="digits"):
+            create(wrong)  # type: ignore[arg-type]

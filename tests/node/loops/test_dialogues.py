@@ -1,0 +1,325 @@
+"""Dialogues played with the tiny model, and a node that trains on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from in_memory import Host, World, small_settings, tiny
+from structlog.testing import capture_logs
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import load_settings
+from swarm_node.environments.base import Task
+from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, ReplayedDialogue
+from swarm_node.environments.judging.judge import Transcript
+from swarm_node.environments.split import with_split
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import ConfigError, ModelError, SwarmNodeError
+from swarm_node.node.loops.dialogues import (
+    CHANGED,
+    TOO_LONG,
+    Opening,
+    PlayedDialogue,
+    Player,
+    check_dialogues,
+    joined,
+)
+from swarm_node.node.loops.node import Node
+from swarm_node.node.start.assembly import assemble
+from swarm_node.p2p.wire import wire
+from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.models.codec import Codec, check_tokens, load_tokenizer
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.storage import Storage
+
+#: Roles, as the tiny model's tokens allow: a question ends in <sep>, an answer in <eos>.
+ROLES = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' + m.content + '<sep>' }}"
+    "{% else %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
+)
+SAMPLING = small_settings(sampling__max_new_tokens=8).sampling
+
+
+@cache
+def codec(positions: int = 1024) -> Codec:
+    """The tiny model's, with roles in its template."""
+    tokenizer = load_tokenizer(tiny().directory)
+    tokenizer.chat_template = ROLES
+    plain = tiny().codec
+    return Codec(tokenizer, plain.vocab_size, [plain.eos_id], positions)
+
+
+class Digits:
+    """Asks for more until the model says a digit. A last text of even length is right."""
+
+    name, version, families, turns = "digits", "1", ("one",), 3
+    tail = ""
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, ref.seed % 1000)
+
+    def render(self, task: Task) -> str:
+        return f"What is {task.payload} + 1?"
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        digit = any(map(str.isdigit, said[-1]))
+        return None if digit else f"{len(said)} more{self.tail} <eos>"
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        return float(len(said[-1]) % 2 == 0)
+
+
+class Fickle(Digits):
+    """Replies something else each time."""
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        self.tail += "!"
+        return super().reply(task, said)
+
+
+class Wordy(Digits):
+    tail = "x" * 700
+
+
+def played(
+    made: Digits, positions: int = 1024, tasks: int = 6
+) -> tuple[list[list[PlayedDialogue]], SplitEnvironment]:
+    environment = SplitEnvironment(made)
+    host = InlineEnvironmentHost(environment)
+
+    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> list[ReplayedDialogue]:
+        return (await host.replay(ref, dialogues))[0]
+
+    sampler = TorchSampler(Qwen2.from_directory(tiny().directory), codec(), inline=True)
+    player = Player(sampler, codec(positions), hear, SAMPLING, SYSTEM_CLOCK)
+    refs = [TaskRef("digits", environment.version, "one", 1000 + n) for n in range(tasks)]
+
+    async def run() -> list[list[PlayedDialogue]]:
+        prompts = await host.render(refs)
+        groups, seconds = await player.play(
+            [
+                Opening(ref, codec().encode_prompt(prompt), 4, ref.seed)
+                for ref, prompt in zip(refs, prompts, strict=True)
+            ]
+        )
+        assert seconds > 0
+        return groups
+
+    return asyncio.run(run()), environment
+
+
+@pytest.mark.slow(reason="plays 24 dialogues twice")
+def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
+    groups, environment = played(Digits())
+    again, _ = played(Digits())
+    lengths = set()
+    for group, copy in zip(groups, again, strict=True):
+        for dialogue, other in zip(group, copy, strict=True):
+            assert [turn.text for turn in dialogue.turns] == [turn.text for turn in other.turns]
+            assert dialogue.replies == other.replies
+            lengths.add(len(dialogue.turns))
+            assert dialogue.end is not None
+            assert dialogue.end.over
+            assert len(dialogue.replies) == len(dialogue.turns) - 1
+            assert all(turn.finish is Finish.STOP for turn in dialogue.turns[:-1])
+            said = [turn.text for turn in dialogue.turns]
+            task = environment.derive(dialogue.opening.ref)
+            assert dialogue.end.reward == environment.judge(task, said)
+    assert lengths == {1, 2, 3}
+    assert {turn.finish for group in groups for each in group for turn in each.turns} == {*Finish}
+
+
+def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
+    """The trainer's log-probs of every token are the sampler's, so both had the same context."""
+    groups, environment = played(Digits())
+    model = Qwen2.from_directory(tiny().directory)
+    seen = 0
+    for group in groups:
+        completions = tuple(joined(dialogue.turns) for dialogue in group)
+        rewards = tuple(each.end.reward for each in group if each.end)
+        ref = group[0].opening.ref
+        made = RolloutGroup(ref, PolicyRef(b"m", b"t", 0), completions, rewards)
+        assert check_tokens(codec(), made) is None
+        prompt = environment.render(environment.derive(ref))
+        replies = tuple(tuple(dialogue.replies) for dialogue in group)
+        own = VerifiedGroup(b"g", "me", Provenance.OWN, made, prompt, rewards, 0, replies)
+        rows = build_batch(
+            [own],
+            codec().encode_prompt,
+            codec().encode_answer,
+            codec().eos_id,
+            bridge=codec().bridge,
+        ).rows
+        with torch.no_grad():
+            found = completion_logprobs(model, rows, SAMPLING.temperature).numpy()
+        stated = [row.logprobs for row in rows if row.logprobs is not None]
+        np.testing.assert_allclose(found, np.concatenate(stated), atol=2e-4)
+        for row, dialogue in zip(rows, group, strict=True):
+            assert len(row.between) == len(dialogue.turns) - 1
+            assert row.completion_ids.tolist() == [
+                token for turn in dialogue.turns for token in turn.token_ids.tolist()
+            ]
+            seen += len(row.between)
+    assert seen > 4
+
+
+def test_replies_that_change_later_end_the_dialogue() -> None:
+    groups, _ = played(Fickle())
+    ends = [dialogue.end for group in groups for dialogue in group if len(dialogue.turns) > 1]
+    assert ends
+    assert all(end == ReplayedDialogue(fault=CHANGED) for end in ends)
+
+
+class Moody(Digits):
+    """Goes on when it is first asked, and not when the dialogue is replayed."""
+
+    asked: frozenset[tuple[str, ...]] = frozenset()
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        before, self.asked = tuple(said) in self.asked, self.asked | {tuple(said)}
+        return None if before else super().reply(task, said)
+
+
+@pytest.mark.slow(reason="two nodes sample, measure and train")
+@pytest.mark.parametrize(("made", "fault"), [(Fickle, "changed"), (Moody, "ended")])
+def test_replies_that_change_later_are_counted_and_told_once(
+    tmp_path: Path, made: type[Digits], fault: str
+) -> None:
+    faults: dict[str, int] = {}
+    with capture_logs() as lines:
+        lived(tmp_path, lambda node, _: faults.update(node.snapshot().faults), made())
+    assert set(faults) == {f"scorer_{fault}"}
+    assert faults[f"scorer_{fault}"] > 1
+    assert sum("another reply when a dialogue was replayed" in line["event"] for line in lines) == 1
+
+
+def test_a_dialogue_that_no_longer_fits_ends() -> None:
+    groups, _ = played(Wordy())
+    ends = {(len(each.turns), each.end.fault) for group in groups for each in group if each.end}
+    assert (2, TOO_LONG) in ends
+    assert ends <= {(1, ""), (2, ""), (2, TOO_LONG)}
+
+
+def test_joined_turns_keep_the_version_of_every_token() -> None:
+    groups, _ = played(Digits(), tasks=2)
+    longest = max((each for group in groups for each in group), key=lambda each: len(each.turns))
+    turns = [
+        replace(turn, spans=tuple(replace(span, version=n) for span in turn.spans))
+        for n, turn in enumerate(longest.turns)
+    ]
+    whole = joined(turns)
+    assert whole.said == tuple(turn.text for turn in turns)
+    versions = [span.version for span in whole.spans for _ in range(span.start, span.end)]
+    assert versions == [n for n, turn in enumerate(turns) for _ in turn.token_ids]
+    assert [span.start for span in whole.spans] == [0, *whole.ends[:-1]]
+    assert joined(turns[:1]).token_ids.tolist() == turns[0].token_ids.tolist()
+
+
+INFO = EnvironmentInfo("digits", "1", ("one",), turns=3)
+
+
+def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> None:
+    sampling = load_settings({"sampling.max_new_tokens": 24}, environ={}).sampling
+    check_dialogues(INFO, codec(), sampling)
+    # Two tokens stand around each of two replies, and the prompt has one at least.
+    check_dialogues(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
+    with pytest.raises(
+        ConfigError, match=r"3 turns of digits exceed the model's 76 .* at most 23$"
+    ):
+        check_dialogues(INFO, codec(3 * 24 + 2 * 2), sampling)
+    with pytest.raises(ConfigError, match="a model with more of them is needed"):
+        check_dialogues(INFO, codec(7), sampling)
+    with pytest.raises(ModelError, match="cannot be continued"):
+        check_dialogues(INFO, tiny().codec, sampling)
+    check_dialogues(replace(INFO, turns=1), tiny().codec, sampling)
+
+
+def lived(
+    place: Path,
+    look: Callable[[Node, World], None],
+    environment: Digits | None = None,
+    **changes: Codec,
+) -> None:
+    """A node of dialogues makes three updates, and is looked at before it is closed."""
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(place, loop)
+        settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
+        host = Host(SplitEnvironment(environment or Digits()))
+        given = {"codec": codec(), **changes}
+        parts = world.parts(settings, environment=host, **given)
+        node = assemble(settings, world.memberships[0], parts)
+        ended = await node.run()
+        assert ended is not None
+        look(node, world)
+
+    run_virtual(scenario)
+
+
+@pytest.mark.slow(reason="a node samples, measures and trains")
+def test_a_node_alone_learns_from_dialogues_and_announces_none(tmp_path: Path) -> None:
+    def look(node: Node, world: World) -> None:
+        shot = node.snapshot()
+        assert shot.updates == 3
+        assert shot.groups.trained_own >= 6
+        assert shot.groups.announced == 0
+        assert shot.faults == {}
+        assert not shot.exchanged
+        offered = wire.Announcement(
+            v=1,
+            epoch=1,
+            seq=1,
+            id=b"i" * 34,
+            size=100,
+            environment="digits",
+            version=with_split("1"),
+            family="one",
+            model=tiny().policy.model,
+            tokenizer=tiny().policy.tokenizer,
+            policy_version=0,
+            completions=4,
+            mixed=True,
+        )
+        refused = node._work.exchange.publisher._verifier.refuse_announced(offered)
+        assert refused is not None
+        assert refused.reason == "elsewhere", "nobody is blamed for it"
+        assert shot.evals
+        assert 0 < shot.evals[-1].all < 1
+        rows = [row for row in node.samples() if "\n> 1 more <eos>\n" in row.answer]
+        assert rows
+
+    lived(tmp_path, look)
+    storage = Storage(tmp_path / "0" / "node.db")
+    try:
+        assert storage.live(1 << 30) == []
+        assert storage.head() == 0
+        assert storage.counter("tasks") >= 6, "a restart repeats none of them"
+    finally:
+        storage.close()
+
+
+def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:
+    with pytest.raises(SwarmNodeError, match="it has no roles"):
+        lived(tmp_path, lambda node, world: None, codec=tiny().codec)
+
+
+def test_of_two_requests_for_a_turn_no_two_are_alike() -> None:
+    """Or dialogues that were the same so far would be the same for ever."""
+    groups, _ = played(Digits(), tasks=1)
+    player = Player(None, codec(), None, SAMPLING, SYSTEM_CLOCK)  # type: ignore[arg-type]
+    fresh = [PlayedDialogue(each.opening, each.place, each.turns[:1], ["1"]) for each in groups[0]]
+    requests = [request for request, _ in player._requests([fresh])]
+    assert all(isinstance(request, SampleRequest) for request in requests)
+    assert len({request.seed for request in requests}) == len(requests) == 4
