@@ -19,12 +19,16 @@ from swarm_node.environments.split import (
     with_split,
 )
 from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.recent import Recent
 from swarm_node.rollout import TaskRef
 
 #: Texts of each side that a family must show before a node starts with it.
 _ENOUGH = 8
 #: A slow family that has shown both sides is not drawn from for longer.
 _CHECK_SECONDS = 2.0
+#: Held-out references whose draw is remembered. They are measured again and again, and seven of
+#: eight texts are not theirs.
+_REMEMBERED = 4096
 #: So many draws without a text of one side are no chance.
 _LATE_DRAWS = 64
 _REMEDY = ": give it settings with more questions, or leave it out"
@@ -64,15 +68,18 @@ class SplitEnvironment:
         self._answer: Callable[[Task], str | None] | None = getattr(inner, "answer", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
         usual = bound_of(HELD_OUT_SHARE)
+        self._settled: Recent[tuple[str, int], int] = Recent(_REMEMBERED)
         self._bounds = {family: bounds.get(family, usual) for family in self.families}
 
     def derive(self, ref: TaskRef) -> Task:
         check_ref(self, ref)
         drawn: Counter[str] = Counter()
-        for seed in _seeds(ref):
+        for seed in self._seeds(ref):
             task = self._made(ref.family, seed)
             question = self._question(task)
             if self._held_out(ref.family, question) == ref.held_out:
+                if ref.held_out:
+                    self._settled[ref.family, ref.seed] = seed
                 return SplitTask(ref, task.payload, task)
             drawn[canonical(question)] += 1
         raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, drawn))
@@ -113,6 +120,14 @@ class SplitEnvironment:
                 return _refusal(family, held_out, found, drawn) + failed + _REMEDY
         return ""
 
+    def _seeds(self, ref: TaskRef) -> Iterator[int]:
+        settled = self._settled.get((ref.family, ref.seed))
+        if settled is not None:
+            yield settled
+        yield ref.seed
+        for draw in range(1, MAX_DRAWS + 1):
+            yield next_seed(ref, draw)
+
     def _made(self, family: str, seed: int) -> Task:
         inner = self._inner
         return inner.derive(TaskRef(inner.name, inner.version, family, seed))
@@ -127,12 +142,6 @@ def different(drawn: Counter[str]) -> int:
     times = Counter(drawn.values())
     once, twice = times[1], times[2]
     return len(drawn) + once * (once - 1) // (2 * (twice + 1))
-
-
-def _seeds(ref: TaskRef) -> Iterator[int]:
-    yield ref.seed
-    for draw in range(1, MAX_DRAWS + 1):
-        yield next_seed(ref, draw)
 
 
 def _inner(task: Task) -> Task:
