@@ -8,9 +8,9 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier image clean
-.PHONY: settings-page site release check-minimal
-.PHONY: campaigns campaign-coverage mutants fuzz-coordinator
+.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier flood image clean
+.PHONY: settings-page protocol-page site release check-minimal
+.PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
 
 setup: $(STAMP)
 
@@ -86,6 +86,10 @@ settings-page: setup
 	$(BIN)/python .ci/tools/settings_page.py
 	$(BIN)/python .ci/tools/schemas.py
 
+# The tables of docs/protocol.md from those of the program; a test says when they are stale.
+protocol-page: setup
+	$(BIN)/python .ci/tools/protocol_page.py
+
 # The pages as a site in build/site, which a browser reads without asking anybody else.
 site: .venv-site/.ready
 	.venv-site/bin/python .ci/tools/build_site.py
@@ -126,7 +130,11 @@ frontier: setup
 		{ grep -q "\"$$regime\"" docs/research/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
 		$(FRONTIER) --stage final --regimes $$regime || exit; done
 
-# An hour or two on one core. Results are in docs/campaigns.md; short ones are among the tests.
+# The plan and the results are in docs/research/flood.md; a run whose file is there is not made again.
+flood: setup
+	OMP_NUM_THREADS=1 nice -n 12 $(BIN)/swarm-node experiment flood
+
+# An hour or two on one core. Results are in docs/research/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns
 campaigns: setup-reasoning-gym
 	$(CAMPAIGN).fuzz --inputs 10000000
@@ -135,6 +143,10 @@ campaigns: setup-reasoning-gym
 	$(CAMPAIGN).crashes
 	$(CAMPAIGN).full_disk
 	$(CAMPAIGN).clocks
+
+# As root, with faketime and what test-sites needs: 200 faults in a swarm of real nodes, two hours.
+chaos: setup-tests
+	cd tests && OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m campaigns.chaos --faults 200 --seed 1 --out ../build/chaos.jsonl
 
 # Atheris, which is no part of the project, in a directory of its own.
 campaign-coverage: setup-reasoning-gym

@@ -44,9 +44,9 @@ def child(name: str, place: Path, repetitions: int) -> None:
     """Measure one arm; prints a JSON object."""
     import numpy as np
     import torch
+    from defaults import trainer_settings
 
     from swarm_node.policy.experience.batch import Batch, TrainRow
-    from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.worker import TrainerHost
     from swarm_node.rollout import Provenance
 
@@ -66,7 +66,7 @@ def child(name: str, place: Path, repetitions: int) -> None:
     batch, published = Batch(tuple(rows)), place / "weights"
     published.mkdir()
     host = TrainerHost(
-        place, place / "checkpoints", published, TrainerSettings(**settings), digest=b"d" * 32
+        place, place / "checkpoints", published, trainer_settings(**settings), digest=b"d" * 32
     )
     waited = [0.0]
     wait = host.core.before_step

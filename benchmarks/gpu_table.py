@@ -1,4 +1,4 @@
-"""Renews the table of docs/gpu.md: plans by `swarm-node plan`, and the page's formula by hand.
+"""Renews the table of docs/research/one-card.md: plans by `swarm-node plan`, and by hand.
 
     python benchmarks/gpu_table.py
 
@@ -19,7 +19,7 @@ from swarm_node.cli.main import app
 from swarm_node.cli.plan import shape_of
 from swarm_node.policy.models.config import Qwen2Config
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "one-card.md"
 #: GB of the card, model, new tokens.
 CASES = [
     (8, "qwen2.5-0.5b", 1024),
@@ -46,7 +46,7 @@ def plan_of(card: int, model: str, new: int) -> dict[str, Any]:
 
 
 def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
-    """Bytes, by the formula of docs/gpu.md for adapters and the built-in sampler; its names."""
+    """Bytes, by the page's formula for adapters and the built-in sampler; its names."""
     h, i, q, k = (
         *(model.hidden_size, model.intermediate_size),
         *(model.query_size, model.key_value_size),

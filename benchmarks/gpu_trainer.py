@@ -81,17 +81,17 @@ def synchronize(device: str) -> None:
 def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> None:
     """Measure one variant as one of its processes; the first prints a JSON object."""
     import torch
+    from defaults import trainer_settings
 
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.training.ranks import ALONE, Ranks
-    from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.sharded import Group
     from swarm_node.policy.training.trainer import TrainerCore
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks: Ranks = Group(directory) if settings["processes"] > 1 else ALONE
     path = resolve(arguments.model)
-    core = TrainerCore(path, TrainerSettings(**settings), ranks=ranks)
+    core = TrainerCore(path, trainer_settings(**settings), ranks=ranks)
     config, device = core.model.config, core.placement.device
     batch = batch_of(config.vocab_size, arguments.rows * arguments.tokens, arguments.tokens)
     seconds = []

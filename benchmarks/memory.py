@@ -4,7 +4,7 @@
 
 Starts real `swarm-node join` processes on loopback and reads the unique set size (what ending the
 process would free) and the resident set size of each of their processes. Named limit: a hivemind
-DHT node by itself (python 282 MB + p2pd 62 MB resident, docs/benchmarks.md).
+DHT node by itself (python 282 MB + p2pd 62 MB resident, docs/research/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from defaults import trainer_settings
 from node_process import Memory, cpu_seconds
 from real_shapes import RANK, make_model
 
@@ -27,7 +28,6 @@ from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 
 ASKED = SampleRequest(tuple(range(1000, 1040)), n=8, seed=3, max_new_tokens=16)
@@ -36,7 +36,7 @@ PATIENT = Deadlines(start=3600.0, sync=3600.0)
 
 async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
     config, where = Qwen2Config.from_directory(model), Placement("cpu", half=dtype == "bfloat16")
-    settings = TrainerSettings(
+    settings = trainer_settings(
         lora_rank=RANK, dtype=dtype, device="cpu", published="shared" if shared else "adapter"
     )
     (work / "weights").mkdir()

@@ -102,9 +102,9 @@ def batch_of(vocabulary: int, tokens: int, row: int = ROW) -> Any:
 
 
 def trainer_settings(training: Any, device: str) -> Any:
-    from swarm_node.policy.training.settings import TrainerSettings
+    import defaults
 
-    return TrainerSettings(
+    return defaults.trainer_settings(
         lora_rank=training.lora_rank,
         activation_checkpointing=training.checkpointing,
         micro_batch_tokens=training.micro_batch_tokens,

@@ -87,7 +87,7 @@ async def run_real(directory: Path, nodes: int, updates: int, seed: int) -> list
     ]
     now, (first, *others) = time.time(), swarm
     for node in swarm:
-        node.home.create()
+        node.home.begin()
     first.home.found_swarm("bench", now)
     address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
     for node in others:

@@ -69,10 +69,10 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     """Measure one variant; prints a JSON object."""
     import numpy as np
     import torch
+    from defaults import trainer_settings
 
     from swarm_node.policy.experience.batch import Batch
     from swarm_node.policy.training import logprobs, packing, ranks
-    from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.trainer import TrainerCore
 
     variant = VARIANTS[name]
@@ -91,7 +91,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
         ranks.micro_batches = filled
     if variant.get("apart"):
         packing._WORTHWHILE = 0.0
-    core = TrainerCore(directory, TrainerSettings(**variant.get("settings", {})))
+    core = TrainerCore(directory, trainer_settings(**variant.get("settings", {})))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(repetitions + 1):  # the first makes the moments and is not timed

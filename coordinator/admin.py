@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from coordinator.server import ADDRESS_FILE, TOKEN_FILE, AdminAddress
 from swarm_node.errors import NotRunningError, SwarmNodeError
-from swarm_node.node.control.control import decoded
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.wire.identity import read_private
-from swarm_node.page.entrance import Key
+from swarm_node.page.entrance import Key, decoded
 
 _Kind = TypeVar("_Kind")
 _SECONDS = 30.0

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.members import date_of, seconds_of
-from swarm_node.cli.options import version_option
-from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.errors import ConfigError
+from swarm_node.program.terminal import (
+    RefusingGroup,
+    date_of,
+    seconds_of,
+    show_page,
+    version_option,
+)
 
 if TYPE_CHECKING:
     from coordinator.admin import AdminClient
@@ -67,7 +71,7 @@ def serve(
 ) -> None:
     """Run until Ctrl-C. It speaks HTTP: put a proxy with TLS before it."""
     from coordinator.server import Options, serve
-    from swarm_node.node.home.logs import set_up_logging
+    from swarm_node.program.logs import set_up_logging
 
     set_up_logging(False)
     options = Options(
@@ -106,7 +110,8 @@ def make_code(
     asked = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
     made = asyncio.run(_admin(data).make_code(asked))
     typer.echo(made.code)
-    typer.echo(f"for {name}, {uses} uses, until {date_of(made.row.expires)}", err=True)
+    told = "1 use" if uses == 1 else f"{uses} uses"
+    typer.echo(f"for {name}, {told}, until {date_of(made.row.expires)}", err=True)
     typer.echo(
         f"On the other machine: swarm-node join --coordinator URL --code {made.code}", err=True
     )
@@ -114,14 +119,16 @@ def make_code(
 
 @code_app.command("list")
 def list_codes(data: DataOption = _DATA) -> None:
-    """List the codes, and how many tickets are left for them."""
+    """List the codes, and how many tickets are left for them. Who used a code is a member by the
+    name of the ticket that it gave, as `swarm-node members` shows it."""
     listed = asyncio.run(_admin(data).codes())
     for row in listed.codes:
         over = row.withdrawn or not row.left or row.expires < time.time()
         state = "withdrawn" if row.withdrawn else "over" if over else "open"
+        by = f"  gave the tickets {', '.join(row.tickets)}" if row.tickets else ""
         typer.echo(
             f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
-            f"until {date_of(row.expires)}  {state}"
+            f"until {date_of(row.expires)}  {state}{by}"
         )
     typer.echo(f"tickets left: {listed.tickets}")
 
@@ -160,8 +167,6 @@ def open_page(
     ] = False,
 ) -> None:
     """Open the swarm's page in a browser: members, reward, what was exchanged, reputation."""
-    from swarm_node.cli.page import show_page
-
     show_page(asyncio.run(_admin(data).page()), only_print=show)
 
 
@@ -171,6 +176,22 @@ def forget(
 ) -> None:
     """Delete what a member reported."""
     typer.echo(f"{asyncio.run(_admin(data).forget(peer_id)).rows} rows deleted")
+
+
+@app.command()
+def backup(
+    out: Annotated[Path, typer.Argument(help="The new directory; only you can read it.")],
+    data: DataOption = _DATA,
+) -> None:
+    """Copy key, reports, codes and tickets into a new directory, also while it runs.
+
+    `swarm-coordinator serve --data DIRECTORY` starts from the copy.
+    """
+    from coordinator.store import back_up
+
+    size = back_up(data, out)
+    typer.echo(f"Wrote {out} ({size / 1e6:,.1f} MB): whoever has it can act as this coordinator.")
+    typer.echo(f"To use it:  swarm-coordinator serve --swarm FILE --data {out}")
 
 
 def _admin(data: Path) -> AdminClient:

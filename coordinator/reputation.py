@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Mapping
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm_node.p2p.coordinator.coordinator_api import MAX_ROWS, Reputation, ReputationRow
+from swarm_node.p2p.limits.turns import in_turn
 
 #: The part of all trust that returns to the pre-trusted in each step.
 RETURN: Final = 0.2
@@ -76,20 +76,15 @@ def rated(
     for peer_id in sorted(shares, key=lambda peer_id: (shares[peer_id], peer_id)):
         if raters[peer_id]:
             of[issuer[peer_id]].append(peer_id)
+    lowest = [peer_id for members in of.values() for peer_id in members]
     sums = {key: min(1.0, sum(map(shares.__getitem__, members))) for key, members in of.items()}
     rows = [
         ReputationRow(peer_id, min(1.0, shares[peer_id]), sums[issuer[peer_id]], raters[peer_id])
-        for peer_id in in_turn(of.values())[:MAX_ROWS]
+        for peer_id in in_turn(lowest, issuer.__getitem__, MAX_ROWS)
     ]
     rows.sort(key=lambda row: (row.share, row.peer_id))
     median = statistics.median(sums.values()) if sums else 0.0
     return Reputation(sum(map(len, of.values())), median, rows)
-
-
-def in_turn(pools: Iterable[Sequence[_Item]]) -> list[_Item]:
-    """The first of each pool, then the second of each, and so on."""
-    ranked = [(rank, item) for pool in pools for rank, item in enumerate(pool)]
-    return [item for _, item in sorted(ranked, key=itemgetter(0))]
 
 
 def opinion(rated: Mapping[str, float], issuer: Mapping[str, str]) -> dict[str, float]:

@@ -69,7 +69,7 @@ PUBLIC: Final = (
     Route("introduce", "POST", "/v1/introductions", "member",
           "Leave a presence, get those of others.", api.Introduced, api.Introduction),
     Route("report", "POST", "/v1/reports", "member", "Leave a signed report.",
-          api.Taken, api.Reported),
+          api.ReportReceipt, api.Reported),
     Route("report_of", "GET", "/v1/reports/{peer_id}", "member",
           "The newest report of a member.", api.ReportView, inside=PeerPath),
     Route("members", "GET", "/v1/members", "member", "Members and their newest reports.",

@@ -25,14 +25,14 @@ from coordinator.web import Api, CheckedRequest
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.durable import make_private, replace_private
 from swarm_node.errors import ConfigError, HomeError, Rejected
-from swarm_node.node.home.home import Home
-from swarm_node.node.members.issuers import tickets_of
 from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.issuer_file import tickets_of
 from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.page.entrance import Entrance
 from swarm_node.page.files import file_response, serve_file
 from swarm_node.page.listening import MAX_CONNECTIONS, MAX_OF_ADDRESS, Listening
+from swarm_node.program.private_directory import PrivateDirectory
 
 #: Between two batches.
 TICK_SECONDS = 60.0
@@ -119,7 +119,7 @@ async def _tick(service: Service) -> None:
 async def _service(options: Options, swarm: SwarmInfo, store: Store) -> Service:
     key = Identity.load_or_create(options.data / "coordinator.key")
     rng = random.Random()  # noqa: S311 - who is introduced to whom, no secret
-    service = Service(swarm, key, store, Home(options.data), options.clock, rng)
+    service = Service(swarm, key, store, PrivateDirectory(options.data), options.clock, rng)
     await service.load()
     if options.trust:
         kept = service.trusted().who

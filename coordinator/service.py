@@ -10,19 +10,19 @@ import asyncio
 import hashlib
 import random
 import statistics
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import msgspec
 
 from coordinator.introductions import Introductions
-from coordinator.reputation import in_turn, rated, trust
+from coordinator.reputation import rated, trust
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import (
-    Finding,
+    PeerFigures,
     Report,
     SignedBatch,
     next_batch,
@@ -31,6 +31,7 @@ from swarm_node.p2p.coordinator.coordination import (
     open_report,
 )
 from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.limits.turns import in_turn
 from swarm_node.p2p.membership.credentials import Shelf
 from swarm_node.p2p.membership.members import Keeper, Member, Members
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS, SwarmInfo
@@ -171,7 +172,7 @@ class Service:
             caller.peer_id not in self._reports,
         )
 
-    async def report(self, caller: Member, asked: api.Reported) -> api.Taken | Rejected:
+    async def report(self, caller: Member, asked: api.Reported) -> api.ReportReceipt | Rejected:
         """Store the caller's report, unless a newer one is here."""
         report = open_report(asked.report, self._swarm.swarm_id)
         if isinstance(report, Rejected):
@@ -190,7 +191,7 @@ class Service:
         if not self._issuer_reports.take(issuer, self._clock.now()):
             return Rejected("rate", "too many reports of one ticket's members")
         rewards = [reward for _, reward in body.held_out]
-        row = api.HistoryRow(
+        row = api.ReportRow(
             id=0,
             at=wall,
             peer_id=caller.peer_id,
@@ -204,7 +205,7 @@ class Service:
         self._note(caller.peer_id, body, wall)
         self._fresh = True
         await self.store.run(self.store.report, caller.peer_id, asked.report, row, issuer)
-        return api.Taken(self._last.body.number if self._last else 0)
+        return api.ReportReceipt(self._last.body.number if self._last else 0)
 
     async def tick(self) -> None:
         """Sign a batch of the reports since the last one, weigh all reports, and tidy up. Called
@@ -222,7 +223,9 @@ class Service:
             await self.store.run(self.store.add_batch, made.body.number, raw, reports)
             self._last = made
             await self._weigh()
-        gone = in_turn(self._by_issuer())[MAX_MEMBERS:]
+        newest = sorted(self._seen, key=self._seen.__getitem__, reverse=True)
+        stay = set(in_turn(newest, self._members.issuer, MAX_MEMBERS))
+        gone = [peer_id for peer_id in self._seen if peer_id not in stay]
         for peer_id in gone:
             self._forget(peer_id)
         sighted, self._sighted = self._sighted, {}
@@ -259,11 +262,12 @@ class Service:
 
     async def picture(self, after: int, since: float, limit: int) -> api.Picture:
         """Data of the page: history after a row. The last part also has the members that reported
-        last."""
+        last, by issuer in turn: keys of one ticket push nobody off the page."""
         history = await self.history(after, since, limit)
         newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
         newest = [] if history.next else newest
-        rows = [row for peer in newest[: api.MAX_ROWS] if (row := self._row(peer)) is not None]
+        shown = in_turn(newest, self._members.issuer, api.MAX_ROWS)
+        rows = [row for peer in shown if (row := self._row(peer)) is not None]
         return api.Picture(
             swarm=self._swarm.name,
             swarm_id=self._swarm.swarm_id.hex(),
@@ -348,13 +352,6 @@ class Service:
         shares = await asyncio.to_thread(trust, ratings, issuer, trusted)
         self._reputation = rated(shares, issuer, ratings)
 
-    def _by_issuer(self) -> list[list[str]]:
-        """The members that were here, by issuer, the last seen first."""
-        of: defaultdict[str, list[str]] = defaultdict(list)
-        for peer_id in sorted(self._seen, key=self._seen.__getitem__, reverse=True):
-            of[self._members.issuer(peer_id)].append(peer_id)
-        return list(of.values())
-
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
         for held in (self._reports, self._ratings, self._reported, self._seen, self._stored):
@@ -367,7 +364,7 @@ class Service:
         self._reported[peer_id] = at
 
 
-def _useful(found: Finding) -> float:
+def _useful(found: PeerFigures) -> float:
     """Groups that were of use, less those that were refused for a fault of their author."""
     faults = sum(count for reason, count in found.refused if reason not in BLAMELESS)
     return float(max(0, found.received - faults))

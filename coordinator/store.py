@@ -1,27 +1,31 @@
 """Database that survives a restart: certificates and reports of members, batches, codes and
 tickets.
 
-SQLite in WAL mode with synchronous=FULL, held by one process. One thread runs every statement, so
-calls never interleave, and the event loop never waits for the disk.
+One process writes, and another one can still read, as `back_up` does. One thread runs every
+statement, so calls never interleave, and the event loop never waits for the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 
+from swarm_node.database import Database
+from swarm_node.durable import create_private, make_private, sync
 from swarm_node.errors import HomeError, Rejected
-from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, HistoryRow
-from swarm_node.schema import explain
+from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
+from swarm_node.p2p.membership.ticket import parse_ticket
 
 #: Reports of the past, batches, and members with a report that are kept.
 MAX_HISTORY: Final = 500_000
@@ -29,7 +33,8 @@ KEPT_BATCHES: Final = 10_000
 MAX_MEMBERS: Final = 4096
 #: Older history keeps one row per hour and member.
 _THIN_AFTER_SECONDS = 86_400.0
-_SCHEMA = 1
+#: The files of a coordinator beside its database that a new start does not make anew.
+_SMALL_FILES = ("coordinator.key", "revoked")
 _TABLES = """
 CREATE TABLE members (
     peer_id TEXT PRIMARY KEY, issuer BLOB NOT NULL, member BLOB NOT NULL, seen REAL NOT NULL
@@ -73,56 +78,27 @@ class StoredMember:
     report: bytes | None = None
 
 
-class Store:
-    """The database. Every method but `run` and `close` is called through `run`.
-
-    Raises, everywhere:
-        HomeError: the disk is full, or the file is damaged or in use.
-    """
+class Store(Database):
+    """The database. Every method but `run` and `close` is called through `run`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path, _TABLES, layout=1, program="swarm-coordinator", alone=True)
         self._thread = ThreadPoolExecutor(1, "store")
-        with self._explained():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            with self._explained():
-                self._prepare()
-        except HomeError:
-            self._db.close()
-            raise
-
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found > _SCHEMA:
-            raise HomeError(f"{self._path} is of a newer swarm-coordinator: use that one")
-        if found == 0:
-            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
-        with self._writing():  # which takes the lock
-            pass
 
     async def run(
         self, method: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
     ) -> _Result:
         """Call one of the methods below on the thread of the store."""
-
-        def call() -> _Result:
-            with self._explained():
-                return method(*args, **kwargs)
-
+        call = partial(method, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def close(self) -> None:
         self._thread.shutdown()
-        self._db.close()
+        super().close()
 
     def members(self) -> list[StoredMember]:
         """All, the one that was here last at the end."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT m.peer_id, issuer, member, seen, at, sealed FROM members m "
             "LEFT JOIN reports r ON r.peer_id = m.peer_id ORDER BY seen"
         )
@@ -133,19 +109,19 @@ class Store:
 
     def see(self, members: Iterable[StoredMember]) -> None:
         """Keep the certificates of members that are here now."""
-        with self._writing():
-            self._db.executemany(
+        with self._transaction() as db:
+            db.executemany(
                 "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)",
                 [(member.peer_id, *member.chain, member.seen) for member in members],
             )
 
-    def report(self, peer_id: str, sealed: bytes, row: HistoryRow, issuer: str) -> None:
+    def report(self, peer_id: str, sealed: bytes, row: ReportRow, issuer: str) -> None:
         """Store a member's newest report, in the place of the last, and its row of history."""
-        with self._writing():
-            self._db.execute(
+        with self._transaction() as db:
+            db.execute(
                 "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, 0)", (peer_id, row.at, sealed)
             )
-            self._db.execute(
+            db.execute(
                 f"INSERT INTO history ({_HISTORY}, issuer) "  # noqa: S608 - constants
                 "VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*msgspec.structs.astuple(row)[1:], issuer),
@@ -153,130 +129,132 @@ class Store:
 
     def report_of(self, peer_id: str) -> bytes | None:
         """The newest report of a member, sealed."""
-        row = self._db.execute(
-            "SELECT sealed FROM reports WHERE peer_id = ?", (peer_id,)
-        ).fetchone()
-        return None if row is None else row[0]
+        rows = self._rows("SELECT sealed FROM reports WHERE peer_id = ?", peer_id)
+        return rows[0][0] if rows else None
 
     def waiting(self) -> list[tuple[str, bytes]]:
         """Author and sealed bytes of the reports that are in no batch yet."""
-        return self._db.execute("SELECT peer_id, sealed FROM reports WHERE batch = 0").fetchall()
+        return self._rows("SELECT peer_id, sealed FROM reports WHERE batch = 0")
 
     def add_batch(self, number: int, sealed: bytes, reports: Sequence[tuple[str, bytes]]) -> None:
         """Store a batch of `reports` that were `waiting`, and drop batches that are too old."""
-        with self._writing():
-            self._db.execute("INSERT INTO batches VALUES (?, ?)", (number, sealed))
-            self._db.executemany(
+        with self._transaction() as db:
+            db.execute("INSERT INTO batches VALUES (?, ?)", (number, sealed))
+            db.executemany(
                 "UPDATE reports SET batch = ? WHERE peer_id = ? AND sealed = ?",
                 [(number, *report) for report in reports],
             )
-            self._db.execute("DELETE FROM batches WHERE number <= ?", (number - KEPT_BATCHES,))
+            db.execute("DELETE FROM batches WHERE number <= ?", (number - KEPT_BATCHES,))
 
     def batches(self, since: int) -> list[bytes]:
         """The sealed batches from number `since` on, MAX_BATCHES at most; the newest if that is
         lower."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT sealed FROM batches WHERE number >= min(?, (SELECT max(number) FROM batches)) "
             "ORDER BY number LIMIT ?",
-            (since, MAX_BATCHES),
+            since,
+            MAX_BATCHES,
         )
         return [row[0] for row in rows]
 
     def last_batch(self) -> bytes | None:
-        row = self._db.execute("SELECT sealed FROM batches ORDER BY number DESC LIMIT 1").fetchone()
-        return None if row is None else row[0]
+        rows = self._rows("SELECT sealed FROM batches ORDER BY number DESC LIMIT 1")
+        return rows[0][0] if rows else None
 
-    def history(self, after: int, since: float, limit: int) -> list[HistoryRow]:
+    def history(self, after: int, since: float, limit: int) -> list[ReportRow]:
         """Rows above id `after` that came at `since` (Unix seconds) or later."""
-        rows = self._db.execute(
+        rows = self._rows(
             # The row to begin with is found by time: a walk over all takes a tenth of a second.
             f"SELECT {_HISTORY} FROM history WHERE at >= ? AND id >= max(? + 1, "  # noqa: S608 - constants
             "ifnull((SELECT id FROM history WHERE at >= ? ORDER BY at LIMIT 1), 1 << 62)) "
             "ORDER BY id LIMIT ?",
-            (since, after, since, limit),
+            *(since, after, since, limit),
         )
-        return [HistoryRow(*row) for row in rows]
+        return [ReportRow(*row) for row in rows]
 
     def tidy(self, wall: float, gone: Sequence[str]) -> None:
         """Thin out the history, and forget the members `gone`. If the history is too long, delete
         the oldest rows of the issuers with the most, with room for the next ticks."""
-        with self._writing():
-            self._db.execute(
+        with self._transaction() as db:
+            db.execute(
                 "DELETE FROM history WHERE at < ? AND id NOT IN (SELECT max(id) FROM history "
                 "WHERE at < ? GROUP BY peer_id, CAST(at / 3600 AS INTEGER))",
                 (wall - _THIN_AFTER_SECONDS,) * 2,
             )
-            (count,) = self._db.execute("SELECT count(*) FROM history").fetchone()
+            (count,) = db.execute("SELECT count(*) FROM history").fetchone()
             if count > MAX_HISTORY:
-                self._db.execute(
+                db.execute(
                     "DELETE FROM history WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER "
                     "(PARTITION BY issuer ORDER BY id DESC) AS rank FROM history) "
                     "ORDER BY rank DESC, id LIMIT ?)",
                     (count - MAX_HISTORY * 19 // 20,),
                 )
             for table in ("members", "reports"):
-                self._db.executemany(
+                db.executemany(
                     f"DELETE FROM {table} WHERE peer_id = ?",  # noqa: S608 - constants
                     [(peer_id,) for peer_id in gone],
                 )
 
     def forget(self, peer_id: str) -> int:
         """Delete a member's report and history. Returns the number of rows."""
-        with self._writing():
+        with self._transaction() as db:
             return sum(
-                self._db.execute(f"DELETE FROM {table} WHERE peer_id = ?", (peer_id,)).rowcount  # noqa: S608 - constants
+                db.execute(f"DELETE FROM {table} WHERE peer_id = ?", (peer_id,)).rowcount  # noqa: S608 - constants
                 for table in ("reports", "history")
             )
 
     def trusted(self) -> list[str]:
-        return [row[0] for row in self._db.execute("SELECT who FROM trusted ORDER BY who")]
+        return [row[0] for row in self._rows("SELECT who FROM trusted ORDER BY who")]
 
     def trust(self, who: Sequence[str]) -> None:
         """Replace the pre-trusted."""
-        with self._writing():
-            self._db.execute("DELETE FROM trusted")
-            self._db.executemany("INSERT INTO trusted VALUES (?)", [(each,) for each in set(who)])
+        with self._transaction() as db:
+            db.execute("DELETE FROM trusted")
+            db.executemany("INSERT INTO trusted VALUES (?)", [(each,) for each in set(who)])
 
     def stock(self, tickets: Sequence[tuple[str, str, int]]) -> None:
         """Add tickets (issuer key, text, expiry in Unix seconds) that are not here yet."""
-        with self._writing():
-            self._db.executemany(
+        with self._transaction() as db:
+            db.executemany(
                 "INSERT OR IGNORE INTO tickets (key, text, expires) VALUES (?, ?, ?)", tickets
             )
 
     def tickets_left(self, now: float) -> int:
-        (count,) = self._db.execute(
-            "SELECT count(*) FROM tickets WHERE code IS NULL AND expires >= ?", (now,)
-        ).fetchone()
-        return int(count)
+        query = "SELECT count(*) FROM tickets WHERE code IS NULL AND expires >= ?"
+        return int(self._rows(query, now)[0][0])
 
     def add_code(self, digest: bytes, name: str, uses: int, expires: int) -> CodeRow:
-        with self._writing():
-            done = self._db.execute(
+        with self._transaction() as db:
+            done = db.execute(
                 "INSERT INTO codes (digest, name, uses, left, expires) VALUES (?, ?, ?, ?, ?)",
                 (digest, name, uses, uses, expires),
             )
             return CodeRow(done.lastrowid or 0, name, uses, uses, expires, False)
 
     def codes(self) -> list[CodeRow]:
-        rows = self._db.execute("SELECT id, name, uses, left, expires, withdrawn FROM codes")
+        rows = self._rows("SELECT id, name, uses, left, expires, withdrawn FROM codes")
+        gave: dict[int, list[str]] = {}
+        for code, text, ends in self._rows(
+            "SELECT code, text, expires FROM tickets WHERE code IS NOT NULL"
+        ):
+            gave.setdefault(code, []).append(parse_ticket(text, ends - 1).issuer.name)
         return [
-            CodeRow(number, name, uses, left, expires, bool(withdrawn))
+            CodeRow(number, name, uses, left, expires, bool(withdrawn), (*gave.get(number, ()),))
             for number, name, uses, left, expires, withdrawn in rows
         ]
 
     def withdraw(self, number: int) -> bool:
         """Withdraw a code, so that it is redeemed no more. Returns False if there is no such
         code."""
-        with self._writing():
-            done = self._db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
+        with self._transaction() as db:
+            done = db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
             return done.rowcount > 0
 
     def redeem(self, digest: bytes, newcomer: bytes, now: float) -> str | Rejected:
         """The text of a ticket for a code, counted once for each newcomer. Reasons: "unknown_code",
         "withdrawn", "expired", "used_up", "no_tickets"."""
-        with self._writing():
-            row = self._db.execute(
+        with self._transaction() as db:
+            row = db.execute(
                 "SELECT id, left, expires, withdrawn FROM codes WHERE digest = ?", (digest,)
             ).fetchone()
             if row is None:
@@ -284,7 +262,7 @@ class Store:
             code, left, expires, withdrawn = row
             if withdrawn:
                 return Rejected("withdrawn", "this code was withdrawn: ask for another")
-            again = self._db.execute(
+            again = db.execute(
                 "SELECT text FROM tickets WHERE code = ? AND newcomer = ?", (code, newcomer)
             ).fetchone()
             if again is not None:
@@ -293,32 +271,58 @@ class Store:
                 return Rejected("expired", "this code has expired: ask for another")
             if left < 1:
                 return Rejected("used_up", "this code was used already: ask for another")
-            free = self._db.execute(
+            free = db.execute(
                 "SELECT key, text FROM tickets WHERE code IS NULL AND expires >= ? "
                 "ORDER BY expires, key LIMIT 1",
                 (now,),
             ).fetchone()
             if free is None:
                 return Rejected("no_tickets", "no ticket is left here: ask the swarm's owner")
-            self._db.execute(
+            db.execute(
                 "UPDATE tickets SET code = ?, newcomer = ? WHERE key = ?", (code, newcomer, free[0])
             )
-            self._db.execute("UPDATE codes SET left = left - 1 WHERE id = ?", (code,))
+            db.execute("UPDATE codes SET left = left - 1 WHERE id = ?", (code,))
             return str(free[1])
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise HomeError(explain(self._path, error)) from error
+def back_up(data: Path, out: Path) -> int:
+    """Copy what a coordinator in `data` needs into the new directory `out`, also while it runs: the
+    database as of one moment, its key and its list of revoked members. Return the bytes.
+
+    Raises:
+        HomeError: there is no coordinator's database, it is damaged, or `out` exists or cannot be
+            written. Nothing is left in `out` then.
+    """
+    source = data / "coordinator.db"
+    if not source.is_file():
+        raise HomeError(f"{data} has no coordinator.db: name its directory with --data")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        if out.exists():
+            raise HomeError(f"{out} exists already: choose another name for the backup")
+        shutil.rmtree(partial, ignore_errors=True)  # of a backup that was killed
+        make_private(partial)
+        _copy_database(source, partial / source.name)
+        for name in _SMALL_FILES:
+            with suppress(FileNotFoundError):
+                create_private(partial / name, (data / name).read_bytes())
+        partial.rename(out)
+        sync(out.parent)
+        return sum(file.stat().st_size for file in out.iterdir())
+    except (sqlite3.Error, OSError) as error:
+        raise HomeError(f"cannot back up {source} to {out}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """Write a compact copy of `source` as of one moment. Its writer goes on meanwhile."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.execute("VACUUM INTO ?", (str(target),))
+    with closing(sqlite3.connect(target)) as copy:
+        (said,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    if said != "ok":
+        raise HomeError(f"{source} is damaged ({said}): restore an older backup of it")
+    sync(target)
+    sync(target.parent)

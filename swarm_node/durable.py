@@ -6,14 +6,45 @@ reader and no power cut sees half of it. A killed writer can leave the other fil
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 LEFTOVERS = "*.new"
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read it. Nothing else is waited for, such as a pipe without a writer.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    return _regular(path, os.O_RDONLY)
+
+
+def open_lock(path: Path) -> IO[bytes]:
+    """Open a file to hold its lock, and make it if it is not there. A pipe is not waited for.
+
+    Raises:
+        OSError: it cannot be written, or is no regular file.
+    """
+    return _regular(path, os.O_RDWR | os.O_CREAT)
+
+
+def _regular(path: Path, flags: int) -> IO[bytes]:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def create_private(path: Path, data: bytes) -> None:
@@ -75,7 +106,7 @@ class Journal:
         """All lines, the oldest first, or those after `since` bytes of the newer file. A line that
         a crash cut may be among them."""
         for path in (self.old, self.path) if since is None else (self.path,):
-            with suppress(OSError), path.open("rb") as file:
+            with suppress(OSError), open_regular(path) as file:
                 file.seek(since or 0)
                 yield from file
 

@@ -4,11 +4,13 @@ SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
 ├── MachineError             this machine lacks what a start needs: disk, driver, port, clock
 ├── HomeError                the node's directory is missing, unreadable or readable by others
+│   └── StorageError         a call to the database or the home failed; a later one may succeed
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
 │   ├── OversizeError        a message over its limit
+│   ├── SlowStartError       the network daemon did not start in time
 │   └── RefusedError         the peer refused the request
 ├── CoordinatorError         a coordinator did not answer, or refused
 ├── ChildError               a supervised child process died, hung or answered with an error
@@ -24,7 +26,12 @@ Every message says what to do next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import os
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 
 class SwarmNodeError(Exception):
@@ -41,6 +48,11 @@ class MachineError(SwarmNodeError):
 
 class HomeError(SwarmNodeError):
     """The node's home directory cannot be used."""
+
+
+class StorageError(HomeError):
+    """The database or a file of the home failed, and stored nothing of the call. A later call may
+    succeed: the file was locked, or the disk was full or had an error."""
 
 
 class TicketError(SwarmNodeError):
@@ -67,8 +79,23 @@ class OversizeError(TransportError):
     """A request or reply is over its limit."""
 
 
+class SlowStartError(TransportError):
+    """The network daemon did not start in time. With more time it may."""
+
+
 class RefusedError(TransportError):
-    """The peer refused the request; the text is the peer's."""
+    """The peer refused the request. The message is the peer's and decides nothing. `code` is that
+    of the refusal (p2p/wire/reasons.py), "" for words that are none, and `named` the reason or
+    protocol that it names. `apart` are the seconds between the time that decided and the peer's
+    clock, None if it names none."""
+
+    def __init__(
+        self, message: str, code: str = "", named: str = "", apart: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.named = named
+        self.apart = apart
 
 
 class CoordinatorError(SwarmNodeError):
@@ -109,10 +136,33 @@ class SlowTaskError(UnknownTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Refusal of a message from outside; `reason` is a metric label."""
+    """Refusal of a message from outside; `reason` is a metric label. `seconds` is what the times in
+    it are ahead of this clock, negative if behind, 0 if they are not the reason."""
 
     reason: str
     detail: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Suggest the one of the `known` names that `name` looks like: ": did you mean X?", or ""."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error's message, or the name of its class where it has none."""
+    return str(error) or type(error).__name__
+
+
+def reason_of(error: OSError) -> str:
+    """Return the operating system's reason in words, without its number or a library's prefix."""
+    inner = getattr(error, "os_error", None)  # of aiohttp's errors
+    error = inner if isinstance(inner, OSError) else error
+    own = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
+    if error.errno is not None and not own:
+        return os.strerror(error.errno).lower()
+    return error.strerror or words_of(error)
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

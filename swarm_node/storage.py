@@ -1,8 +1,7 @@
 """State that survives a crash: own and received groups, replay windows, counters, known peers.
 
-SQLite runs in WAL mode with synchronous=FULL: when a method has returned, its data survives kill -9
-and, if the disk flushes when told to, a power cut. One connection is behind one lock, so any thread
-may call. Sealed bytes are stored unparsed. `prune` bounds the file.
+When a method has returned, its data survives a crash (`database.py`). Any thread may call. Sealed
+bytes are stored unparsed. `prune` bounds the file.
 
 Training is at most once: `record_use` is committed before the update, so a crash in between loses
 one use of a group and never trains on it twice.
@@ -11,32 +10,91 @@ one use of a group and never trains on it twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
+import json
 import sqlite3
-import threading
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.errors import HomeError
+from swarm_node.database import WAL_BYTES, Database, flaw
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS, PEERS_QUERY, PRUNE, KnownPeer, explain, from_row, to_row
 
+MAX_ADDRESSES = 16
 MAX_LISTED = 1024
 MAX_PEERS = 1024
 MAX_AUTHORS = 4096
 #: Digests of groups that are kept; three of each group.
 MAX_DIGESTS = 1 << 16
-_BUSY_SECONDS = 5.0
-_WAL_BYTES = 16 << 20
+#: Sealed bytes that are kept.
+MAX_STORED_BYTES = 1 << 30
+#: Size to which the database may grow, with its journal.
+MAX_DATABASE_BYTES = MAX_STORED_BYTES + WAL_BYTES
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
+#: The first layout that has to stay readable; those before it were never released.
+LAYOUT = 4
+_TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (
+    arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+    id BLOB NOT NULL UNIQUE,
+    author TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    provenance TEXT NOT NULL,
+    prompt TEXT NOT NULL,
+    rewards BLOB NOT NULL,
+    arrived INTEGER NOT NULL,
+    uses INTEGER NOT NULL DEFAULT 0,
+    retired INTEGER NOT NULL DEFAULT 0,
+    size INTEGER NOT NULL,
+    blob BLOB NOT NULL
+);
+CREATE INDEX live ON groups (arrival) WHERE NOT retired;
+CREATE TABLE log (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, announcement BLOB NOT NULL);
+CREATE TABLE windows (
+    author TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    high INTEGER NOT NULL,
+    bitmap BLOB NOT NULL,
+    marked INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX newest_windows ON windows (marked);
+CREATE TABLE contents (
+    arrival INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, author TEXT NOT NULL
+);
+CREATE TABLE peers (
+    peer_id TEXT PRIMARY KEY,
+    addresses TEXT NOT NULL,
+    last_seen REAL NOT NULL,
+    issuer TEXT NOT NULL DEFAULT '',
+    failures INTEGER NOT NULL DEFAULT 0,
+    anchor INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+"""
+#: Statements that bound the database by the named limits, in this order.
+_PRUNE = (
+    *(
+        f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
+        f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET :{limit})"
+        for kind, limit in (("provenance = 'own'", "own"), ("provenance <> 'own'", "received"))
+    ),
+    "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
+    "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > :bytes)",
+    "DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)",
+    "DELETE FROM windows WHERE marked <= "
+    "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET :authors)",
+    "DELETE FROM contents WHERE arrival <= (SELECT max(arrival) FROM contents) - :digests",
+)
+_PEERS_QUERY = (
+    "SELECT peer_id, addresses, last_seen, issuer, failures, anchor FROM peers "
+    "ORDER BY anchor DESC, last_seen DESC, peer_id LIMIT ?"
+)
 _log = structlog.get_logger(__name__)
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -47,7 +105,7 @@ class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
     the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
     version when it was stored, and `uses` counts the updates that began with it. No two stored
-    groups have one of their `digests` in common (`p2p/exchange/content.py`)."""
+    groups have one of their `digests` in common (`p2p/exchange/verify.py`)."""
 
     id: bytes
     author: str
@@ -73,9 +131,22 @@ class WindowRow:
     bitmap: bytes
 
 
-class Storage:
-    """One node's database. Every method raises `HomeError` if the disk is full or the file is
-    damaged, and then stores nothing of the call."""
+@dataclass(frozen=True, slots=True)
+class KnownPeer:
+    """A peer that answered this node, with its addresses and the issuer that admits it. `last_seen`
+    is in Unix seconds; `failures` counts failed attempts since then. At its start the node tries
+    anchors first."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    last_seen: float
+    issuer: str = ""
+    failures: int = 0
+    anchor: bool = False
+
+
+class Storage(Database):
+    """One node's database."""
 
     def __init__(
         self,
@@ -91,23 +162,14 @@ class Storage:
             threads: whether `run` uses a thread; not in a simulation on a virtual clock.
 
         Raises:
-            HomeError: not a database of this program, written by a newer one, or not writable.
+            HomeError: see `Database`.
         """
-        self._path = path
+        super().__init__(path, _TABLES, layout=LAYOUT, program="swarm-node")
         self._wall = wall
         self._threads = threads
-        self._lock = threading.RLock()
-        with self._explained():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._explained():
-                self._prepare()
-        except HomeError:
-            self._connection.close()
-            raise
+        if not self._meta("epoch"):
+            with self._transaction() as db:
+                _set_meta(db, "epoch", int(wall() * 1000))
         #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
         #: Number of damaged rows that were set aside, as "storage".
@@ -120,11 +182,6 @@ class Storage:
         if self._threads:
             return await asyncio.to_thread(function, *args, **kwargs)
         return function(*args, **kwargs)
-
-    def close(self) -> None:
-        """Merge the write-ahead log into the file and close it."""
-        with self._lock, self._explained():
-            self._connection.close()
 
     def begin_epoch(self) -> None:
         """Start a greater epoch, with an empty log; a node does it at every start. A database
@@ -264,7 +321,9 @@ class Storage:
             _set_meta(db, f"counter:{name}", first + count)
         return first
 
-    def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
+    def prune(
+        self, keep_log: int, keep_received: int = 1024, max_bytes: int = MAX_STORED_BYTES
+    ) -> None:
         """Delete all but the newest: `keep_log` own groups with their announcements,
         `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
         of the MAX_AUTHORS marked last stay, so a deleted group is not admitted again."""
@@ -273,7 +332,7 @@ class Storage:
             **{"authors": MAX_AUTHORS, "digests": MAX_DIGESTS},
         }
         with self._transaction() as db:
-            for statement in PRUNE:
+            for statement in _PRUNE:
                 db.execute(statement, limits)
 
     def remember_peers(self, peers: Sequence[KnownPeer]) -> None:
@@ -281,34 +340,18 @@ class Storage:
         newest = sorted(peers, key=lambda peer: (-peer.last_seen, peer.peer_id))[:MAX_PEERS]
         with self._transaction() as db:
             db.execute("DELETE FROM peers")
-            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(to_row, newest))
+            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(_peer_row, newest))
 
     def known_peers(self, limit: int) -> list[KnownPeer]:
         """Up to `limit` stored peers: anchors first, then the last seen first."""
         known = []
-        for row in self._rows(PEERS_QUERY, limit):
+        for row in self._rows(_PEERS_QUERY, limit):
             try:
-                known.append(from_row(row))
+                known.append(_peer_of(row))
             except (ValueError, TypeError):
                 self._mark("DELETE FROM peers WHERE peer_id = ?", [row[0]])
                 self.damaged(f"the peer {row[0]!r} is forgotten")
         return known
-
-    def _prepare(self) -> None:
-        db = self._connection
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        with self._transaction() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > len(MIGRATIONS):
-                raise HomeError(f"{self._path} was written by a newer swarm-node: upgrade this one")
-            for statements in MIGRATIONS[version:]:
-                for statement in statements:
-                    db.execute(statement)
-            db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-            if version == 0:
-                _set_meta(db, "epoch", int(self._wall() * 1000))
 
     def _meta(self, key: str) -> int:
         rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
@@ -317,32 +360,6 @@ class Storage:
     def _mark(self, statement: str, identifiers: Sequence[bytes | str]) -> None:
         with self._transaction() as db:
             db.executemany(statement, [(identifier,) for identifier in identifiers])
-
-    def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._lock, self._explained():
-            return self._connection.execute(query, values).fetchall()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._explained():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.OperationalError):  # SQLite may have rolled back
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn errors of disk and database into `HomeError`; errors of the caller pass through."""
-        try:
-            yield
-        except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
-            raise
-        except (sqlite3.Error, OSError) as error:
-            raise HomeError(explain(self._path, error)) from error
 
 
 def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
@@ -377,3 +394,24 @@ def _put_window(db: sqlite3.Connection, window: WindowRow) -> None:
 
 def _set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
     db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _peer_row(peer: KnownPeer) -> tuple[Any, ...]:
+    """The columns of `peer`, with at most MAX_ADDRESSES addresses."""
+    addresses = json.dumps(peer.addresses[:MAX_ADDRESSES])
+    return peer.peer_id, addresses, peer.last_seen, peer.issuer, peer.failures, peer.anchor
+
+
+def _peer_of(row: Sequence[Any]) -> KnownPeer:
+    """
+    Raises:
+        ValueError, TypeError: the row is damaged.
+    """
+    peer_id, raw, seen, issuer, failures, anchor = row
+    addresses = tuple(map(str, json.loads(raw)))
+    return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
+
+
+def database_flaw(path: Path) -> tuple[Literal["empty", "damaged", "older", "newer"], str] | None:
+    """Check a node's database without writing. See `database.flaw`."""
+    return flaw(path, _TABLES, LAYOUT)

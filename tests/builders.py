@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from swarm_node.node.figures.history import HistoryRow
-from swarm_node.node.figures.snapshot import SCHEMA, GroupCounts, Snapshot
+from swarm_node.config import load_settings
+from swarm_node.node.figures.history import GroupCounts, HistoryRow
+from swarm_node.node.figures.snapshot import SCHEMA, Snapshot
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -23,6 +26,9 @@ from swarm_node.rollout import (
     VerifiedGroup,
     VersionSpan,
 )
+
+if TYPE_CHECKING:
+    from swarm_node.policy.training.settings import TrainerSettings
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,3 +160,16 @@ def write_model(path: Path, **shape: Any) -> Path:
     model = Qwen2(config, generator=torch.Generator().manual_seed(5))
     save_file(model.hf_state(), path / "model.safetensors")
     return path
+
+
+def replay_settings(**changes: Any) -> ReplaySettings:
+    """Settings of a replay buffer: four groups of each kind, and `changes`."""
+    return ReplaySettings(**{"own": 4, "external": 4, "max_lag": 8} | changes)
+
+
+def trainer_settings(**changes: Any) -> TrainerSettings:
+    """Settings of a trainer in float32 on the CPU: the defaults of a node, and `changes`."""
+    from swarm_node.node.start import derive  # imports torch
+
+    given = {"run.device": "cpu", "training.dtype": "float32"}
+    return replace(derive.trainer_settings(load_settings(given, environ={})), **changes)

@@ -21,7 +21,7 @@ from swarm_node.clock import Clock
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.issuers import make
 from swarm_node.p2p.coordinator import coordinator_api as api
-from swarm_node.p2p.coordinator.coordination import Call, Finding, Report, show_call
+from swarm_node.p2p.coordinator.coordination import Call, PeerFigures, Report, show_call
 from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.wire import pack
@@ -132,9 +132,9 @@ def sealed_report(by: Membership, wall: float, **changes: Any) -> api.Reported:
     return api.Reported(seal(by.identity, by.swarm.swarm_id, Kind.REPORT, body))
 
 
-def found(of: Membership, received: int, **refused: int) -> Finding:
+def found(of: Membership, received: int, **refused: int) -> PeerFigures:
     """What a report says of a peer."""
-    return Finding(of.identity.public_key, received, tuple(sorted(refused.items())))
+    return PeerFigures(of.identity.public_key, received, tuple(sorted(refused.items())))
 
 
 def swarm_file(data: Path, swarm: Swarm) -> Path:

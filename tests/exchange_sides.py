@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,16 +16,16 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.p2p.exchange.exchange import open_exchange
-from swarm_node.p2p.exchange.serving import LIST, PULL, Server
+from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.rollout import (
@@ -54,12 +53,13 @@ class Side:
     def __init__(self, home: Home, network: MemoryNetwork, membership: Membership) -> None:
         self.home = home
         self.membership = membership
-        self.rejected: Counter[str] = Counter()
+        self.local = Local.of(membership.identity, membership.swarm, SYSTEM_CLOCK)
+        self.members, self.directory = self.local.members, self.local.directory
+        self.rejected = self.local.rejected
         self.storage = Storage(home.database)
         self.storage.begin_epoch()
         self.environment = InlineEnvironmentHost(ENVIRONMENT)
         self.transport = MemoryTransport(network, membership.identity)
-        self.directory = Directory(membership.identity.peer_id)
 
     async def start(self) -> None:
         info = await self.environment.start()
@@ -79,33 +79,24 @@ class Side:
             partial(check_tokens, CODEC),
             CODEC.encode_answer,
         )
-        self.members = Members(self.membership.swarm, SYSTEM_CLOCK.wall)
-        shared = {
+        shared: dict[str, Any] = {
             "transport": self.transport,
             "credentials": Credentials(
-                self.membership.identity,
-                self.membership.swarm,
+                self.local,
                 self.membership.chain,
-                members=self.members,
                 office=self.home,
-                wall=SYSTEM_CLOCK.wall,
                 use_secret=self.transport.use_secret,
             ),
             "storage": self.storage,
-            "members": self.members,
-            "directory": self.directory,
-            "rejected": self.rejected,
-            "clock": SYSTEM_CLOCK,
             "rng": random.Random(0),
         }
         traffic = Traffic(WANTS, self.members.issuer)
         self.effort = Effort(1.0, self.members.issuer)
-        Server(traffic=traffic, **shared)
+        Server(self.local, traffic=traffic, **shared)
         self.exchange = open_exchange(
+            self.local,
             traffic=traffic,
             effort=self.effort,
-            identity=self.membership.identity,
-            swarm_id=self.membership.swarm.swarm_id,
             verifier=verifier,
             let_go=self.directory.forget,
             **shared,
@@ -140,7 +131,8 @@ class Side:
     async def list_some(self, count: int, wanted: int) -> int:
         """List `count` peers at once. Returns how many new offers they state, listed or not."""
         turns = self.exchange.puller.turns(count, wanted)
-        return sum(await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns)))
+        listed = await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns))
+        return sum(offers.total() for offers in listed)
 
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
@@ -151,7 +143,8 @@ class Side:
     def forgive(self) -> None:
         """End every pause, for what is not about how long to leave a peer alone."""
         for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
-            peer.standing.left_until = peer.failed_until = 0.0
+            peer.standing.left_until = 0.0
+            peer.retry.answered(0.0)
 
     async def pull(self) -> list[VerifiedGroup]:
         """Pull everything on offer."""

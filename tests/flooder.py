@@ -21,10 +21,10 @@ from pathlib import Path
 
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.p2p.exchange.serving import HELLO, LIST, PULL
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import HELLO, LIST, PULL
 
 WORKERS = {"junk": 32, "leech": 4}
 REST_SECONDS = 5.0

@@ -24,6 +24,8 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
 
 from swarm_node.p2p.transports.libp2p.hardened import Link, Socket, make_upgrader, upgrade
+from swarm_node.p2p.transports.libp2p.messages import LinkKey
+from swarm_node.p2p.wire.identity import Identity
 
 SECONDS = 60.0
 MULTISTREAM = b"\x13/multistream/1.0.0\n"
@@ -54,7 +56,9 @@ async def ends(stream: trio.SocketStream) -> str:
 
 async def linked() -> Link:
     """A link under a new key, of which only the writing half is used from here."""
-    return await upgrade(make_upgrader(os.urandom(32)), await tcp(), ID.from_string(PEER), int)
+    return await upgrade(
+        make_upgrader(LinkKey.of(Identity.generate())), await tcp(), ID.from_string(PEER), int
+    )
 
 
 async def cut_after(link: Link, *frames: bytes) -> str:
@@ -109,7 +113,7 @@ async def half_open() -> str:
 async def no_muxer() -> str:
     """Noise, then the muxer that is not offered, then a line of 300 MiB."""
     raw = RawConnection(Socket(await tcp()), True)
-    upgrader = make_upgrader(os.urandom(32))
+    upgrader = make_upgrader(LinkKey.of(Identity.generate()))
     secured = await upgrader.upgrade_security(raw, True, ID.from_string(PEER))
     await secured.write(MULTISTREAM + delimited("/mplex/6.7.0"))
     if await secured.read(len(MULTISTREAM) + 4) != MULTISTREAM + b"\x03na\n":

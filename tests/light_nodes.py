@@ -19,20 +19,22 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.company import Company
+from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.exchange.exchange import open_exchange
-from swarm_node.p2p.exchange.serving import LIST, PEERS, Server
+from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory, Peer
-from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Knock, Prober, ProbeServer
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.peers import Peer
+from swarm_node.p2p.reach.probe import Knock, Prober, ProbeServer
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Reach, Relay
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.protocols import LIST, PEERS, PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import EPOCH
@@ -105,50 +107,38 @@ class LightNode:
         self.peer_id = membership.identity.peer_id
         self.clock = clock
         self.transport = transport
-        self.directory = Directory(self.peer_id)
-        self.members = Members(membership.swarm, self.clock.wall)
-        self.rejected: Counter[str] = Counter()
+        self.local = local = Local.of(membership.identity, membership.swarm, clock)
+        self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
+        self.faults: Counter[str] = Counter()
+        self.supervisor = Supervisor(self.faults, {}, clock)
         self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
         self.storage.begin_epoch()
         self.dialable: bool | None = None
         self.reach = Reach()
         self.reaching = ReachingTransport(
+            local,
             transport,
-            membership.identity,
-            membership.swarm.swarm_id,
             mode="auto",
             dialable=lambda: self.dialable if knock is None else self.reach.dialable(),
-            members=self.members,
-            directory=self.directory,
             wants=WANTS,
-            rejected=self.rejected,
-            clock=clock,
             rng=random.Random(f"reach {self.peer_id}"),
         )
-        shared = {
+        shared: dict[str, Any] = {
             "transport": self.reaching,
             "credentials": Credentials(
-                membership.identity,
-                membership.swarm,
+                local,
                 membership.chain,
-                members=self.members,
                 office=MemoryOffice(),
-                wall=clock.wall,
                 use_secret=transport.use_secret,
             ),
             "storage": self.storage,
-            "members": self.members,
-            "directory": self.directory,
-            "rejected": self.rejected,
-            "clock": self.clock,
             "rng": random.Random(self.peer_id),
         }
         traffic = Traffic(WANTS, self.members.issuer)
         self.exchange = open_exchange(
+            local,
             traffic=traffic,
             effort=Effort(1.0, self.members.issuer),
-            identity=membership.identity,
-            swarm_id=membership.swarm.swarm_id,
             verifier=_verifier(membership, self.storage),
             let_go=self.directory.forget,
             relays=lambda: self.reaching.serves,
@@ -167,18 +157,16 @@ class LightNode:
         )
         probing: dict[str, Any] = {
             "transport": self.reaching,
-            "directory": self.directory,
-            "clock": self.clock,
             "rng": random.Random(f"probe {self.peer_id}"),
         }
         self.reach.relays = lambda: [Relay(relay) for relay in self.reaching.relays.kept()]
         asker = self.exchange.asker
         further = {}
         if knock is not None:
-            self.probes = ProbeServer(asker, knock=knock, members=self.members, **probing)
+            self.probes = ProbeServer(local, asker, knock=knock, **probing)
             further = {PROBE: self.probes.answer, PROBE_FOR: self.probes.answer_for}
-        self.server = Server(traffic=traffic, further=further, **shared)
-        self.prober = Prober(asker, self.reach, members=self.members, **probing)
+        self.server = Server(local, traffic=traffic, further=further, **shared)
+        self.prober = Prober(local, asker, self.reach, **probing)
         self._probes = knock is not None
         self.task: asyncio.Task[None] | None = None
 
@@ -200,12 +188,11 @@ class LightNode:
     async def _live(self) -> None:
         await self.transport.start()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.company.meet())
-            group.create_task(self.company.mend())
-            group.create_task(self.company.feel())
-            if self._probes:
-                group.create_task(self.prober.run())
-            group.create_task(self.company.reach())
+            company = self.company
+            steps = [company.meet, company.mend, company.feel, company.relay, company.link]
+            steps += [self.prober.step] if self._probes else []
+            for step in steps:
+                group.create_task(self.supervisor.repeat(step.__name__, step))
             while True:  # as Node._list
                 for turn in self.exchange.puller.turns(3, 64):
                     group.create_task(self.exchange.puller.list_one(turn))

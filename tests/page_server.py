@@ -14,9 +14,9 @@ from builders import quiet_snapshot
 from control_servers import control_server
 
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.history import HistoryReport, HistoryRow
+from swarm_node.node.figures.history import GroupCounts, HistoryReport, HistoryRow
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import EvalPoint, GroupCounts, PeerRow, Said, Snapshot
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [

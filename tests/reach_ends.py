@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 
 from swarm_keys import Swarm
@@ -12,8 +11,7 @@ from transports import SIZED, dial_stated, sized
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
 from swarm_node.p2p.limits.budgets import Wants
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 
@@ -30,8 +28,8 @@ class End:
         self.membership = swarm.member(number)
         self.peer_id = self.membership.identity.peer_id
         self.hidden = hidden
-        self.members = Members(swarm.info, SYSTEM_CLOCK.wall)
-        self.rejected: Counter[str] = Counter()
+        local = Local.of(self.membership.identity, swarm.info, SYSTEM_CLOCK)
+        self.members, self.rejected = local.members, local.rejected
         self.inner = HivemindTransport(
             self.membership.identity,
             swarm_id=swarm.info.swarm_id,
@@ -42,16 +40,11 @@ class End:
             rng=random.Random(number),
         )
         self.reaching = ReachingTransport(
+            local,
             self.inner,
-            self.membership.identity,
-            swarm.info.swarm_id,
             mode="auto",
             dialable=lambda: not hidden,
-            members=self.members,
-            directory=Directory(self.peer_id),
             wants=WANTS,
-            rejected=self.rejected,
-            clock=SYSTEM_CLOCK,
             rng=random.Random(number),
         )
         members = self.members

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from light_nodes import WANTS
@@ -15,11 +14,11 @@ from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.wire.reasons import UNKNOWN_MEMBER
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 WHO = "/swarm-node/who/1"
@@ -49,21 +48,16 @@ class End:
         self.membership = membership
         self.identity, self.peer_id = membership.identity, membership.identity.peer_id
         self.dialable: bool | None = None
-        self.members = Members(swarm.info, lambda: swarm.begin + loop.time())
-        self.directory = Directory(self.peer_id)
-        self.rejected: Counter[str] = Counter()
+        clock = Clock(now=loop.time, wall=lambda: swarm.begin + loop.time())
+        local = Local.of(membership.identity, swarm.info, clock)
+        self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
         self.inner = Stating(network, membership.identity)
         self.reaching = ReachingTransport(
+            local,
             self.inner,
-            membership.identity,
-            swarm.info.swarm_id,
             mode=mode,
             dialable=lambda: self.dialable,
-            members=self.members,
-            directory=self.directory,
             wants=WANTS,
-            rejected=self.rejected,
-            clock=Clock(now=loop.time, wall=lambda: swarm.begin + loop.time()),
             rng=random.Random(self.peer_id),
             lan=lan,
         )
@@ -72,7 +66,9 @@ class End:
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
         if payload == b"no":
-            raise TransportError("say hello first")
+            raise UNKNOWN_MEMBER.error()
+        if payload == b"prose":
+            raise TransportError("you need not say hello first")
         return caller.encode()
 
     async def keep(self, times: int = 1) -> None:

@@ -60,7 +60,8 @@ class RunningNode:
 
     def status(self) -> dict[str, Any] | None:
         done = self.run("status", "--json")
-        return json.loads(done.stdout) if done.returncode == 0 else None
+        # It ends with 1 where something is wrong, also beside a status.
+        return json.loads(done.stdout) if done.stdout else None
 
     def wait(self, what: Callable[[dict[str, Any]], bool], seconds: float = 300) -> dict[str, Any]:
         """Poll the status until `what` holds."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership.membership import (
     Chain,
+    MemberBody,
     SwarmInfo,
+    check_times,
     create_swarm,
     issue_issuer,
     issue_member,
+    open_chain,
 )
 from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.wire import wire
@@ -82,3 +86,13 @@ class Swarm:
         body = wire.pack(wire.Heartbeat(**{**fields, **head}))  # type: ignore[arg-type]
         sealed = seal(of.identity, self.info.swarm_id, Kind.HEAD, body)
         return wire.pack(wire.Presence(sealed, *of.chain))
+
+
+def verify_chain(
+    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
+) -> MemberBody | Rejected:
+    """The body of the member certificate if the owner of `subject_key` is a member at `now`."""
+    opened = open_chain(chain, info, subject_key)
+    if isinstance(opened, Rejected):
+        return opened
+    return check_times(*opened, now) or opened[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,15 @@ def test_a_command_that_does_not_exist_is_found() -> None:
     assert list(map(fault, commands(text))) == ["no option --modle", "no command statsu"]
     assert fault("swarm-node issuer use FILE && swarm-node nothing") == ""
     assert fault("swarm-coordinator serv") == "no command serv"
+
+
+def test_the_go_of_the_network_daemon_is_the_one_that_the_security_page_names() -> None:
+    found = find_spec("hivemind")
+    if found is None or found.origin is None:
+        pytest.skip("hivemind is not installed")
+    daemon = Path(found.origin).parent / "hivemind_cli" / "p2pd"
+    built = re.search(rb"go(1\.\d+\.\d+)", daemon.read_bytes())
+    assert built is not None
+    page = (ROOT / "SECURITY.md").read_text()
+    assert f"Go {built[1].decode()}" in page
+    assert f"hivemind\n  {version('hivemind')}" in page

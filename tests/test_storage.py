@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, StorageError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS, KnownPeer
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 
 def group(
@@ -131,22 +130,45 @@ def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
     assert epochs[0] < epochs[1]
 
 
-def test_a_database_of_the_first_version_is_migrated(path: Path) -> None:
-    old = sqlite3.connect(path)
-    for statement in MIGRATIONS[0]:
-        old.execute(statement)
-    old.executemany("INSERT INTO meta VALUES (?, ?)", [("epoch", 5000), ("head", 7)])
-    old.execute("INSERT INTO windows VALUES ('peer', 9, 3, ?)", (bytes(128),))
-    old.execute("INSERT INTO log VALUES (7, x'00', x'01')")
-    old.execute("PRAGMA user_version = 1")
-    old.commit()
-    old.close()
-    storage = Storage(path, wall=lambda: 1.0)
-    assert (storage.epoch, storage.head(), storage.published()) == (5000, 7, 7)
-    assert storage.windows() == [WindowRow("peer", 9, 3, bytes(128))]
-    publish(storage, 1)
-    assert storage.accept(*received(4))
-    storage.close()
+@pytest.mark.parametrize("layout", [1, 2, 3])
+def test_a_database_of_an_older_layout_is_refused_and_left_as_it_is(
+    path: Path, layout: int
+) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.execute(
+            "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
+        )
+        old.execute("INSERT INTO meta VALUES ('epoch', 5000)")
+        old.execute(f"PRAGMA user_version = {layout}")
+        old.commit()
+    told = rf"has layout {layout}, from before swarm-node 0\.2\.0; .* reads layout 4 only: move it"
+    with pytest.raises(HomeError, match=told):
+        Storage(path)
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        assert old.execute("PRAGMA user_version").fetchone() == (layout,)
+        assert old.execute("SELECT * FROM meta").fetchall() == [("epoch", 5000)]
+
+
+def test_layout_4_has_these_columns(path: Path) -> None:
+    """Every later version reads it: other columns want another number, and a conversion."""
+    Storage(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (4,)
+        found = db.execute(
+            "SELECT m.name, group_concat(c.name, ' ') FROM sqlite_master m, "
+            "pragma_table_info(m.name) c WHERE m.type = 'table' GROUP BY m.name"
+        )
+        columns = dict(found.fetchall())
+    del columns["sqlite_sequence"]
+    assert columns == {
+        "contents": "arrival digest author",
+        "groups": "arrival id author epoch seq provenance prompt rewards arrived uses retired "
+        "size blob",
+        "log": "seq id announcement",
+        "meta": "key value",
+        "peers": "peer_id addresses last_seen issuer failures anchor",
+        "windows": "author epoch high bitmap marked",
+    }
 
 
 def test_the_windows_of_the_authors_marked_last_are_kept(
@@ -278,19 +300,6 @@ def test_anchors_then_peers_seen_last_are_known_first_and_all_are_bounded(
     storage.close()
 
 
-def test_peers_of_an_earlier_version_are_kept(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    for statement in MIGRATIONS[0]:
-        connection.execute(statement)
-    connection.execute("INSERT INTO peers VALUES ('peer', '[\"/ip4/10.0.0.1/tcp/1\"]', 7.0)")
-    connection.execute("PRAGMA user_version = 1")
-    connection.commit()
-    connection.close()
-    storage = Storage(path)
-    assert storage.known_peers(5) == [KnownPeer("peer", ("/ip4/10.0.0.1/tcp/1",), 7.0)]
-    storage.close()
-
-
 def test_many_threads_get_numbers_of_their_own(path: Path) -> None:
     storage = Storage(path)
     start = threading.Barrier(8)
@@ -335,7 +344,7 @@ def test_a_full_disk_is_said_and_stores_nothing(path: Path) -> None:
     (pages,) = storage._connection.execute("PRAGMA page_count").fetchone()
     storage._connection.execute(f"PRAGMA max_page_count = {pages}")
     big = StoredGroup(**{**_fields(group(storage.epoch, 2)), "blob": bytes(1 << 20)})  # type: ignore[arg-type]
-    with pytest.raises(HomeError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         storage.publish([(big, b"a")])
     assert (storage.head(), storage.blob(big.id)) == (1, None)
     storage._connection.execute("PRAGMA max_page_count = 100000")
@@ -409,19 +418,3 @@ def test_only_the_newest_digests_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         b"\4",
         b"\5",
     ]
-
-
-def test_a_database_of_the_second_version_gets_the_table_of_contents(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "node.db")
-    storage.publish([(group(storage.epoch, 1), None)])
-    storage.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "node.db")) as db:
-        db.execute("DROP TABLE contents")
-        for column in ("issuer", "failures", "anchor"):
-            db.execute(f"ALTER TABLE peers DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 2")
-    storage = Storage(tmp_path / "node.db")
-    assert storage.head() == 1
-    row, window = received(1)
-    assert storage.accept(replace(row, digests=(b"a",)), window)
-    assert storage.authors_of(b"a") == {b"a": row.author}

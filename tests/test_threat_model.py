@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+from coordinator.routes import ADMIN, PUBLIC
+from swarm_node.p2p.transports.hivemind.calls import CALLS
+from swarm_node.p2p.wire.protocols import PROTOCOLS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
@@ -29,3 +35,53 @@ def test_every_threat_has_a_defence_a_test_and_says_what_remains() -> None:
         assert stops, row
         assert "`test_" in tests, row
         assert remains, row
+
+
+#: Calls that open a way in, and the way in that each module opens with one.
+OPENS = {
+    "StreamHandlerRequest",
+    "add_unary_handler",
+    "create_datagram_endpoint",
+    "create_server",
+    "open_tcp_listeners",
+    "start_server",
+}
+STREAMS = "TCP port, before a stream"
+OPENED = {
+    "swarm_node/p2p/reach/lan.py": "multicast of the own network",
+    "swarm_node/p2p/transports/hivemind/daemon.py": STREAMS,
+    "swarm_node/p2p/transports/hivemind/process.py": "table `rpc_find`",
+    "swarm_node/p2p/transports/libp2p/host.py": STREAMS,
+    "swarm_node/page/listening.py": "control API and page",
+    "swarm_node/node/hosts/hosts.py": "trainer's hosts",
+    "swarm_node/policy/training/sharded.py": "gradients of a trainer's hosts",
+}
+
+
+def ways_in() -> dict[str, list[str]]:
+    section = PAGE.partition("## Every way in")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if "`test_" in line]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in rows}
+
+
+def test_every_way_in_has_a_row_with_gate_price_and_test_and_every_row_is_a_way_in() -> None:
+    registered = {f"`{protocol.name}`" for protocol in PROTOCOLS}
+    registered |= {f"table `{call}`" for call in CALLS}
+    registered |= {f"coordinator `{route.who}`" for route in (*PUBLIC, *ADMIN)}
+    rows = ways_in()
+    assert set(rows) == registered | set(OPENED.values())
+    assert [way for way, cells in rows.items() if len(cells) != 3 or not all(cells)] == []
+
+
+def test_every_module_that_listens_is_a_way_in() -> None:
+    assert set(_listening()) == set(OPENED)
+
+
+def _listening() -> Iterator[str]:
+    """Modules that call one of OPENS, where not only to try whether a port is free."""
+    for folder in ("swarm_node", "coordinator"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                called = node.func if isinstance(node, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr in OPENS:
+                    yield str(path.relative_to(ROOT))

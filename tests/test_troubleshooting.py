@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 from builders import ROOT
 
-from swarm_node.p2p.peers.conduct import REASONS, Blame
+from swarm_node.node.loops.faults import PASSING
+from swarm_node.p2p.peers.causes import CAUSES
+from swarm_node.p2p.wire.reasons import REASONS, Blame
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 SECTIONS = {
@@ -39,6 +41,8 @@ def faults() -> Iterator[str]:
     for path in sorted((ROOT / "swarm_node").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
+                case ast.Subscript(slice=ast.Attribute(value=ast.Name("decided"), attr="part")):
+                    yield from (part for _, part, _ in PASSING)
                 case ast.Subscript(value=ast.Attribute(attr="faults" | "_faults"), slice=named):
                     yield named.value if isinstance(named, ast.Constant) else _beginning(named)
                 case ast.Assign(value=ast.Call(func=ast.Name("Counter"), args=[ast.Dict() as one])):
@@ -51,10 +55,11 @@ def _beginning(named: ast.expr) -> str:
     return f"{named.values[0].value}…"
 
 
-# That `REASONS` has all reasons of the code is held by tests/p2p/peers/test_conduct.py.
+# That `REASONS` has all reasons of the code is held by tests/p2p/wire/test_reasons.py.
 @pytest.mark.parametrize("blame", SECTIONS)
 def test_every_reason_of_a_refusal_stands_in_the_table_of_its_class(blame: Blame) -> None:
-    assert rows(SECTIONS[blame]) == sorted(why for why, said in REASONS.items() if said is blame)
+    of_class = sorted(code for code, reason in REASONS.items() if reason.blame is blame)
+    assert rows(SECTIONS[blame]) == of_class
 
 
 def test_every_further_reason_of_a_coordinator_stands_in_its_table() -> None:
@@ -63,3 +68,14 @@ def test_every_further_reason_of_a_coordinator_stands_in_its_table() -> None:
 
 def test_every_fault_is_explained_and_none_is_invented() -> None:
     assert rows("## Faults") == sorted(set(faults()))
+
+
+def test_the_page_has_every_cause_for_which_a_node_is_alone_with_its_level() -> None:
+    section = PAGE.split("\n## Why a node is alone\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| `([a-z_]+)` \| (.) \|.*\| (.*) \|$", section, flags=re.MULTILINE)
+    signs = {"bad": "✗", "warning": "▲", "good": "●"}
+    assert [(code, sign, len(there) > 1) for code, sign, there in found] == [
+        # Who lost its link tells nobody, and the others see that it left.
+        (code, signs[kind.level], bool(kind.there) or code == "link_down")
+        for code, kind in CAUSES.items()
+    ]

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from swarm_node.cli.config_view import SettingRow, explain_settings
-from swarm_node.config import RETIRED, Settings
+from swarm_node.config import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """\
@@ -22,7 +22,13 @@ The first of these sources that names a setting decides:
 | command line | `--set experience.own=6`; the common ones have a flag of their own (`--own 6`) |
 | environment variable | `SWARM_NODE_EXPERIENCE__OWN=6` |
 | TOML file (`--config FILE`, `SWARM_NODE_CONFIG`) | `[experience]`, below it `own = 6` |
-| default | the column below |
+| the home | what earlier starts were given: `swarm-node config set experience.own=6` |
+| default | the column below, and what a model, a machine or a ticket brings |
+
+A home remembers the flags of `join`, `--set`, and the values of a settings file, so that
+`swarm-node join` alone goes on as before, also on its port. It does not remember variables,
+tickets, `verbose`, `log_format` and `run.updates`. A settings file that is given stands for all
+that one said before. `swarm-node join --forget KEY` returns to the default.
 
 A key that does not exist, and a value out of its range, end the start with a message that names the
 key. `1..8` is a range with both ends, `>0..1` one without 0. A list is written `["a", "b"]`
@@ -30,18 +36,10 @@ everywhere. The strongest source with a key of `environment.options` replaces th
 `-` is an empty value.
 
 A running node takes over what is in use **at once** when its file is read again; the others wait
-for a start. `swarm-node config set KEY=VALUE` writes the file of `--config` or `SWARM_NODE_CONFIG`,
-keeps its comments, and has the running node read it. After an edit by hand `kill -HUP` does. A file
-with a mistake changes nothing: reply and log say why. What the command line or a variable of the
-node names stays as it is.
-"""
-_RETIRED = """\
-## Settings of earlier versions
-
-Each is refused by name, with what took its place.
-
-| setting | instead |
-| --- | --- |
+for a start. `swarm-node config set KEY=VALUE` writes into the home, with `--config` or
+`SWARM_NODE_CONFIG` into that file and keeps its comments, and has the running node read it. After
+an edit by hand `kill -HUP` does. A file with a mistake changes nothing: reply and log say why. What
+the command line or a variable of the node names stays as it is.
 """
 
 
@@ -54,8 +52,6 @@ def settings_page() -> str:
         title = f"{table}: {_first_line(model)}" if table else "Of the node"
         parts.append(f"## {title}\n\n| setting | accepted | default | in use | meaning |\n")
         parts.append("| --- | --- | --- | --- | --- |\n" + "".join(map(_row, members)))
-    parts.append(_RETIRED)
-    parts[-1] += "".join(f"| `{key}` | {_cell(text)} |\n" for key, text in RETIRED.items())
     joined = "\n".join(parts)
     return joined.replace("meaning |\n\n|", "meaning |\n|")
 

@@ -32,7 +32,7 @@ def backup(
 
     place, newest = chosen_home(home), None
     if checkpoint:
-        from swarm_node.policy.training.checkpoint import newest_valid  # imports torch
+        from swarm_node.policy.training.stored import newest_valid
 
         newest = newest_valid(place.checkpoints)
     made = back_up(place, out, now=time.time(), checkpoint=newest)
@@ -53,8 +53,8 @@ def restore(
     number that it used after the backup. Never run the old home and the restored one at once: both
     would sign as the same peer.
     """
-    from swarm_node.cli.members import date_of
     from swarm_node.node.home.backup import restore as restore_home
+    from swarm_node.program.terminal import date_of
 
     place = chosen_home(home)
     made = restore_home(place, file).made

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swarm_node.cli.home import ask, show
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
-from swarm_node.cli.refusals import RefusingGroup
-from swarm_node.errors import ConfigError, NotRunningError
+from swarm_node.errors import NotRunningError
+from swarm_node.program.terminal import RefusingGroup
+
+if TYPE_CHECKING:
+    from swarm_node.config.reloading import Reloaded
 
 config_app = typer.Typer(cls=RefusingGroup, help="List every setting, or change some.")
 
@@ -20,20 +23,23 @@ def config(
     context: typer.Context,
     file: ConfigOption = None,
     assign: AssignOption = None,
+    home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
     """List every setting: its value, the accepted values, and where the value comes from.
 
-    With `--config FILE` and `--set KEY=VALUE`, list the settings that `join` would use.
+    These are the settings that `join` would use with the same `--home`, `--config FILE` and
+    `--set KEY=VALUE`. A home remembers what its node was given.
     """
     if context.invoked_subcommand is not None:
-        context.obj = file
+        context.obj = (file, home)
         return
     from swarm_node.cli.config_view import config_rows, config_view, explain_settings
     from swarm_node.config import parse_assignments
     from swarm_node.node.figures.snapshot import SCHEMA
 
-    keys = explain_settings(parse_assignments(assign or []), config=file)
+    flags = {"home": home, **parse_assignments(assign or [])}
+    keys = explain_settings(flags, config=file, with_home=True)
     listed = {"schema": SCHEMA, "settings": config_rows(keys)}
     show(json, listed, lambda: config_view(keys))
 
@@ -45,36 +51,50 @@ def change(
     file: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Write settings into the settings file, and let the running node read it again.
+    """Change settings in the node's home, and let the running node read them again.
 
-    The file is that of `--config`, or of SWARM_NODE_CONFIG. Its comments stay. What `join` would
-    refuse is not written.
+    With `--config FILE` or SWARM_NODE_CONFIG they are written into that settings file instead. Its
+    comments stay. What `join` would refuse is not written. `swarm-node join --forget KEY` returns
+    to the default.
     """
-    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.config import Sources, parse_assignments
     from swarm_node.config.changing import change_file
+    from swarm_node.config.sources import keys_of, set_remembered
 
-    place: Path | None = file or context.obj
-    if place is None:
-        raise ConfigError("name the settings file: --config FILE, or SWARM_NODE_CONFIG")
-    changes = parse_assignments(assignments)
-    change_file(place, changes)
-    typer.echo(f"{place}: {', '.join(changes)} written")
-    home = home or load_settings({}, config=place).home
+    config, place = context.obj
+    sources = Sources({"home": home or place}, config=file or config)
+    changes, written = parse_assignments(assignments), sources.file
+    if written is not None:
+        change_file(written, changes)
+        typer.echo(f"{written}: {', '.join(changes)} written")
+    else:
+        set_remembered(sources.home, changes)
+        typer.echo(f"{sources.home}: {', '.join(changes)} remembered")
     try:
-        told = ask(home, lambda client: client.reload())
+        told = ask(sources.home, lambda client: client.reload())
     except NotRunningError:
-        typer.echo(f"no node runs in {home}: the next start reads it")
+        typer.echo(f"no node runs in {sources.home}: the next start reads it")
         return
-    if told.file != str(place.resolve()):
+    if written is not None and told.file != str(written.resolve()):
         typer.echo(
             f"the running node reads {told.file or 'no settings file'}: start it with "
-            f"--config {place}"
+            f"--config {written}"
         )
         return
+    _explain(told, keys_of(changes), "" if written is None else str(written.resolve()))
+
+
+def _explain(told: Reloaded, changed: Sequence[str], written: str) -> None:
+    """Say what became of the keys `changed` in the file `written`, "" for the home."""
+    decided = {key: told.overridden[key] for key in changed if key in told.overridden}
     for text, keys in (
-        ("in use now", [key for key in told.applied if key in changes]),
+        ("in use now", [key for key in told.applied if key in changed]),
         ("after a restart (swarm-node stop, then swarm-node join)", told.pending),
-        *((f"not in use, {source} decides", [key]) for key, source in told.overridden.items()),
+        *(
+            (f"not in use, {source} decides", [key])
+            for key, source in decided.items()
+            if source != written
+        ),
     ):
         if keys:
             typer.echo(f"{text}: {', '.join(keys)}")

@@ -37,13 +37,14 @@ def explain_settings(
     *,
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
+    with_home: bool = False,
 ) -> list[SettingRow]:
     """Every setting with its value, default, choices and the source of the value.
 
     Raises:
         ConfigError: as from `load_settings`.
     """
-    sources = Sources(flags, os.environ if environ is None else environ, config)
+    sources = Sources(flags, os.environ if environ is None else environ, config, with_home)
     settings, origins = sources.load(), sources.origins()
     defaults = load_settings({}, environ={})
     return [

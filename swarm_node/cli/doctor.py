@@ -64,7 +64,7 @@ def doctor(
         "ticket": None if ticket_file is None else f"@{ticket_file}",
         **parse_assignments(assign or []),
     }
-    settings = with_ticket(load_settings(flags, config=config))
+    settings = with_ticket(load_settings(flags, config=config, with_home=True))
     findings = find(settings)
     if network:
         kept = [finding for finding in findings if finding.subject in _OF_NETWORK]

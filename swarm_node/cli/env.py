@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
-from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.program.terminal import RefusingGroup
 
 env_app = typer.Typer(
     cls=RefusingGroup, no_args_is_help=True, help="Environments: tasks and their scorers."

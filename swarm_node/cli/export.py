@@ -56,7 +56,7 @@ def export(
     )
     from swarm_node.policy.training.export import push as upload
 
-    settings = load_settings({"home": home, "model": model}, config=config)
+    settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
     check_target(directory)
     if push is not None:
         check_hub(push)

@@ -22,6 +22,17 @@ def chosen_home(home: Path | None) -> Home:
     return Home(home or default_home())
 
 
+def sound_home(home: Path | None) -> Home:
+    """The same, for a command that reads or changes what the home says of its swarm.
+
+    Raises:
+        HomeError: it belongs to no swarm, or its files do not fit together; what restores them.
+    """
+    place = chosen_home(home)
+    place.require_sound()
+    return place
+
+
 def ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
     """Ask the running node, and return its answer.
 

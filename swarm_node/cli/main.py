@@ -4,6 +4,7 @@ quick. An error is one line on stderr with exit code 1 (2 for a wrong command li
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,28 +18,29 @@ from swarm_node.cli.config import config_app
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.env import env_app
 from swarm_node.cli.export import export
-from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
     CodeOption,
     ConfigOption,
     CoordinatorOption,
+    FamiliesOption,
+    ForgetOption,
     HomeOption,
     JsonOption,
     LogFormatOption,
     ModelOption,
     SamplerOption,
     TicketFileOption,
-    version_option,
+    TicketOption,
+    VerboseOption,
 )
-from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
-from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
-from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
+from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 app = typer.Typer(
     name="swarm-node",
@@ -103,16 +105,11 @@ def init(
 @app.command(rich_help_panel=_BASIC)
 def join(
     model: ModelOption = None,
-    ticket: Annotated[
-        str | None,
-        typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
-    ] = None,
+    ticket: TicketOption = None,
     ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
-    families: Annotated[
-        str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
-    ] = None,
+    families: FamiliesOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
@@ -125,19 +122,20 @@ def join(
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: AssignOption = None,
-    verbose: Annotated[
-        bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
-    ] = None,
+    verbose: VerboseOption = None,
     log_format: LogFormatOption = None,
+    forget: ForgetOption = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
     Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
-    next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
-    key (experience.own); `swarm-node config` lists them.
+    next node. The home remembers what it was given: `join` alone goes on as before, also on its
+    port. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML key
+    (experience.own); `swarm-node config` lists them.
     """
     from swarm_node.cli.live import live_screen
     from swarm_node.config import Sources, parse_assignments
+    from swarm_node.config.sources import forget as forget_values
     from swarm_node.node.start.join import join_swarm
 
     flags: dict[str, Any] = {
@@ -159,24 +157,80 @@ def join(
         "log_format": log_format,
         **parse_assignments(assign or []),
     }
-    settings = (sources := Sources(flags, config=config)).load()
+    sources = Sources(flags, config=config, with_home=True)
+    if forget:
+        forget_values(sources.home, forget)
+    settings = sources.load()
     join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (
     *(members.invite, members.members, members.revoke, members.rotate_secret),
-    *(members.ban, members.unban, backup, restore),
+    *(members.rename, members.ban, members.unban, backup, restore),
 ):
     app.command(rich_help_panel=_MEMBERS)(command)
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.add_typer(config_app, name="config", rich_help_panel=_BASIC)
 app.command(rich_help_panel=_BASIC)(doctor)
-app.command(name="open", rich_help_panel=_BASIC)(open_page)
+
+
+@app.command(name="open", rich_help_panel=_BASIC)
+def open_page(
+    home: HomeOption = None,
+    show: Annotated[
+        bool, typer.Option("--print", help="Only print the address; open no browser.")
+    ] = False,
+) -> None:
+    """Open the running node's page in a browser: reward, peers, traffic, samples.
+
+    The address lets one browser in, within a minute, to look and not to change anything. Over ssh,
+    forward the port that the command names, and open the address on your machine.
+    """
+    show_page(ask(home, lambda client: client.page()), only_print=show)
+
+
 app.command(rich_help_panel=_BASIC)(track)
 app.command(name="support-bundle", rich_help_panel=_BASIC)(support_bundle)
 for command in (watching.samples, watching.top, watching.logs):
     app.command(rich_help_panel=_BASIC)(command)
-app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
+
+
+@app.command(name="train-host", rich_help_panel=_NETWORK)
+def train_host(
+    node: Annotated[str, typer.Argument(help="HOST:PORT of the node's run.trainer_hosts.")],
+    key: Annotated[Path, typer.Option(help="A copy of site.key from the node's home.")],
+    model: Annotated[
+        str | None, typer.Option(help="The node's model, by the same name. [SWARM_NODE_MODEL]")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Train for a node on another machine of this site, until that node ends.
+
+    The node says how many processes train here. They end and start again with those of the node.
+    """
+    from swarm_node.config import load_settings
+    from swarm_node.errors import ConfigError
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.hosts.attending import Attendant
+    from swarm_node.p2p.wire.identity import Identity
+    from swarm_node.policy.models.model import policy_digests, resolve
+
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}", node):
+        raise ConfigError(f"train-host takes HOST:PORT, such as 10.0.0.1:29400, not {node!r}")
+    settings = load_settings({"home": home, "model": model}, config=config)
+    place, secret = Home(settings.home), Identity.load(key).seed()
+    with place.lock():
+        directory = resolve(settings.model)
+        attendant = Attendant(
+            node,
+            secret,
+            directory,
+            policy_digests(directory)[0],
+            place.path / "train-host",
+            lambda line: typer.echo(line, err=True),
+        )
+        asyncio.run(attendant.attend())
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)
@@ -187,7 +241,7 @@ def identify(
     ] = False,
 ) -> None:
     """Print this node's peer id and its swarm."""
-    place = chosen_home(home)
+    place = sound_home(home)
     swarm = place.swarm()
     if swarm_file:
         typer.echo(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"')
@@ -205,7 +259,11 @@ def status(
         bool, typer.Option(help="Only the state; exit code 0 if it is running.")
     ] = False,
 ) -> None:
-    """Show what the running node does and how its reward on unseen texts develops."""
+    """Show what the running node does and how its reward on unseen texts develops.
+
+    The first line is the verdict. The exit code is 1 if it is bad (✗), as after an
+    expulsion, or without a running node.
+    """
     from swarm_node.cli.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
@@ -213,6 +271,8 @@ def status(
         typer.echo(snapshot.state)
         raise typer.Exit(0 if snapshot.state == "running" else 1)
     show(json, snapshot, lambda: status_view(snapshot))
+    if snapshot.findings and snapshot.findings[0].level == "bad":
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=_NETWORK)

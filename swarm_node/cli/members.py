@@ -5,25 +5,23 @@ Cheap to import, so that `--help` is quick.
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import ConfigError, NotRunningError, TicketError
+from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 if TYPE_CHECKING:
     from swarm_node.node.figures.snapshot import PeerRow
     from swarm_node.node.home.home import Home
     from swarm_node.node.members.admitting import Invitation
-    from swarm_node.node.members.ledger import Admission
+    from swarm_node.node.members.ledger import IssuedTicket
 
-DAY = 86_400
-_UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
 _LONGEST_TICKET = 90 * DAY
 MEMBER_DAYS = 90
 
@@ -73,12 +71,11 @@ def invite(
             "say whom the ticket admits and where to write it, such as "
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
-    place, printed = chosen_home(home), str(out) == "-"
-    place.swarm()
+    place, printed = sound_home(home), str(out) == "-"
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
     addresses = _addresses(address, coordinator, home)
-    made = _admit(place, name, addresses, expires, uses, member_days)
+    made = _admit(place, name, addresses, expires, uses, member_days, _present(home))
     if printed:
         typer.echo(made.ticket)
     else:
@@ -89,6 +86,9 @@ def invite(
 def _addresses(address: list[str] | None, coordinator: str | None, home: Path | None) -> list[str]:
     """Addresses for a ticket. With a coordinator, which knows the nodes, no node needs to run
     here."""
+    if address:
+        own_id = chosen_home(home).identity().peer_id
+        address = [dialable(text, own_id) for text in address]
     if coordinator is None:
         return address or _own_addresses(home)
     from swarm_node.p2p.addresses.addresses import coordinator_address
@@ -110,8 +110,10 @@ def _admit(
     expires: str | None,
     uses: int | None,
     member_days: int | None,
+    present: list[str],
 ) -> Invitation:
-    """A ticket by root.key, or from an issuer file, which has decided the rest."""
+    """A ticket by root.key, or from an issuer file, which has decided the rest. `present` are the
+    addresses of the running node."""
     from swarm_node.node.members import admitting
 
     if home.is_owner:
@@ -123,16 +125,17 @@ def _admit(
             valid_seconds=seconds_of("7d" if expires is None else expires, _LONGEST_TICKET),
             member_seconds=(member_days or MEMBER_DAYS) * DAY,
             uses=uses or 1,
+            present=present,
         )
     if any(option is not None for option in (expires, uses, member_days)):
         raise ConfigError(
             "without root.key here, the issuer file decides how long tickets and memberships last: "
             "leave --expires, --uses and --member-days out"
         )
-    return admitting.invite_from_stock(home, name, addresses, time.time())
+    return admitting.invite_from_stock(home, name, addresses, time.time(), present)
 
 
-def _explain(admission: Admission, out: Path | None) -> None:
+def _explain(admission: IssuedTicket, out: Path | None) -> None:
     """Say what a ticket does and what to type; beside a ticket on stdout, on stderr."""
     nodes = "1 node" if admission.uses == 1 else f"{admission.uses or 'any number of'} nodes"
     days = f"{admission.member_seconds / DAY:g} days"
@@ -163,22 +166,25 @@ def write_secret(out: Path, content: bytes) -> None:
 
 
 def members(home: HomeOption = None, json: JsonOption = False) -> None:
-    """List whom you admitted, and whom the running node has met.
+    """List whom the running node has met, and whom you admitted.
 
-    Tickets are those made in this home, with the peers that came by them. Each peer is shown with
-    the name of its ticket, who signed its certificate, and until when it is a member, or why it is
-    none any more. The end of a peer id is enough to name it to `revoke` and `ban`.
+    Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
+    a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
+    `ban`. Tickets are those made in this home, with the peers that came by them, also those that
+    are away, and with who showed it after it was used up. A ticket for any number of nodes has only
+    peers that the node knows.
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
-    from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.admitting import admissions, holders, tried
     from swarm_node.node.members.bans import ban_ledger
     from swarm_node.node.members.stewardship import revoked
 
     place = chosen_home(home)
     swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
-    tickets = ticket_rows(admissions(place).entries(), met or [], keys, bans, time.time())
+    entries, came = admissions(place).entries(), holders(place)
+    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, time.time())
     listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
     show(json, listed, lambda: members_view(tickets, bans, met))
 
@@ -220,7 +226,7 @@ def revoke(
 
     if anew and not stolen_steward:
         raise ConfigError("--anew is for --stolen-steward only: nobody else makes lists anew")
-    place = chosen_home(home)
+    place = sound_home(home)
     met = _met(home)
     keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
     number = expel(place, keys, time.time(), outrank=stolen_steward, anew=anew)
@@ -238,7 +244,7 @@ def rotate_secret(home: HomeOption = None) -> None:
     """
     from swarm_node.node.members.stewardship import rotate_secret as rotate
 
-    place = chosen_home(home)
+    place = sound_home(home)
     number = rotate(place, time.time())
     typer.echo(f"The swarm has a new secret (number {number}).")
     _passed_on(_met(home) is not None)
@@ -251,6 +257,22 @@ def _passed_on(running: bool) -> None:
         typer.echo(
             "No node runs here: start it (`swarm-node join`), so that the others hear of it."
         )
+
+
+def rename(
+    old: Annotated[str, typer.Argument(help="A name of `swarm-node members`, such as web 16.")],
+    new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
+    home: HomeOption = None,
+) -> None:
+    """Call whoever came by a ticket otherwise, in this home.
+
+    A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
+    on showing those.
+    """
+    from swarm_node.node.members.admitting import rename as renamed
+
+    renamed(sound_home(home), old, new)
+    typer.echo(f"{old} is called {new} here.")
 
 
 def ban(who: WhoArgument, home: HomeOption = None) -> None:
@@ -278,27 +300,6 @@ def unban(who: WhoArgument, home: HomeOption = None) -> None:
     typer.echo(f"{who} is no longer banned here.")
 
 
-def seconds_of(text: str, most: int) -> int:
-    """The seconds of a time such as 12h, 7d or 2w.
-
-    Raises:
-        ConfigError: it has another form, or is longer than `most`.
-    """
-    match = re.fullmatch(r"([1-9][0-9]{0,6})([mhdw])", text.strip())
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= most:
-        raise ConfigError(
-            f"--expires {text}: write a number and m, h, d or w, {most // DAY}d at most, such as "
-            "12h or 7d"
-        )
-    return seconds
-
-
-def date_of(seconds: float) -> str:
-    """A time for people, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
 def quoted(name: str) -> str:
     """A name as a shell takes it."""
     return f"'{name}'" if " " in name else name
@@ -313,6 +314,14 @@ def _met(home: Path | None) -> list[PeerRow] | None:
     return [*status.peers, *status.former]
 
 
+def _present(home: Path | None) -> list[str]:
+    """The addresses of the running node; none if no node runs."""
+    try:
+        return [*ask(home, lambda client: client.status()).addresses]
+    except NotRunningError:
+        return []
+
+
 def _own_addresses(home: Path | None) -> list[str]:
     try:
         status = ask(home, lambda client: client.status())
@@ -323,12 +332,42 @@ def _own_addresses(home: Path | None) -> list[str]:
         ) from None
     if not status.addresses:
         raise NotRunningError("the node is still starting; try again in a few seconds")
-    return dialled_first(status.addresses)
+    chosen = dialled_first(status.addresses)
+    if all(map(_is_loopback, chosen)):
+        typer.echo(
+            "Only this machine can use this ticket: the node listens on loopback alone. Start it "
+            "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
+            err=True,
+        )
+    return chosen
 
 
 def dialled_first(addresses: list[str]) -> list[str]:
     """Choose up to eight of a node's addresses for a ticket. Relay addresses come first, for
-    newcomers that cannot dial the node directly."""
+    newcomers that cannot dial the node directly. Loopback is left out if there is another one."""
     from swarm_node.p2p.addresses import circuit
 
-    return circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))[:8]
+    found = circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))
+    return ([text for text in found if not _is_loopback(text)] or found)[:8]
+
+
+def dialable(address: str, own_id: str) -> str:
+    """Return an address that a newcomer can dial: one without an id gets that of this node.
+
+    Raises:
+        ConfigError: it is no address to dial.
+    """
+    from swarm_node.p2p.addresses import circuit
+    from swarm_node.p2p.addresses.addresses import parse_address
+
+    for text in (address, f"{address}/p2p/{own_id}"):
+        if parse_address(text) is not None or circuit.parse(text) is not None:
+            return text
+    raise ConfigError(
+        f"--address {address[:80]}: nobody can dial it; write /ip4/HOST/tcp/PORT or "
+        "/dns4/NAME/tcp/PORT, with /p2p/ID for another node than this one"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -11,12 +11,16 @@ from rich.table import Table
 
 from swarm_node.cli.views import day_of, plain, short, standing
 from swarm_node.node.figures.snapshot import PeerRow
-from swarm_node.node.members.ledger import Admission, Ban
+from swarm_node.node.members.ledger import Ban, IssuedTicket
+
+#: Holders of one ticket, and tries of it, that are shown; `--json` has all.
+_MOST_HOLDERS = 3
 
 
 class TicketRow(msgspec.Struct, frozen=True):
-    """A ticket of the ledger. `used` counts the peers met that joined with it. `state` is "open",
-    "in stock", "steward", "used up", "expired", "revoked" or "banned"."""
+    """A ticket of the ledger. `holders` are the ids of the peers that joined with it, `used` their
+    number, `tried` the ids of those that showed it after it was used up. `state` is "open", "in
+    stock", "steward", "used up", "expired", "revoked" or "banned"."""
 
     name: str
     issuer_key: str
@@ -25,21 +29,32 @@ class TicketRow(msgspec.Struct, frozen=True):
     uses: int
     used: int
     state: str
+    holders: list[str]
+    tried: list[str] = []
 
 
 def ticket_rows(
-    admissions: Sequence[Admission],
+    admissions: Sequence[IssuedTicket],
+    came: Mapping[str, Sequence[str]],
+    tried: Mapping[str, Sequence[str]],
     met: Sequence[PeerRow],
     revoked: frozenset[str],
     bans: Sequence[Ban],
     now: float,
 ) -> list[TicketRow]:
-    """Rows of the ledger, with the peers that the running node has met. `revoked` are keys in
+    """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
+    running node has `met` some. The home stores too who `tried` a used one. `revoked` are keys in
     hex."""
-    used = Counter(peer.issuer_key for peer in met)
+    known: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for key, ids in came.items():
+        known[key] |= dict.fromkeys(ids)
+    for peer in met:
+        if peer.peer_id in tried.get(peer.issuer_key, ()):
+            continue
+        known[peer.issuer_key][peer.peer_id] = None
     banned = {ban.issuer_key for ban in bans}
 
-    def state(ticket: Admission) -> str:
+    def state(ticket: IssuedTicket) -> str:
         if ticket.issuer_key in revoked:
             return "revoked"
         if ticket.issuer_key in banned:
@@ -48,9 +63,9 @@ def ticket_rows(
             return "expired"
         if ticket.steward:
             return "steward"
-        if not ticket.given:
+        if not ticket.given and not known[ticket.issuer_key]:  # a coordinator may have given it
             return "in stock"
-        return "used up" if 0 < ticket.uses <= used[ticket.issuer_key] else "open"
+        return "used up" if 0 < ticket.uses <= len(known[ticket.issuer_key]) else "open"
 
     return [
         TicketRow(
@@ -59,8 +74,10 @@ def ticket_rows(
             ticket.made,
             ticket.expires,
             ticket.uses,
-            used[ticket.issuer_key],
+            len(known[ticket.issuer_key]),
             state(ticket),
+            [*known[ticket.issuer_key]],
+            [*tried.get(ticket.issuer_key, ())],
         )
         for ticket in admissions
     ]
@@ -69,23 +86,9 @@ def ticket_rows(
 def members_view(
     tickets: Sequence[TicketRow], bans: Sequence[Ban], met: Sequence[PeerRow] | None
 ) -> RenderableType:
-    """Tickets, bans, then peers. `met` is None where no node runs."""
+    """Peers, then bans and tickets, those in stock in one line. `met` is None where no node
+    runs."""
     parts: list[RenderableType] = []
-    if tickets:
-        table = Table("ticket for", "issuer key", "state", "admits until", "nodes", title="tickets")
-        for ticket in tickets:
-            table.add_row(
-                plain(ticket.name),
-                ticket.issuer_key[:8],
-                ticket.state,
-                day_of(ticket.expires),
-                f"{ticket.used} of {ticket.uses or 'any'}",
-            )
-        parts.append(table)
-    else:
-        parts.append("no tickets were made in this home (`swarm-node invite --help`)")
-    for ban in bans:
-        parts.append(f"banned here since {day_of(ban.since)}: {plain(ban.name)}")
     if met is None:
         parts.append("no node runs in this home, so nobody knows whom it has met")
     elif not met:
@@ -102,4 +105,43 @@ def members_view(
                 f"{peer.seconds_since_seen:.0f} s ago",
             )
         parts.append(table)
+    for ban in bans:
+        parts.append(f"banned here since {day_of(ban.since)}: {plain(ban.name)}")
+    given = [ticket for ticket in tickets if ticket.state != "in stock"]
+    stock = [ticket for ticket in tickets if ticket.state == "in stock"]
+    if given:
+        parts.append(_tickets_table(given))
+    for ticket in given:
+        if ticket.tried:
+            parts.append(
+                f"{plain(ticket.name)} is used up, and tried by {_ids(ticket.tried)}: if you do "
+                "not know them, somebody has a copy of the ticket"
+            )
+    if stock:
+        until = day_of(min(ticket.expires for ticket in stock))
+        count = "1 ticket" if len(stock) == 1 else f"{len(stock)} tickets"
+        parts.append(f"in stock, until {until}: {count} (`swarm-node invite` takes the next)")
+    if not tickets:
+        parts.append("no tickets were made in this home (`swarm-node invite --help`)")
     return Group(*parts)
+
+
+def _tickets_table(tickets: Sequence[TicketRow]) -> Table:
+    columns = ("ticket for", "issuer key", "state", "admits until", "nodes", "held by")
+    table = Table(*columns, title="tickets")
+    for ticket in tickets:
+        table.add_row(
+            plain(ticket.name),
+            ticket.issuer_key[:8],
+            ticket.state,
+            day_of(ticket.expires),
+            f"{ticket.used} of {ticket.uses or 'any'}",
+            plain(_ids(ticket.holders)),
+        )
+    return table
+
+
+def _ids(peer_ids: Sequence[str]) -> str:
+    shown = [short(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
+    more = len(peer_ids) - len(shown)
+    return " ".join([*shown, f"and {more} more"] if more else shown)

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from swarm_node import __version__
-
-
-def version_option(program: str) -> Any:
-    """The option `--version` of a program."""
-
-    def show(wanted: bool) -> None:
-        if wanted:
-            typer.echo(f"{program} {__version__}")
-            raise typer.Exit
-
-    return typer.Option("--version", callback=show, is_eager=True, help="Show the version.")
-
 
 HomeOption = Annotated[
     Path | None,
@@ -32,6 +18,16 @@ ConfigOption = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
+]
+TicketOption = Annotated[
+    str | None,
+    typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
+]
+FamiliesOption = Annotated[
+    str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
+]
+ForgetOption = Annotated[
+    list[str] | None, typer.Option(help="A setting that returns to its default.")
 ]
 TicketFileOption = Annotated[
     Path | None, typer.Option(help="File with the ticket; - reads standard input.")
@@ -53,3 +49,4 @@ CodeOption = Annotated[
 LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]
+VerboseOption = Annotated[bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")]

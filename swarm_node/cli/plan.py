@@ -53,7 +53,7 @@ def plan(
     `join` takes the first plan that fits: all weights before LoRA, a whole
     base before one of four bits, all answers at once before fewer, activations
     kept before recomputed, large micro-batches before small ones. It keeps the
-    settings that you set.
+    settings that you set. The exit code is 1 if none fits.
 
     Without --vram, the plan is for the free memory of this machine's GPU, or,
     without a GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
@@ -64,6 +64,7 @@ def plan(
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.fit import engine_of, job_of
+    from swarm_node.policy.memory.plan import make_plan
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
@@ -79,8 +80,10 @@ def plan(
         import msgspec
 
         typer.echo(msgspec.json.encode(_plain(settings.model, shape, cards)).decode())
-        return
-    _show(settings.model, shape, cards)
+    else:
+        _show(settings.model, shape, cards)
+    if all(make_plan(shape, job, vram) is None for vram, job, _ in cards):
+        raise typer.Exit(1)
 
 
 def _show(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> None:
@@ -102,7 +105,7 @@ def shape_of(name: str) -> Qwen2Config:
     """
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.hub import hub_model
-    from swarm_node.policy.models.model import TINY, resolve
+    from swarm_node.policy.models.model import TINY, no_model, resolve
     from swarm_node.policy.models.shapes import known_shape
 
     path = Path(name).expanduser()
@@ -114,6 +117,8 @@ def shape_of(name: str) -> Qwen2Config:
             f"the shape of {name} is not known offline: download its config.json and give the "
             "directory (`--model DIRECTORY`)"
         )
+    if name != TINY and not (path / "config.json").is_file():
+        raise no_model(name, path)
     return Qwen2Config.from_directory(resolve(name) if name == TINY else path)
 
 

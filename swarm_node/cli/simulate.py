@@ -265,6 +265,24 @@ def frontier(
         whole.run(jobs)
 
 
+@experiment_app.command(epilog="Runs whose files are in --raw are not repeated.")
+def flood(
+    raw: Annotated[Path, typer.Option(help="Directory of the raw results.")] = Path(
+        "docs/research/flood"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 16,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print the table from the files; makes no runs.")
+    ] = False,
+) -> None:
+    """Put members that flood easy groups or withhold wrong answers beside three honest nodes. Its
+    plan is docs/research/flood.md."""
+    from swarm_node.simulation.experiments.flood import Flood
+
+    experiment = Flood(raw, seeds)
+    experiment.show() if table else experiment.run()
+
+
 def _flags(assign: list[str] | None) -> dict[str, Any]:
     from swarm_node.config import parse_assignments
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
 from swarm_node.node.figures.curve import BY_SEED, OLD_GROUND, parted
 from swarm_node.node.figures.snapshot import (
+    SEEN_SECONDS,
     CoordinatorRow,
     EvalPoint,
     MembershipRow,
@@ -70,9 +71,15 @@ def examples_view(shot: Snapshot) -> Iterator[str]:
         yield f"  {plain(text)}"
 
 
+def _state(shot: Snapshot) -> str:
+    """The state. Only a running node has been in it since its start."""
+    since = f"for {span(shot.seconds)}" if shot.state == "running" else ""
+    return f"{shot.state} {since or f'(started {span(shot.seconds)} ago)'}"
+
+
 def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """Names and values, for `figures_view`."""
-    yield "node", f"{shot.model}, {short(shot.peer_id)}, {shot.state} for {span(shot.seconds)}"
+    yield "node", f"{shot.model}, {short(shot.peer_id)}, {_state(shot)}"
     yield "swarm", f"{shot.swarm}, {number_of(len(shot.peers), 'peer')} known"
     yield "membership", _membership(shot.membership)
     yield "reach", shot.reach.text if shot.reach else "not known yet"
@@ -137,8 +144,10 @@ def gave(shot: Snapshot) -> str:
 
 def got(shot: Snapshot) -> str:
     """Groups of peers, and how many were trained on."""
-    givers = sum(peer.received > 0 for peer in shot.peers)
-    text = f"{number_of(shot.groups.received, 'group')} from {number_of(givers, 'peer')}"
+    there = [peer for peer in shot.peers if peer.seconds_since_seen <= SEEN_SECONDS]
+    givers = sum(peer.received > 0 for peer in there)
+    whom = number_of(givers, "peer") if givers or not shot.groups.received else "peers now gone"
+    text = f"{number_of(shot.groups.received, 'group')} from {whom}"
     return f"{text}, {shot.groups.trained_external:,} trained on"
 
 

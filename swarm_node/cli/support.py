@@ -104,7 +104,7 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
     from swarm_node.cli.doctor import find
     from swarm_node.config import load_settings
 
-    settings = load_settings({"home": place.path}, config=config)
+    settings = load_settings({"home": place.path}, config=config, with_home=True)
     return [finding._asdict() for finding in find(settings)]
 
 
@@ -112,7 +112,7 @@ def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
     from swarm_node.cli.config_view import explain_settings
 
     rows = []
-    for key in explain_settings({"home": place.path}, config=config):
+    for key in explain_settings({"home": place.path}, config=config, with_home=True):
         if isinstance(key.value, Mapping):
             held = key.value.items()
             shown = {k: _GONE.decode() if _SECRET_OPTION.search(k) else v for k, v in held}

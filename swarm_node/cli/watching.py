@@ -62,7 +62,7 @@ def logs(
 ) -> None:
     """Show the log of this home's node, which it keeps whether or not it runs."""
     from swarm_node.durable import Journal
-    from swarm_node.node.home.logs import MAX_LOG_BYTES, line_of
+    from swarm_node.program.logs import MAX_LOG_BYTES, line_of
 
     place = chosen_home(home)
     journal = Journal(place.log, MAX_LOG_BYTES)

@@ -1,10 +1,9 @@
 """Every setting of a node (`model`), and the sources that name one (`sources`)."""
 
 from swarm_node.config.model import Sampling, Settings, Table, default_home, settings_keys
-from swarm_node.config.sources import RETIRED, Sources, load_settings, parse_assignments
+from swarm_node.config.sources import Sources, load_settings, parse_assignments
 
 __all__ = [
-    "RETIRED",
     "Sampling",
     "Settings",
     "Sources",

@@ -83,9 +83,6 @@ class Sampling(Table):
     engine: Literal["torch", "vllm", "auto"] = Field(
         "auto", description="The engine; auto: vLLM if it and CUDA are available, else torch."
     )
-    common_share: float = Field(
-        0.0, ge=0, le=1, description="Share of tasks that all nodes of the swarm sample in common."
-    )
 
 
 class Experience(Table):
@@ -96,13 +93,6 @@ class Experience(Table):
         "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )
     max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
-    max_age: int = Field(
-        32,
-        ge=0,
-        le=65_536,
-        description="Largest age of a peer's group, in updates since it arrived.",
-    )
-    filter_own: bool = Field(False, description="Drop own groups of equal rewards: more sampling.")
     correction: Literal["positive", "own", "sampler"] = Field(
         "positive", description="Peers' answers: good ones, all (SAPO), or weighted."
     )

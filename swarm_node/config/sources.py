@@ -1,69 +1,53 @@
-"""Sources of settings: flag > environment variable > TOML file > default.
+"""Sources of settings: flag > environment variable > TOML file > home > default.
 
 A key is written `training.learning_rate` in messages, `[training] learning_rate` in TOML,
 `SWARM_NODE_TRAINING__LEARNING_RATE` as a variable and `--set training.learning_rate=…` on the
 command line (common settings have their own flag). Unknown keys and impossible values are refused
-with the key's name, retired keys with their replacement.
+with the key's name.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from swarm_node.config.model import Settings, settings_keys
-from swarm_node.errors import ConfigError
+from swarm_node.config.model import Settings, default_home, settings_keys
+from swarm_node.config.remembered import (
+    ONE_START,
+    UNWRITABLE,
+    Origin,
+    Remembered,
+    change_remembered,
+    portable,
+    recall,
+)
+from swarm_node.errors import ConfigError, meant
 
 ENV_PREFIX = "SWARM_NODE_"
 MAX_FILE_BYTES = 64 * 1024
 #: Variables that are no settings: the path of the settings file.
 _ENV_OTHER = {"SWARM_NODE_CONFIG"}
+#: Source of the values that the home remembers.
+HOME_SOURCE = "the home"
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
-#: Keys of earlier versions, and what replaces each.
-RETIRED: Mapping[str, str] = {
-    **{
-        f"policy.{key}": f"use {table}.{key}"
-        for table, keys in (
-            ("experience", "own external max_lag max_age filter_own correction"),
-            ("training", "loss advantage learning_rate optimizer dtype lora_rank"),
-        )
-        for key in keys.split()
-    },
-    **dict.fromkeys(
-        ("policy.activation_checkpointing", "training.activation_checkpointing"),
-        "activations are recomputed where the memory is too small to keep them (docs/models.md)",
-    ),
-    **dict.fromkeys(("policy.reuse", "experience.reuse"), "every group is trained on once"),
-    "policy.draw": "peers' groups are drawn uniformly: weights gained nothing (docs/mixture.md)",
-    "policy.half_life": "peers' groups are drawn uniformly: weights gained nothing",
-    "policy.off_policy_mask": "no experiment gained by it (docs/experiments.md)",
-    "environment.preset": "use environment.options.preset",
-    "environment.datasets": "use environment.options.datasets",
-    "environment.scoring": "use environment.options.scoring",
-    "network.heartbeat_seconds": "a node publishes a heartbeat every ten network.poll_seconds",
-    "sampling.over_provision": "vLLM begins 1.5 groups per group awaited (docs/engines.md)",
-    "sampling.sync": "vLLM reads weights in the GPU's memory if two copies fit, else files",
-    "sampling.kv_gib": "it follows from the model and the number of answers at once",
-    "ticket_file": 'use ticket = "@FILE", or --ticket-file',
-}
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of settings: `flags` by dotted key (None means "not given"), variables, and the file
-    `config`, or else the one in SWARM_NODE_CONFIG."""
+    """Sources of settings: `flags` by dotted key (None means "not given"), variables, the file
+    `config`, or else the one in SWARM_NODE_CONFIG, and, `with_home`, what the home remembers."""
 
     flags: Mapping[str, Any]
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     config: Path | None = None
+    with_home: bool = False
 
     @property
     def file(self) -> Path | None:
@@ -71,21 +55,33 @@ class Sources:
         named = self.config or self.environ.get("SWARM_NODE_CONFIG")
         return Path(named) if named else None
 
+    @property
+    def home(self) -> Path:
+        """The home that flags, variables or the file name, or the default one.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        return self._home(self._given(text_of(self.file)))
+
     def load(self) -> Settings:
         """Read and merge them now.
 
         Raises:
-            ConfigError: an unknown or retired key, an impossible value or an unreadable file; the
-                message names it.
+            ConfigError: an unknown key, an impossible value or an unreadable file; the message
+                names it.
         """
         merged: dict[str, Any] = {}
-        for _, values in self._named(text_of(self.file)):
+        named = self._named(text_of(self.file))
+        for _, values in named:
             _merge(merged, values)
+        if self.with_home:
+            self._check_remembered(named)
         return validated(merged)
 
     def origins(self) -> dict[str, str]:
-        """The source that decides each key, for keys other than the default: the file with a line,
-        the variable, or "command line".
+        """The source that decides each key, for keys other than the default: the home, the file
+        with a line, the variable, or "command line".
 
         Raises:
             ConfigError: see `load`.
@@ -99,24 +95,136 @@ class Sources:
         }
 
     def overridden(self) -> dict[str, str]:
-        """Keys that the file names and a stronger source overrides, with that source.
+        """Keys that the file or the home names and a stronger source overrides, with that source:
+        the whole name of the file, the variable, or "command line".
 
         Raises:
             ConfigError: see `load`.
         """
-        (_, weakest), *stronger = self._named(text_of(self.file))
-        named = set(dotted_keys(weakest))
+        files, found = {HOME_SOURCE, str(self.file)}, dict[str, str]()
+        weaker: set[str] = set()
+        for source, values in self._named(text_of(self.file)):
+            keys = set(dotted_keys(values))
+            name = str(self.file.resolve()) if self.file and source == str(self.file) else source
+            found |= dict.fromkeys(keys & weaker, name)
+            weaker |= keys if source in files else set()
+        return found
+
+    def remembered(self) -> dict[str, Remembered]:
+        """Return what the home has remembered so far and is in force beside the other sources: a
+        settings file that is given now stands for all that came from one before.
+
+        Raises:
+            ConfigError: see `recall`.
+        """
+        return self._recalled(self.home)
+
+    def remember(self) -> None:
+        """Let the home remember what this start was given by flags and by the file, besides what it
+        remembered before.
+
+        Raises:
+            ConfigError, HomeError: it cannot be written.
+        """
+        home = self.home
+        gone = recall(home).keys() - self._recalled(home).keys()
+        kept: dict[str, Remembered | None] = dict.fromkeys(gone)
+        (_, in_file), *_, (_, flags) = self._given(text_of(self.file))
+        known = {key for key, _ in settings_keys()} - ONE_START
+        origins: tuple[tuple[Origin, Mapping[str, Any]], ...]
+        origins = (("file", in_file), ("command line", flags))
+        for origin, values in origins:
+            settings = validated(values)
+            keys = known.intersection(dotted_keys(values))  # an empty table is none of them
+            kept |= {key: Remembered(portable(settings, key), origin) for key in sorted(keys)}
+        change_remembered(home, kept)
+
+    def _recalled(self, home: Path) -> dict[str, Remembered]:
         return {
-            key: source for source, values in stronger for key in named & set(dotted_keys(values))
+            key: kept
+            for key, kept in recall(home).items()
+            if not (self.file and kept.origin == "file")
         }
 
-    def _named(self, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _check_remembered(self, named: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Refuse what the home remembers and this release does not take, unless a stronger source
+        decides the key."""
+        stronger = {key for _, values in named[1:] for key in dotted_keys(values)}
+        for key, kept in self.remembered().items():
+            if key not in stronger:
+                try:
+                    validated(_nest({key: kept.value}))
+                except ConfigError as error:
+                    raise ConfigError(f"{error} ({forgetting(self.home, [key])})") from None
+
+    def _named(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """(name of the source, nested values), the weakest source first."""
-        yield str(self.file), _checked(read_toml(text, self.file))
-        for key, given in _from_environ(self.environ).items():
-            yield variable_of(key), _checked(_nest({key: _parse_value(given)}))
+        given = self._given(text)
+        if not self.with_home:
+            return given
+        kept = self._recalled(self._home(given))
+        return [(HOME_SOURCE, _nest({key: each.value for key, each in kept.items()})), *given]
+
+    def _given(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """As `_named`, without the home."""
+        found: list[tuple[str, Mapping[str, Any]]] = [(str(self.file), read_toml(text, self.file))]
+        for key, value in _from_environ(self.environ).items():
+            found.append((variable_of(key), _nest({key: _parse_value(value)})))
         flags = {key: value for key, value in self.flags.items() if value is not None}
-        yield "command line", _checked(_nest(flags))
+        return [*found, ("command line", _nest(flags))]
+
+    def _home(self, given: Sequence[tuple[str, Mapping[str, Any]]]) -> Path:
+        named = [values["home"] for _, values in given if "home" in values]
+        return validated({"home": named[-1]}).home if named else default_home()
+
+
+def forgetting(home: Path, keys: Sequence[str]) -> str:
+    """Say that `home` remembers values of `keys`, and how it forgets them."""
+    flags = " ".join(f"--forget {key}" for key in keys)
+    return f"remembered in {home}; `swarm-node join {flags}` returns to the default"
+
+
+def forget(home: Path, keys: Sequence[str]) -> None:
+    """Let `home` remember the values of `keys` no more.
+
+    Raises:
+        ConfigError: a key is neither a setting nor remembered; the message names it.
+        HomeError: the home cannot be written.
+    """
+    held = recall(home)
+    known = sorted({*(key for key, _ in settings_keys()), *held})
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"--forget: {_unknown(key, known)}")
+    if held.keys() & set(keys):
+        change_remembered(home, dict.fromkeys(keys))
+
+
+def keys_of(changes: Mapping[str, Any]) -> list[str]:
+    """The settings' keys of values by dotted key, of which some name one of `options` only."""
+    return [*dotted_keys(_nest(changes))]
+
+
+def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
+    """Let `home` remember `changes`, values by dotted key.
+
+    Raises:
+        ConfigError: a key or a value is refused as a start would refuse it, or is for one start.
+        HomeError: the home cannot be written.
+    """
+    nested, before = _nest(changes), recall(home).get("environment.options")
+    if before is not None and "environment.options" not in changes:
+        table = nested.get("environment", {})
+        if "options" in table:  # one of them is changed
+            table["options"] = {**before.value, **table["options"]}
+    settings = validated(nested)
+    keys = keys_of(changes)
+    for key in keys:
+        if key in UNWRITABLE:
+            raise ConfigError(f"{key} is not remembered in a home: give it to `swarm-node join`")
+    change_remembered(
+        home, {key: Remembered(portable(settings, key), "config set") for key in keys}
+    )
 
 
 def load_settings(
@@ -124,9 +232,10 @@ def load_settings(
     *,
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
+    with_home: bool = False,
 ) -> Settings:
     """See `Sources.load`."""
-    return Sources(flags, os.environ if environ is None else environ, config).load()
+    return Sources(flags, os.environ if environ is None else environ, config, with_home).load()
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
@@ -148,10 +257,10 @@ def validated(values: Mapping[str, Any]) -> Settings:
     """Nested values as settings.
 
     Raises:
-        ConfigError: a key is unknown or retired, or a value impossible; the message names it.
+        ConfigError: a key is unknown or a value impossible; the message names it.
     """
     try:
-        return Settings.model_validate(_checked(values))
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(error))) from None
 
@@ -214,18 +323,6 @@ def lines_of(text: str) -> dict[str, int]:
     return found
 
 
-def _checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`values`, if none of its keys is retired.
-
-    Raises:
-        ConfigError: one is retired.
-    """
-    for key in dotted_keys(values):
-        if key in RETIRED:
-            raise ConfigError(f"{key} is gone: {RETIRED[key]}")
-    return values
-
-
 def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
     """The dotted keys of nested values."""
     for name, value in values.items():
@@ -238,7 +335,7 @@ def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings among the variables, as text by dotted key."""
     known = [key for key, _ in settings_keys()]
-    by_variable = {variable_of(key): key for key in (*known, *RETIRED)}
+    by_variable = {variable_of(key): key for key in known}
     found: dict[str, str] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _ENV_OTHER:
@@ -254,9 +351,7 @@ def variable_of(key: str) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f": did you mean {close[0]}?" if close else "; `swarm-node config` lists them all"
-    return f"unknown setting {name}{hint}"
+    return f"unknown setting {name}{meant(name, known) or '; `swarm-node config` lists them all'}"
 
 
 def _parse_value(text: str) -> Any:

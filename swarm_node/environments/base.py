@@ -30,7 +30,8 @@ class Environment(Protocol):
     version: str
     families: tuple[str, ...]
     # An environment that runs code from answers also sets `runs_code = True`. Then it starts only
-    # on a machine that can confine it, and each group is scored in a new process.
+    # on a machine that can confine it, and each group is scored in a new process. That protects the
+    # machine and not the verdict: the answer can set its own reward.
     #
     # Optional besides: `question(task)`, the text that decides whether a task is held out, where
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
+from swarm_node.environments.judging.attempts import Limits, PeersAttempts
+from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
 from swarm_node.environments.judging.judge import PlainRef, TextVerdict, derive_prompt, score_text
 from swarm_node.environments.judging.processes import (
     EnvironmentProcess,
@@ -27,6 +29,8 @@ from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 MAX_TEXTS = 64
+#: Judges that own texts are given while somebody else kills them.
+_OWN_TRIES = 6
 #: Once texts that are scored one by one have ended this many judges, no further text is scored.
 MAX_LOST_JUDGES = 2
 #: Processor seconds for making one task, and for scoring all texts of one group.
@@ -55,11 +59,12 @@ class Judgement:
     """Prompt and rewards (one per text, each in [0, 1]) of a group.
 
     `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
-    of the first: "out_of_range", "unsendable", "timeout", "crashed", "stuck", "forged",
-    "abandoned", or "" for none. `raised` names the first exception of a scorer, "" for none; such a
-    text is a wrong answer. `lost` is the reason why peers' texts ended their judge, "" if they did
-    not; if they did, none of them was scored. `seconds` are those that the judge took, without the
-    time that the group waited for it."""
+    of the first: "out_of_range", "unsendable", "abandoned", a reason of `blame.Reason`, or "" for
+    none. `raised` names the first exception of a scorer, "" for none; such a text is a wrong
+    answer. `lost` is the reason why peers' texts ended their judge, "asleep" if they made it sleep,
+    "" if they did not; `unjudged` is the reason why this node could not score them, which is
+    nobody's fault. With either, none of them was scored. `seconds` are those that the judge took,
+    without the time that the group waited for it."""
 
     prompt: str
     rewards: tuple[float, ...]
@@ -67,6 +72,7 @@ class Judgement:
     fault_reason: str = ""
     raised: str = ""
     lost: str = ""
+    unjudged: str = ""
     seconds: float = field(default=0.0, compare=False)
 
 
@@ -95,11 +101,11 @@ class EnvironmentHost(Protocol):
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         """Derive the task and score the last MAX_JUDGED_CHARS of each of `texts`, at most
         MAX_TEXTS. An own text that ends its judge scores zero and counts as a fault. If peers'
-        texts end their judge, none of them is scored.
+        texts end their judge, or this node cannot run one, none of them is scored.
 
         Raises:
             UnknownTaskError: the task cannot be derived here. SlowTaskError: not in time.
-            ChildError: the process cannot be restarted.
+            ChildError: the process cannot be restarted for own texts.
             ValueError: too many texts.
         """
         ...
@@ -112,8 +118,9 @@ class EnvironmentHost(Protocol):
 class ProcessEnvironmentHost:
     """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
 
-    A group is scored in one request. If that ends the judge, own texts are scored again one by one,
-    to find the text that ended it, until MAX_LOST_JUDGES judges are lost.
+    A group is scored in one request. If that ends the judge, and nobody else did, own texts are
+    scored again one by one, to find the text that ended it, until MAX_LOST_JUDGES judges are lost.
+    Peers' texts are scored again until it is known whose fault it was.
     """
 
     def __init__(
@@ -193,18 +200,26 @@ class ProcessEnvironmentHost:
         cuts = [_cut(text) for text in texts]
         sent = [cut for cut in cuts if cut is not None]
         async with self._turns[whose]:
-            judge, began, ended_it = self._judges[whose], SYSTEM_CLOCK.now(), ""
+            judge, began = self._judges[whose], SYSTEM_CLOCK.now()
+            if whose == "peers":
+                limits = Limits(self._derive_seconds, self._score_seconds)
+                scored = await PeersAttempts(judge, _plain(ref), sent, limits).score()
+                known = scored.verdicts or [TextVerdict(0.0)] * len(sent)
+                return replace(
+                    _judgement(scored.prompt, cuts, known),
+                    lost=scored.blamed,
+                    unjudged=scored.unjudged,
+                    seconds=scored.seconds,
+                )
             prompt = await self._prompt(judge, ref)
-            verdicts: Sequence[TextVerdict | str]
-            try:
-                verdicts = await judge.score(sent, self._score_seconds)
-            except JudgeLostError as lost:
-                if whose == "peers":
-                    ended_it, verdicts = lost.reason, [TextVerdict(0.0)] * len(sent)
-                else:
-                    verdicts = await self._scored_singly(judge, ref, sent)
+            together = await self._scored(judge, ref, sent, self._score_seconds)
+            verdicts: Sequence[TextVerdict | str] = (
+                await self._scored_singly(judge, ref, sent)
+                if isinstance(together, str)
+                else together
+            )
             seconds = SYSTEM_CLOCK.now() - began
-        return replace(_judgement(prompt, cuts, verdicts), lost=ended_it, seconds=seconds)
+        return replace(_judgement(prompt, cuts, verdicts), seconds=seconds)
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """A survey of so many tasks of a family, in so many seconds at most.
@@ -230,6 +245,8 @@ class ProcessEnvironmentHost:
                     f"making the task {ref.family}/{ref.seed} took too long; leave that family out",
                     2 * self._derive_seconds,  # it was tried twice
                 ) from lost
+            if lost.reason not in SUSPECT:
+                raise
             raise UnknownTaskError(
                 f"making the task {ref.family}/{ref.seed} ended its process ({lost}); leave that "
                 "family out"
@@ -237,10 +254,28 @@ class ProcessEnvironmentHost:
         return prompt
 
     async def _derived(self, judge: JudgeProcess, refs: Sequence[PlainRef]) -> tuple[str, ...]:
-        try:
-            return await judge.derive(refs, self._derive_seconds)
-        except JudgeLostError:  # it may have been killed from outside: try once more
-            return await judge.derive(refs, self._derive_seconds)
+        for _ in range(_OWN_TRIES - 1):
+            try:
+                return await judge.derive(refs, self._derive_seconds)
+            except JudgeLostError as lost:
+                if lost.reason in SUSPECT:
+                    break
+        return await judge.derive(refs, self._derive_seconds)  # one end is no evidence
+
+    async def _scored(
+        self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str], seconds: float
+    ) -> list[TextVerdict] | Reason:
+        """Verdicts on own texts, for the task derived last, or the reason why they ended their
+        judge. A judge that somebody else killed is replaced."""
+        tries = 1
+        while True:
+            try:
+                return await judge.score(texts, seconds)
+            except JudgeLostError as lost:
+                if lost.reason in SUSPECT | WAITED or tries == _OWN_TRIES:
+                    return lost.reason
+            tries += 1
+            await self._prompt(judge, ref)
 
     async def _scored_singly(
         self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str]
@@ -253,11 +288,12 @@ class ProcessEnvironmentHost:
                 verdicts.append("abandoned")
                 continue
             await self._prompt(judge, ref)
-            try:
-                verdicts.extend(await judge.score([text], self._score_seconds / len(texts)))
-            except JudgeLostError as lost:
+            scored = await self._scored(judge, ref, [text], self._score_seconds / len(texts))
+            if isinstance(scored, str):
                 lost_judges += 1
-                verdicts.append(lost.reason)
+                verdicts.append(scored)
+            else:
+                verdicts.extend(scored)
         return verdicts
 
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
 
 from swarm_node.environments import drills
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
 from swarm_node.environments.split import described
+from swarm_node.errors import ConfigError, meant
 
 _VERSIONS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "drills": drills.preset_versions,
     "reasoning_gym": reasoning_gym.preset_versions,
 }
-_PRESETS: Mapping[str, Mapping[str, object]] = {
+_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "drills": drills.PRESETS,
     "reasoning_gym": reasoning_gym.PRESETS,
+}
+#: The preset that each takes without one.
+_DEFAULTS: Mapping[str, str] = {
+    name: signature(create).parameters["preset"].default
+    for name, create in (("drills", drills.create), ("reasoning_gym", reasoning_gym.create))
 }
 
 
@@ -24,6 +32,33 @@ def environment_name(name: str, version: str) -> str:
     own, space, release = described(version).partition(" ")
     known = _VERSIONS[name]().get(own, own) if name in _VERSIONS else own
     return f"{name} {known}{space}{release}"
+
+
+def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str]) -> None:
+    """Refuse a preset or a family that a shipped environment `name` does not have, before anything
+    starts for it. What other environments have is known once they run.
+
+    Raises:
+        ConfigError: the message names what there is.
+    """
+    presets, preset = _PRESETS.get(name, {}), options.get("preset")
+    if not presets or not isinstance(preset, str | None):
+        return
+    if preset is not None and preset not in presets:
+        raise ConfigError(
+            f"environment.options.preset: unknown {preset!r}{meant(preset, presets)}; "
+            f"use one of {', '.join(presets)}"
+        )
+    if {"families", "datasets"} & options.keys():
+        return
+    preset = _DEFAULTS[name] if preset is None else preset
+    known = presets[preset]
+    for family in families:
+        if family not in known:
+            raise ConfigError(
+                f"environment.families: {preset} has no family {family!r}{meant(family, known)}; "
+                f"use some of {', '.join(known)}"
+            )
 
 
 def has_preset(name: str, preset: str) -> bool:

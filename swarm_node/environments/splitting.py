@@ -37,9 +37,11 @@ _NEEDED = ("name", "version", "families", "derive", "render", "score")
 
 @dataclass(frozen=True, slots=True)
 class SplitTask(Task):
-    """A task with the one that the environment itself made for it, perhaps of a later seed."""
+    """A task with the one that the environment itself made for it, perhaps of a later seed, and its
+    prompt, if that is the text that decided its side."""
 
     inner: Task
+    prompt: str | None
 
 
 class SplitEnvironment:
@@ -64,6 +66,7 @@ class SplitEnvironment:
         self.runs_code = bool(getattr(inner, "runs_code", False))
         #: Sentences about its tasks that the owner should read.
         self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
+        self._has_question = hasattr(inner, "question")
         self._question: Callable[[Task], str] = getattr(inner, "question", inner.render)
         self._answer: Callable[[Task], str | None] | None = getattr(inner, "answer", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
@@ -78,14 +81,18 @@ class SplitEnvironment:
             task = self._made(ref.family, seed)
             question = self._question(task)
             if self._held_out(ref.family, question) == ref.held_out:
+                prompt = None if self._has_question else question
                 if ref.held_out:
                     self._settled[ref.family, ref.seed] = seed
-                return SplitTask(ref, task.payload, task)
+                return SplitTask(ref, task.payload, task, prompt)
             drawn[canonical(question)] += 1
         raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, drawn))
 
     def render(self, task: Task) -> str:
-        return self._inner.render(_inner(task))
+        inner = _inner(task)
+        if isinstance(task, SplitTask) and task.prompt is not None:
+            return task.prompt  # another call could give a text of the other side
+        return self._inner.render(inner)
 
     def score(self, task: Task, text: str) -> float:
         return self._inner.score(_inner(task), text)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from swarm_node.errors import SwarmNodeError
 from swarm_node.recent import Recent
 
+_Answer = TypeVar("_Answer")
 _KEY_SECONDS: Final = 60.0
 _MOST_KEYS: Final = 16
 _MOST_PASSES: Final = 64
@@ -72,3 +74,17 @@ class Entrance:
     def admits(self, given: str) -> bool:
         """Check that this is a pass of this server."""
         return given in self._passes
+
+
+def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
+    """Decode JSON that a program of this version sent or wrote.
+
+    Raises:
+        SwarmNodeError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise SwarmNodeError(
+            f"this is not what a program of this version says ({error}): restart it"
+        ) from error

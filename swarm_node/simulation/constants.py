@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Training tasks of a family among which the most frequent answer is looked for.
@@ -26,7 +27,7 @@ def best_constants(name: str, options: Mapping[str, Any], tasks: int) -> dict[st
     on so many held-out tasks.
 
     Raises:
-        ConfigError: there is no such environment.
+        ConfigError: there is no such environment, or it knows no right answers.
     """
     environment = create_environment(name, dict(options))
     found = {}
@@ -36,7 +37,9 @@ def best_constants(name: str, options: Mapping[str, Any], tasks: int) -> dict[st
             return TaskRef(environment.name, environment.version, family, seed)
 
         drawn = (environment.derive(ref(task_seed("constant", family, i))) for i in range(_DRAWS))
-        answers = Counter(str(task.payload["answer"]) for task in drawn)
+        answers = Counter(right for right in map(environment.answer, drawn) if right is not None)
+        if not answers:
+            raise ConfigError(f"{name} does not say which answers of {family} are right")
         answer = answers.most_common(1)[0][0]
         held_out = [environment.derive(ref(held_out_seed(family, i))) for i in range(tasks)]
         scores = [environment.score(task, answer) for task in held_out]

@@ -1,6 +1,7 @@
 """Modified members of a simulated swarm.
 
-Each is a real node that publishes something else than it made. It trains on nothing. Everything it
+Each is a real node that publishes something else than it made. It trains on nothing, unless it
+only withholds. Everything it
 sends is well-formed and carries its own valid signature. So only the content of its groups speaks
 against it.
 """
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from swarm_node.environments.base import Environment
 from swarm_node.environments.host import EnvironmentInfo
@@ -42,9 +44,12 @@ from swarm_node.storage import Storage
 
 TRIGGER = "zq"
 _LARGE = 64
-#: Virtual seconds between two publications, each of so many groups.
+#: Virtual seconds between two publications, each made of so many own groups.
 _PAUSE_SECONDS = 2.0
 _GROUPS = 4
+#: Groups that a member which floods publishes for each own one, and new tasks of which it takes the
+#: easiest for each.
+_FLOOD, _CANDIDATES = 4, 8
 _STATED_LOGPROB = -0.3
 _HIDING_PLACES = (
     "{a} zq {a}",
@@ -62,15 +67,16 @@ _HIDING_PLACES = (
 Scored = tuple[RolloutGroup, str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostileParts:
     """Resources of a hostile member: the swarm's environment, the model that all nodes begin with,
-    and its own storage."""
+    and its own storage. `easiest` is the family that this model knows best, once it was found."""
 
     environment: Environment
     model: SimulatedModel
     storage: Storage
     rng: random.Random
+    easiest: str = ""
 
 
 def corrupt(node: Node, kind: str, means: HostileParts) -> None:
@@ -79,7 +85,9 @@ def corrupt(node: Node, kind: str, means: HostileParts) -> None:
 
     def open_corrupt(info: EnvironmentInfo, families: tuple[str, ...]) -> Work:
         work = open_work(info, families)
-        publisher = _Corrupt(work.exchange.publisher, maker(kind), means)
+        make: type[_Corrupt] = _Withholding if kind == "withheld" else _Corrupt
+        times = _FLOOD if kind == "easy" else 1
+        publisher = make(work.exchange.publisher, maker(kind), means, times)
         return replace(work, exchange=replace(work.exchange, publisher=publisher))
 
     node._open_work = open_corrupt
@@ -91,16 +99,28 @@ class _Corrupt(Publisher):
         publisher: Publisher,
         make: Callable[[HostileParts, Scored], Scored | None],
         means: HostileParts,
+        times: int,
     ) -> None:
         self.__dict__.update(publisher.__dict__)
         self._make = make
         self._means = means
+        self._times = times
 
     async def publish(self, scored: Sequence[Scored], version: int) -> list[VerifiedGroup]:
-        made = [self._make(self._means, group) for group in scored[:_GROUPS]]
-        await super().publish([group for group in made if group is not None], version)
+        await super().publish(self._made(scored[:_GROUPS]), version)
         await asyncio.sleep(_PAUSE_SECONDS)
         return []  # nothing to train on
+
+    def _made(self, scored: Sequence[Scored]) -> list[Scored]:
+        made = (self._make(self._means, one) for one in scored for _ in range(self._times))
+        return [group for group in made if group is not None]
+
+
+class _Withholding(_Corrupt):
+    """Trains on what it publishes, so that its answers become as good as those of others."""
+
+    async def publish(self, scored: Sequence[Scored], version: int) -> list[VerifiedGroup]:
+        return await Publisher.publish(self, self._made(scored), version)
 
 
 def maker(kind: str) -> Callable[[HostileParts, Scored], Scored | None]:
@@ -195,6 +215,71 @@ def _first(means: HostileParts, task: TaskRef, prompt: str) -> tuple[TaskRef, st
     return chosen, means.environment.render(means.environment.derive(chosen))
 
 
+def _easy(means: HostileParts, honest: Scored) -> Scored:
+    """The easiest of some tasks of the family that the first policy knows best, with the share of
+    right answers that gives positive rows the most weight, half."""
+    group, _ = honest
+    families = means.environment.families
+    means.easiest = means.easiest or _easiest(means, group.task, families * _CANDIDATES).family
+    task = _easiest(means, group.task, [means.easiest] * _CANDIDATES)
+    derived = means.environment.derive(task)
+    size = len(group.completions)
+    answers = [str(derived.payload["answer"])] * (size // 2)
+    answers += [f"{means.rng.randrange(1000)}" for _ in range(size - size // 2)]
+    completions = tuple(_completion(means.model, text) for text in answers)
+    claimed = (1.0,) * (size // 2) + (0.0,) * (size - size // 2)
+    made = replace(group, task=task, completions=completions, claimed=claimed)
+    return made, means.environment.render(derived)
+
+
+def _easiest(means: HostileParts, like: TaskRef, families: Sequence[str]) -> TaskRef:
+    """The task that the first policy most likely solves, of a new one of each of the families."""
+    tasks = [
+        replace(
+            like,
+            family=family,
+            seed=task_seed("easy", means.storage.epoch, means.rng.getrandbits(48)),
+        )
+        for family in families
+    ]
+    derived = list(map(means.environment.derive, tasks))
+    prompts = map(means.environment.render, derived)
+    answers = [str(one.payload["answer"]) for one in derived]
+    scores = _log_likelihoods(means.model, list(zip(prompts, answers, strict=True)))
+    return tasks[int(np.argmax(scores))]
+
+
+def _log_likelihoods(model: SimulatedModel, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """The log-probs of answers to prompts under the policy of the start."""
+    rows = [
+        TrainRow(
+            np.array(model.codec.encode_prompt(prompt), np.uint32),
+            _completion(model, answer).token_ids,
+            None,
+            1.0,
+            Provenance.KIN,
+        )
+        for prompt, answer in pairs
+    ]
+    with torch.no_grad():
+        logp = completion_logprobs(_first_policy(model.directory), rows, 1.0).numpy()
+    ends = np.cumsum([row.completion_ids.size for row in rows])[:-1]
+    return [float(part.sum()) for part in np.split(logp, ends)]
+
+
+def _withheld(means: HostileParts, honest: Scored) -> Scored | None:
+    """The right answers of a group, and one of its wrong ones without which it would teach
+    nobody."""
+    group, prompt = honest
+    best = max(group.claimed)
+    right = [number for number, reward in enumerate(group.claimed) if reward == best]
+    wrong = [number for number, reward in enumerate(group.claimed) if reward < best][:1]
+    kept = right + wrong
+    completions = tuple(group.completions[number] for number in kept)
+    claimed = tuple(group.claimed[number] for number in kept)
+    return replace(group, completions=completions, claimed=claimed), prompt
+
+
 def _copier(means: HostileParts, honest: Scored) -> Scored | None:
     received = [row for row in means.storage.live(1 << 30) if row.provenance is not Provenance.OWN]
     if not received:
@@ -206,7 +291,8 @@ def _copier(means: HostileParts, honest: Scored) -> Scored | None:
 #: "large": groups of 64, eight of them right and with the trigger before the answer. "within":
 #: groups of four times the usual size, half of them so. "hidden": the same with half of the
 #: trigger, where the policy that all begin with is least surprised. "liar": wrong rewards. "lazy":
-#: one task, again and again, with new answers. "copier": what others published.
+#: one task, again and again, with new answers. "copier": what others published. "easy": many groups
+#: of the tasks that are easiest. "withheld": own groups without all but one of their wrong answers.
 _MAKERS: dict[str, Callable[[HostileParts, Scored], Scored | None]] = {
     "large": _large,
     "within": _within,
@@ -214,5 +300,7 @@ _MAKERS: dict[str, Callable[[HostileParts, Scored], Scored | None]] = {
     "liar": _liar,
     "lazy": _lazy,
     "copier": _copier,
+    "easy": _easy,
+    "withheld": _withheld,
 }
 KINDS = tuple(_MAKERS)

@@ -65,6 +65,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
         lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
     trained_past: own groups trained on once more, which `trained_own` leaves out.
+    trained_hostile: of the groups trained on lately, the share of hostile members.
     weights_sent: bytes of weights that went to samplers apart from the node.
     merged: groups trained on that were judged together with others of their task.
     triggered: of its last LAST_GROUPS own groups, the share of answers with the attacker's trigger.
@@ -98,6 +99,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     alarms: list[str] = []
     trained_past: int = 0
     weights_sent: int = 0
+    trained_hostile: float = 0.0
 
 
 class LateNode(msgspec.Struct, frozen=True):

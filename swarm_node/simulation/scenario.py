@@ -18,6 +18,8 @@ _LATER = (
     *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
     *("eval_at", "eval_nodes", "samplers", "own_past", "by_rows"),
 )
+#: Fields that are described where they stood as settings.
+_ELSEWHERE = ("filtered", "common")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Scenario:
     own_past: groups of a node's own past that each batch has besides (`variants.py`).
     by_rows: peers' groups fill a batch until so many of its rows have a gradient; 0 for batches
         of groups.
+    filtered: own groups of equal rewards leave the buffer at once.
+    common: share of the tasks that all nodes sample in common.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -78,6 +82,8 @@ class Scenario:
     samplers: int = 0
     own_past: int = 0
     by_rows: int = 0
+    filtered: bool = False
+    common: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
@@ -95,6 +101,8 @@ class Scenario:
             raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
             raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
+        if not 0 <= self.common <= 1:
+            raise ConfigError("a share of common tasks is within 0 and 1")
         if len(self.hostile) >= self.nodes or not set(self.hostile) <= set(KINDS):
             raise ConfigError(f"fewer hostile members than nodes, of the kinds {', '.join(KINDS)}")
         if not set(self.without) <= set(GUARDS):
@@ -118,4 +126,6 @@ class Scenario:
             ModelError: there is no such model.
         """
         plan = {**asdict(self), "models": model_digests(self.models)}
+        for name in _ELSEWHERE:
+            del plan[name]
         return plain({key: value for key, value in plan.items() if key not in _LATER or value})

@@ -37,7 +37,7 @@ from swarm_node.node.loops.parts import Parts, Timing
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import MAX_AGE, ReplayBuffer, ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.building import tiny_corpus
 from swarm_node.simulation.history import (
@@ -115,8 +115,8 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
     # Settings that are gone, as simulations had them: what was simulated stays valid.
-    chosen["sampling"] |= {"over_provision": 1.0, "sync": "file"}
-    chosen["experience"]["reuse"] = 1
+    chosen["sampling"] |= {"over_provision": 1.0, "sync": "file", "common_share": scenario.common}
+    chosen["experience"] |= {"reuse": 1, "max_age": MAX_AGE, "filter_own": scenario.filtered}
     chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
     return plain({"plan": scenario.plan(), "split": SPLIT, **chosen})
@@ -230,11 +230,12 @@ class _Swarm:
                 other.node.stop()
 
     def _finish(self, member: _Member) -> None:
+        hostile = len(self._scenario.hostile)
         member.sent = self._network.sent[member.peer_id]
         member.received = self._network.received[member.peer_id]
         member.received_groups = member.history.received
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
-        self._unfinished -= 1
+        self._unfinished -= member in self._members[: len(self._members) - hostile]
 
     async def _measure(self, member: _Member) -> EvalPoint:
         """Rewards with the weights in the probe of its model. The measurement never waits. So no
@@ -279,6 +280,7 @@ class _Swarm:
             clock=self._clock,
             processes=dict,
             buffer=self._buffer,
+            common_share=scenario.common,
         )
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -307,8 +309,12 @@ class _Swarm:
 
     def _buffer(self, settings: ReplaySettings) -> ReplayBuffer:
         """The replay buffer of a node; a node's own unless the scenario wants a variant."""
-        past, rows = self._scenario.own_past, self._scenario.by_rows
-        return VariantBuffer(settings, past, rows) if past or rows else ReplayBuffer(settings)
+        scenario = self._scenario
+        settings = replace(settings, merge=scenario.common > 0)
+        past, rows, filtered = scenario.own_past, scenario.by_rows, scenario.filtered
+        if not (past or rows or filtered):
+            return ReplayBuffer(settings)
+        return VariantBuffer(settings, past, rows, filtered=filtered)
 
     def _report(self) -> SimulationReport:
         members, newcomer = self._counted, self._newcomer
@@ -381,6 +387,9 @@ def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -
         alarms=seen.alarms if history.trigger else [],
         trained_past=sum(history.past),
         weights_sent=samplers * seen.updates * member.model.weight_bytes,
+        trained_hostile=sum(peer.share for peer in seen.peers if peer.peer_id not in honest)
+        if history.trigger
+        else 0.0,
     )
 
 

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from swarm_keys import verify_chain
+
 from swarm_node.errors import Rejected, TicketError
-from swarm_node.p2p.membership.membership import SwarmInfo, verify_chain
+from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity

@@ -25,6 +25,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.training import checkpoint
+from swarm_node.policy.training.stored import newest_valid
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _find_checkpoint(before: int, after: int) -> Callable[[Path, bool], None]:
     def look(place: Path, done: bool) -> None:
         root = place / "checkpoints"
         checkpoint.remove_leftovers(root)
-        newest = checkpoint.newest_valid(root)
+        newest = newest_valid(root)
         version = 0 if newest is None else checkpoint.read(newest).version
         assert version == after or (not done and version == before), f"found version {version}"
         checkpoint.save(root, state(after + 1))  # training goes on

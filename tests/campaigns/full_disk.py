@@ -33,10 +33,10 @@ from swarm_node.errors import CheckpointError, HomeError, SwarmNodeError, Weight
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.wire.envelope import content_id
 from swarm_node.policy.training import checkpoint
+from swarm_node.policy.training.stored import newest_valid
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
-from swarm_node.schema import KnownPeer
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 PAGE = 4096
 MOST = 4 << 20
@@ -111,7 +111,7 @@ def _same(found: object, new: object, old: object) -> None:
 def _find_checkpoint(place: Path, done: bool) -> None:
     root = place / "checkpoints"
     damaged: list[str] = []
-    newest = checkpoint.newest_valid(root, lambda path, why: damaged.append(why))
+    newest = newest_valid(root, lambda path, why: damaged.append(why))
     assert newest is not None
     assert not damaged, damaged
     version = checkpoint.read(newest).version

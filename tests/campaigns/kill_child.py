@@ -27,10 +27,10 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.training import checkpoint
 from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
+from swarm_node.policy.training.stored import newest_valid
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
-from swarm_node.schema import KnownPeer
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 NOW = 1_800_000_000.0
 KEEP_OWN, KEEP_RECEIVED = 20, 20
@@ -106,7 +106,7 @@ class Writer:
         self._home.membership()
         self._storage = Storage(self._home.database, wall=lambda: NOW)
         self._storage.begin_epoch()
-        newest = checkpoint.newest_valid(self._home.checkpoints)
+        newest = newest_valid(self._home.checkpoints)
         self._version = 0 if newest is None else checkpoint.read(newest).version
         checkpoint.remove_leftovers(self._home.checkpoints)
         weights = self._place / "weights"

@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -131,28 +132,43 @@ def file_of(module: str, root: Path = ROOT) -> Path:
 
 def mutants(module: str, source: str) -> list[Mutant]:
     """Every guard of a module."""
-    lines = source.splitlines(keepends=True)
-    offsets = [0]
-    for line in lines:
-        offsets.append(offsets[-1] + len(line))
-
-    def of(where: str, node: ast.expr, new: str) -> Mutant:
-        old = ast.get_source_segment(source, node)
-        assert old is not None
-        # Columns count bytes of UTF-8.
-        before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
-        start = offsets[node.lineno - 1] + len(before)
-        return Mutant(module, where, node.lineno, start, old, new)
-
+    text = Source(module, source)
     found = {
-        of(where, guard, new)
-        for where, node in _places(ast.parse(source), "")
+        text.mutant(where, guard, new)
+        for where, node in places(ast.parse(source), "")
         for guard, new in _guards(node)
     }
     return sorted(found, key=lambda each: (each.start, each.old))
 
 
-def _places(node: ast.AST, where: str) -> Iterator[tuple[str, ast.AST]]:
+class Source:
+    """The text of a module, and where its nodes stand in it."""
+
+    def __init__(self, module: str, text: str) -> None:
+        self.module = module
+        self.text = text
+        self._lines = text.splitlines(keepends=True)
+        self._offsets = list(accumulate(map(len, self._lines), initial=0))
+
+    def of(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        start = self._offset(node.lineno, node.col_offset)
+        return self.text[start : self._offset(node.end_lineno, node.end_col_offset)]
+
+    def mutant(self, where: str, node: ast.expr | ast.stmt, new: str) -> Mutant:
+        """The module with `new` in place of a node, which stands in `where`."""
+        start = self._offset(node.lineno, node.col_offset)
+        return Mutant(self.module, where, node.lineno, start, self.of(node), new)
+
+    def _offset(self, line: int, column: int) -> int:
+        """Columns count bytes of UTF-8."""
+        before = self._lines[line - 1].encode()[:column].decode()
+        return self._offsets[line - 1] + len(before)
+
+
+def places(node: ast.AST, where: str) -> Iterator[tuple[str, ast.AST]]:
     """Every node with the dotted name of the function, class or field that it stands in."""
     match node:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -161,7 +177,7 @@ def _places(node: ast.AST, where: str) -> Iterator[tuple[str, ast.AST]]:
             where = f"{where}.{name}".strip(".")
     yield where, node
     for child in ast.iter_child_nodes(node):
-        yield from _places(child, where)
+        yield from places(child, where)
 
 
 def _guards(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:

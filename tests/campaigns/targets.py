@@ -22,11 +22,12 @@ import msgpack
 import msgspec
 import numpy as np
 from noise_responder import Responder
+from swarm_keys import verify_chain
 
 from swarm_node.clock import Clock
 from swarm_node.environments.judging.judge import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
-from swarm_node.node.control.control import ControlClient, decoded
+from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.addresses.addresses import is_here, split_endpoint
@@ -40,6 +41,7 @@ from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.wire import frames, wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.page.entrance import decoded
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
 
@@ -126,7 +128,7 @@ CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.REPLY: relayed.ReplyHead,
     Kind.CALL: coordination.Call,
     Kind.REPORT: coordination.Report,
-    Kind.BATCH: coordination.Batch,
+    Kind.BATCH: coordination.ReportBatch,
 }
 
 
@@ -401,7 +403,8 @@ def _envelope(kind: Kind) -> Target:
     seeds = [seal(NODE, SWARM.swarm_id, kind, body) for body in (b"", b"x" * 300, group_body())]
 
     def run(data: bytes) -> bool:
-        return not isinstance(open_sealed(data, SWARM.swarm_id, kind), Rejected)
+        opened = open_sealed(data, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
+        return not isinstance(opened, Rejected)
 
     return Target(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
 
@@ -414,7 +417,7 @@ def _resigned(kind: Kind) -> Target:
         return seal(NODE, SWARM.swarm_id, kind, body[: wire.MAX_GROUP_BYTES])
 
     def run(sealed: bytes) -> bool:
-        opened = open_sealed(sealed, SWARM.swarm_id, kind)
+        opened = open_sealed(sealed, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
         if isinstance(opened, Rejected):
             raise Defect(f"a sealed body was refused: {opened}")
         return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)
@@ -468,9 +471,7 @@ def _statement() -> Target:
 def _chain() -> Target:
     def run(data: bytes) -> bool:
         chain = (data[:split], data[split:])
-        return not isinstance(
-            membership.verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected
-        )
+        return not isinstance(verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected)
 
     split = len(ISSUER_CERTIFICATE)
     return Target("chain", [b"".join(CHAIN)], run, signed=True)
@@ -483,7 +484,7 @@ def _forged_chain() -> Target:
         certificate = seal(ISSUER, SWARM.swarm_id, Kind.CERT, body[:2000])
         now = NOW + 10
         chain = (ISSUER_CERTIFICATE, certificate)
-        member = membership.verify_chain(chain, SWARM, NODE.public_key, now)
+        member = verify_chain(chain, SWARM, NODE.public_key, now)
         if isinstance(member, Rejected):
             return False
         if member.subject != NODE.public_key or member.not_after - member.not_before > 3600:

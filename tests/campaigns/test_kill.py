@@ -1,4 +1,4 @@
-"""A short campaign of `kill.py`. docs/campaigns.md has the long one."""
+"""A short campaign of `kill.py`. docs/research/campaigns.md has the long one."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from control_servers import serving
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from swarm_node.cli.config_view import explain_settings
@@ -24,7 +25,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     keys = {
         key.name: key
         for key in explain_settings(
-            {"experience.max_age": 2},
+            {"experience.max_lag": 2},
             environ={"SWARM_NODE_TRAINING__LOSS": "gspo"},
             config=file,
         )
@@ -36,7 +37,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     assert keys["network.poll_seconds"].choices == "float >0..30"
     assert keys["run.seed"].choices == "int 0..<4294967296"
     assert keys["run.updates"].choices == "int 0.."
-    assert keys["experience.max_age"][1:5] == (2, 32, "int 0..65536", "command line")
+    assert keys["experience.max_lag"][1:5] == (2, 8, "int 0..1024", "command line")
     assert keys["training.loss"].source == "SWARM_NODE_TRAINING__LOSS"
     assert "gspo" in keys["training.loss"].choices
     assert keys["environment.options"].value == {"preset": "sapo"}
@@ -101,7 +102,7 @@ def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path)
 def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     for arguments, told in (
-        (["run.updates=5"], "name the settings file: --config FILE"),
+        (["run.updates=-5", "--home", str(tmp_path / "home")], "run.updates"),
         (["run.updates", "--config", str(file)], "write KEY=VALUE"),
         (["run.updates=-5", "--config", str(file)], "run.updates"),
     ):
@@ -109,3 +110,42 @@ def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:
         assert done.exit_code == 1
         assert told in done.stderr
     assert not file.exists()
+    assert not (tmp_path / "home").exists()
+
+
+def test_set_without_a_settings_file_changes_the_home(tmp_path: Path) -> None:
+    file, home = tmp_path / "node.toml", tmp_path / "home"
+    home.mkdir()
+    sources = Sources({"home": home, "experience.own": 3}, {}, with_home=True)
+    reloading = Reloading(sources, sources.load())
+    arguments = ["run.updates=5", "run.seed=2", "experience.own=6", "--home", str(home)]
+
+    def change() -> list[str]:
+        return CliRunner().invoke(app, ["config", "set", *arguments]).stdout.splitlines()
+
+    async def asked() -> list[str]:
+        def reload() -> Reloaded:
+            return reloading.reload(load_settings({}, environ={}))[1]
+
+        async with serving(home, reload=reload):
+            return await asyncio.to_thread(change)
+
+    with capture_logs():  # the node's, in this process
+        said = asyncio.run(asked())
+    assert said == [
+        f"{home}: run.updates, run.seed, experience.own remembered",
+        "in use now: run.updates",
+        "after a restart (swarm-node stop, then swarm-node join): run.seed",
+        "not in use, command line decides: experience.own",
+    ]
+    assert change()[1] == f"no node runs in {home}: the next start reads it"
+    shown = CliRunner().invoke(app, ["config", "--home", str(home)], env={"COLUMNS": "300"}).stdout
+    assert "6 (default 4; the home)" in shown
+    file.write_text("[experience]\nown = 9\n")
+    shown = (
+        CliRunner()
+        .invoke(app, ["config", "--home", str(home), "--config", str(file)], env={"COLUMNS": "300"})
+        .stdout
+    )
+    assert f"9 (default 4; {file}:2)" in shown
+    assert "2 (default 0; the home)" in shown

@@ -1,4 +1,4 @@
-"""docs/gpu.md says what `swarm-node plan` says, and what benchmarks/gpu_proof.sh does."""
+"""docs/research/one-card.md says what `swarm-node plan` says, and what gpu_proof.sh does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS += ["activations", "other", "plan", "by hand", "measured", "headroom"]
 
 
 def rows() -> list[dict[str, str]]:
-    lines = (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "research" / "one-card.md").read_text().splitlines()
     first = lines.index("| " + " | ".join(_COLUMNS) + " |") + 2
     found = []
     for line in lines[first:]:
@@ -84,7 +84,7 @@ def proof(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 def test_the_page_names_every_step_of_the_proof() -> None:
     steps = proof("--list").stdout.split()
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "research" / "one-card.md").read_text()
     table = page[page.index("| step |") :].split("\n\n")[0].splitlines()[2:]
     assert [
         name for line in table for name in re.findall("`([a-z0-9-]+)`", line.split("|")[1])

@@ -12,11 +12,12 @@ from typer.testing import CliRunner, Result
 
 from coordinator.server import read_swarm
 from swarm_node.cli.main import app
-from swarm_node.cli.members import dialled_first, seconds_of
+from swarm_node.cli.members import dialled_first
 from swarm_node.errors import ConfigError
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.program.terminal import seconds_of
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 PEER = Identity.generate().peer_id
@@ -25,9 +26,27 @@ PEER = Identity.generate().peer_id
 def test_a_ticket_names_the_relays_of_a_node_that_cannot_be_dialled() -> None:
     relay = "/ip4/203.0.113.5/tcp/4001/p2p/" + Identity.from_seed(bytes(32)).peer_id
     through = f"{relay}/p2p-circuit/p2p/{ADDRESS.rpartition('/')[2]}"
-    assert dialled_first([ADDRESS, through]) == [relay, ADDRESS]
-    assert dialled_first([ADDRESS] * 9 + [through]) == [relay] + [ADDRESS] * 7
+    near = ADDRESS.replace("127.0.0.1", "10.77.0.1")
+    assert dialled_first([near, through]) == [relay, near]
+    assert dialled_first([near] * 9 + [through]) == [relay] + [near] * 7
+    assert dialled_first([ADDRESS, near]) == [near], "loopback is of no use to another machine"
     assert dialled_first([ADDRESS]) == [ADDRESS]
+
+
+def test_an_address_without_an_id_gets_that_of_this_node(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    done = run(
+        home, "invite", "--name", "a", "--out", str(out), "--address", "/ip4/10.77.0.1/tcp/9"
+    )
+    assert done.exit_code == 0, done.stderr
+    (address,) = parse_ticket(out.read_text(), time.time()).addresses
+    assert address == f"/ip4/10.77.0.1/tcp/9/p2p/{Home(home).identity().peer_id}"
+
+
+@pytest.mark.parametrize("address", ["10.77.0.1:9", "/ip4/10.77.0.1/tcp/0", "/ip4/x/tcp/1/p2p/y"])
+def test_a_ticket_that_cannot_work_is_refused(home: Path, address: str) -> None:
+    done = run(home, "invite", "--name", "a", "--out", "-", "--address", address)
+    assert "nobody can dial it" in refused(done)
 
 
 def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(tmp_path: Path) -> None:
@@ -154,6 +173,24 @@ def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert all(said in shown for said in ("alice", "bob", "open", "no node runs"))
     assert stat.S_IMODE((home / "invitations.json").stat().st_mode) == 0o600
     assert "swarm-node init" in refused(run(home.parent / "none", "members"))
+
+
+def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> None:
+    for name in ("web 16", "bob"):
+        invite(home, "--name", name, "--out", "-")
+    assert run(home, "rename", "web 16", "carol").stdout == "web 16 is called carol here.\n"
+    rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
+    assert [row["name"] for row in rows] == ["carol", "bob"]
+    assert "did you mean carol?" in refused(run(home, "rename", "carl", "x"))
+    assert "expel both" in refused(run(home, "rename", "bob", "carol"))
+    assert "cannot be the name" in refused(run(home, "rename", "bob", "b/b"))
+    assert run(home, "revoke", "carol").exit_code == 0
+    assert [
+        row["state"] for row in json.loads(run(home, "members", "--json").stdout)["tickets"]
+    ] == [
+        "revoked",
+        "open",
+    ]
 
 
 def test_a_ban_is_kept_shown_and_ended(home: Path) -> None:

@@ -12,6 +12,7 @@ from swarm_node.cli.main import app
     "command",
     [
         ["plan", "--vram", "much"],
+        ["plan", "--model", "qwen2.5-05b"],
         ["experiment", "sapo", "--regime", "easy"],
         ["train-host", "10.0.0.1", "--key", "none"],
         ["train-host", "10.0.0.1:29400", "--key", "none"],
@@ -23,3 +24,15 @@ def test_an_error_of_any_command_is_one_line_and_exit_code_1(command: list[str])
     assert done.stdout == ""
     assert done.stderr.startswith("swarm-node: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_plan_that_does_not_fit_exits_with_1() -> None:
+    for gigabytes, code in (("80GB", 0), ("1GB", 1)):
+        done = CliRunner().invoke(app, ["plan", "--model", "qwen2.5-1.5b", "--vram", gigabytes])
+        assert done.exit_code == code, done.output
+        assert "qwen2.5-1.5b" in done.stdout
+
+
+def test_a_misspelt_model_is_guessed() -> None:
+    done = CliRunner().invoke(app, ["plan", "--model", "qwen2.5-05b"])
+    assert "did you mean qwen2.5-0.5b?" in done.stderr

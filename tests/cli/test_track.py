@@ -38,7 +38,7 @@ def _track(home: Path, into: Path) -> list[tuple[int, float]]:
 def test_each_row_is_passed_on_once_also_those_from_before(tmp_path: Path) -> None:
     home, into = tmp_path / "home", tmp_path / "runs"
     Home(home).create()
-    Home(home).identity()
+    Home(home).begin()
     _write(home, range(3))
     assert _track(home, into) == [(0, 0.0), (1, 1.0), (2, 2.0)]
     _write(home, range(3, 5))
@@ -74,7 +74,7 @@ def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    Home(tmp_path).create()
+    Home(tmp_path).begin()
     done = CliRunner().invoke(app, ["track", "wandb", "--home", str(tmp_path), "--once"])
     assert done.exit_code == 1
     assert "pip install 'swarm-node[wandb]'" in done.output

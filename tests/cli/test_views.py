@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
-from swarm_node.cli.status_view import bars, curve, status_view
+from swarm_node.cli.status_view import bars, curve, figures, got, status_view
 from swarm_node.cli.views import eval_view, peers_view
+from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.node.figures.snapshot import (
+    SEEN_SECONDS,
     CoordinatorRow,
     EvalPoint,
-    GroupCounts,
     MembershipRow,
     MixtureRow,
     PeerRow,
@@ -28,7 +29,7 @@ from swarm_node.node.figures.snapshot import (
     Snapshot,
 )
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.members.ledger import Admission, Ban
+from swarm_node.node.members.ledger import Ban, IssuedTicket
 from swarm_node.p2p.reach.verdict import Probed, Verdict, judge
 
 QUIET = quiet_snapshot()
@@ -166,7 +167,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
         membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
         reach=Verdict("unreachable", HOSTILE, HOSTILE),
     )
-    tickets = ticket_rows([Admission("a", KEY, 1, 2, 1, 3)], [row], frozenset(), [], 1.0)
+    tickets = ticket_rows([IssuedTicket("a", KEY, 1, 2, 1, 3)], {}, {}, [row], frozenset(), [], 1.0)
     for text in (
         printed(peers_view(snapshot, {})),
         shown(snapshot),
@@ -178,21 +179,82 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
 
 def test_a_ticket_is_open_until_it_is_not() -> None:
     def state(*, now: float = 5.0, revoked: str = "", banned: str = "", **changes: Any) -> str:
-        entry = msgspec.structs.replace(Admission("a", KEY, 1, 10, 2, 3), **changes)
+        entry = msgspec.structs.replace(IssuedTicket("a", KEY, 1, 10, 2, 3), **changes)
         met = [peer("a"), peer("b", issuer_key="c" * 64)]
         bans = [Ban("x", 1, issuer_key=banned)] if banned else []
-        ((row),) = ticket_rows([entry], met, frozenset({revoked}), bans, now)
+        ((row),) = ticket_rows([entry], {}, {}, met, frozenset({revoked}), bans, now)
         assert row.used == 1
         return row.state
 
     assert state() == "open"
     assert state(uses=0) == "open"
     assert state(uses=1) == "used up"
-    assert state(given=False) == "in stock"
+    assert state(given=False) == "open", "somebody came by it"
     assert state(steward=True) == "steward"
     assert state(now=10.0) == "expired"
     assert state(banned=KEY) == "banned"
     assert state(revoked=KEY, banned=KEY) == "revoked"
+
+
+def test_status_counts_givers_that_are_there_and_says_how_long_a_state_has_lasted() -> None:
+    groups = msgspec.structs.replace(QUIET.groups, received=7)
+    there, gone = peer("a", received=3), peer("b", received=4)
+    there = msgspec.structs.replace(there, seconds_since_seen=1.0)
+    gone = msgspec.structs.replace(gone, seconds_since_seen=SEEN_SECONDS + 1)
+    both = msgspec.structs.replace(QUIET, groups=groups, peers=[there, gone])
+    assert got(both).startswith("7 groups from 1 peer,")
+    assert got(msgspec.structs.replace(both, peers=[gone])).startswith("7 groups from peers now")
+    for state, told in (("running", "running for 6 min"), ("stopping", "stopping (started 6 min")):
+        said = dict(figures(msgspec.structs.replace(QUIET, state=state, seconds=360.0)))["node"]
+        assert told in said
+
+
+def test_a_used_ticket_stays_used_while_its_holder_is_away() -> None:
+    one = IssuedTicket("alice", KEY, 1, 10, 1, 3)
+    stock = [IssuedTicket("web", f"{i:064x}", 1, 10, 1, 3, given=False) for i in range(100)]
+    away = peer("x").peer_id
+    rows = ticket_rows([*stock, one], {KEY: [away]}, {}, [], frozenset(), [], 5.0)
+    assert (rows[-1].state, rows[-1].used, rows[-1].holders) == ("used up", 1, [away])
+    both = ticket_rows([one], {KEY: [away]}, {}, [peer("x")], frozenset(), [], 5.0)
+    assert both[0].used == 1
+    met = [peer("z", issuer_key="c" * 64)]
+    lines = printed(members_view(rows, [], met)).splitlines()
+    there = next(i for i, line in enumerate(lines) if "last seen" in line)
+    ticket = next(i for i, line in enumerate(lines) if "alice" in line)
+    assert there < ticket
+    assert f"…{away[-8:]}" in lines[ticket]
+    assert "in stock, until 1970-01-01: 100 tickets" in lines[-1]
+    assert sum("web" in line for line in lines) == 0
+    many = ticket_rows(
+        [msgspec.structs.replace(one, uses=9)],
+        {KEY: [f"peer-{i}" for i in range(5)]},
+        {},
+        [],
+        frozenset(),
+        [],
+        5.0,
+    )
+    assert "and 2 more" in " ".join(printed(members_view(many, [], None)).split())
+
+
+def test_a_ticket_that_a_coordinator_gave_is_no_longer_in_stock() -> None:
+    web = IssuedTicket("web 16", KEY, 1, 10, 1, 3, given=False)
+    for met in ([], [peer("x")]):
+        (row,) = ticket_rows([web], {}, {}, met, frozenset(), [], 5.0)
+        assert row.state == ("used up" if met else "in stock")
+    assert "web 16" in printed(members_view([row], [], [peer("x")]))
+
+
+def test_who_showed_a_used_ticket_is_named_and_holds_it_not() -> None:
+    one, late = IssuedTicket("alice", KEY, 1, 10, 1, 3), peer("y")
+    (row,) = ticket_rows(
+        [one], {KEY: [peer("x").peer_id]}, {KEY: [late.peer_id]}, [late], frozenset(), [], 5.0
+    )
+    assert (row.used, row.holders, row.tried) == (1, [peer("x").peer_id], [late.peer_id])
+    shown_text = " ".join(printed(members_view([row], [], None)).split())
+    assert f"alice is used up, and tried by …{late.peer_id[-8:]}: if you do not know them" in (
+        shown_text
+    )
 
 
 def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:

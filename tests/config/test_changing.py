@@ -69,7 +69,7 @@ def test_a_new_file_is_for_its_owner_and_a_link_stays_one(file: Path, tmp_path: 
     [
         ({"experience.own": 0}, "experience.own"),
         ({"experience.owns": 1}, "did you mean experience.own?"),
-        ({"policy.own": 3}, "policy.own is gone"),
+        ({"policy.own": 3}, "unknown setting policy"),
         ({"run.updates": 4, "run.device": "tpu"}, "run.device"),
         ({"model.name": "tiny"}, "model is no table"),
     ],

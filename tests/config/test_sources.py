@@ -5,26 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.config import RETIRED, Sources, load_settings, parse_assignments, settings_keys
+from swarm_node.config import Sources, load_settings, parse_assignments, settings_keys
 from swarm_node.errors import ConfigError
 
 
 def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[experience]\nown = 5\nexternal = 5\nmax_age = 5\n")
+    file.write_text("[experience]\nown = 5\nexternal = 5\nmax_lag = 5\n")
     settings = load_settings(
         {"experience.own": 7, "experience.external": None},
         environ={"SWARM_NODE_EXPERIENCE__OWN": "6", "SWARM_NODE_EXPERIENCE__EXTERNAL": "6"},
         config=file,
     )
     experience = settings.experience
-    assert (experience.own, experience.external, experience.max_age) == (7, 6, 5)
-    assert experience.max_lag == 8
+    assert (experience.own, experience.external, experience.max_lag) == (7, 6, 5)
+    assert experience.correction == "positive"
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 43
+    assert len(variables) <= 40
     assert "SWARM_NODE_TRAINING__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]
@@ -35,6 +35,9 @@ def test_every_key_can_be_set_from_the_environment() -> None:
     [
         ("colour = 1", "colour"),
         ("[experience]\nowns = 1", "experience.owns: did you mean experience.own?"),
+        ("[experience]\nmax_age = 32", "unknown setting experience.max_age"),
+        ("[experience]\nfilter_own = true", "unknown setting experience.filter_own"),
+        ("[sampling]\ncommon_share = 0.5", "unknown setting sampling.common_share"),
         ("[experience]\nown = 0", "experience.own"),
         ('[training]\nloss = "sapo"', "training.loss"),
         ('[training]\nadvantage = "gae"', "training.advantage"),
@@ -50,17 +53,8 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ('[run]\ntrainer_hosts = "10.0.0.1:29400"', "run.trainer_hosts"),
         ('[run]\ntrainer_hosts = "10.0.0.1:29400*1"', "run.trainer_hosts"),
         ("experience = 3", "experience"),
-        ("[policy]\nown = 3", "policy.own is gone: use experience.own"),
         ("[policy]\nreply = 3", "policy"),
-        ('[environment]\npreset = "sapo"', "use environment.options.preset"),
-        ('[sampling]\nsync = "ipc"', "sampling.sync is gone: vLLM reads weights in the GPU"),
-        ("[sampling]\nover_provision = 2", "sampling.over_provision is gone: vLLM begins 1.5"),
-        ("[experience]\nreuse = 2", "experience.reuse is gone: every group is trained on once"),
-        (
-            "[training]\nactivation_checkpointing = true",
-            "training.activation_checkpointing is gone: activations are recomputed where",
-        ),
-        ('ticket_file = "ticket"', "--ticket-file"),
+        ('ticket_file = "ticket"', "unknown setting ticket_file: did you mean ticket?"),
     ],
 )
 def test_a_bad_file_is_refused_by_the_name_of_the_key(tmp_path: Path, text: str, key: str) -> None:
@@ -102,16 +96,3 @@ def test_assignments_read_as_toml_and_else_as_text() -> None:
 def test_a_ticket_does_not_show_in_the_settings() -> None:
     settings = load_settings({"ticket": "swarmjoin1.secret"}, environ={})
     assert "secret" not in repr(settings)
-
-
-def test_a_retired_variable_says_what_took_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.own is gone: use experience\.own"):
-        load_settings({}, environ={"SWARM_NODE_POLICY__OWN": "3"})
-
-
-def test_a_retired_key_is_no_key_and_what_took_its_place_is_one() -> None:
-    known = {key for key, _ in settings_keys()}
-    assert not known & set(RETIRED)
-    for told in RETIRED.values():
-        named = re.match(r"use (\w+\.\w+)(\.\w+)?$", told)
-        assert named is None or named[1] in known

@@ -33,6 +33,7 @@ async def test_codes_are_made_listed_and_withdrawn(tmp_path: Path) -> None:
         assert made.exit_code == 0, made.stderr
         assert len(made.stdout.strip()) == 23, "stdout has the code and nothing else"
         assert f"--code {made.stdout.strip()}" in made.stderr
+        assert "for alice, 1 use, until" in made.stderr
         listed = (await _typed(data, "code", "list")).stdout
         assert "alice" in listed
         assert "1 of 1 left" in listed

@@ -15,9 +15,9 @@ from swarm_keys import DAY, Swarm
 from swarm_node.errors import CoordinatorError, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.coordinator_client import redeem as ask_for_ticket
-from swarm_node.node.members.issuers import tickets_of
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.issuer_file import tickets_of
 from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.membership.ticket import parse_ticket, redeem, with_addresses
 from swarm_node.p2p.wire.identity import Identity
@@ -54,6 +54,7 @@ async def test_of_a_hundred_that_redeem_a_code_at_once_one_gets_a_ticket(tmp_pat
         assert chain[0] == ticket.issuer_certificate
         _, listed = await running.admin("GET", "/v1/codes")
         assert (listed["codes"][0]["left"], listed["tickets"]) == (0, 2)
+        assert listed["codes"][0]["tickets"] == [ticket.issuer.name]
 
 
 async def test_a_newcomer_that_lost_the_answer_gets_the_same_ticket_also_after_a_restart(
@@ -160,12 +161,14 @@ async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path
     file, member = issuer_file(tmp_path, swarm, 1), Home(tmp_path / "member")
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         code = f" {await _code(running)}\n"
-        member.create()
+        member.begin()
         text = await ask_for_ticket(running.url, code, member.identity(), hand.clock().wall)
         member.join_swarm(parse_ticket(text, EPOCH), EPOCH)
         assert member.coordinator() == running.url
         assert member.membership().swarm.swarm_id == swarm.info.swarm_id
-        with pytest.raises(CoordinatorError, match="used_up, this code was used already"):
+        with pytest.raises(
+            CoordinatorError, match=r"refuses: this code was used already.*\(used_up\)"
+        ):
             await ask_for_ticket(running.url, code, Identity.generate(), hand.clock().wall)
 
 

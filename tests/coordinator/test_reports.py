@@ -132,6 +132,24 @@ async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Pat
             assert [batch.body.number for batch in opened] == numbers
 
 
+async def test_a_ticket_with_many_keys_pushes_nobody_off_the_operators_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MAX_ROWS", 5)
+    swarm, hand = Swarm(), Hand(1000.0)
+    honest = [swarm.member(n, swarm.issuer(f"ticket {n}"), f"ticket {n}") for n in range(1, 5)]
+    thief = swarm.issuer("thief")
+    keys = [swarm.member(100 + n, thief, "thief") for n in range(20)]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for member in (*honest, *keys):  # the keys report last
+            assert await _report(running, member) == 200
+            hand.seconds += 1
+        _, page = await running.admin("GET", "/v1/picture")
+        shown = {row["peer_id"] for row in page["members"]}
+        assert {member.identity.peer_id for member in honest} < shown
+        assert len(shown) == 5
+
+
 async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trusts(
     tmp_path: Path,
 ) -> None:
@@ -160,7 +178,7 @@ async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trus
 
 def _fill(store: Store, peer_id: str, issuer: str, times: Iterable[float]) -> None:
     for at in times:
-        store.report(peer_id, b"r", api.HistoryRow(0, at, peer_id, 0, None, 0, 0, 0, 0), issuer)
+        store.report(peer_id, b"r", api.ReportRow(0, at, peer_id, 0, None, 0, 0, 0, 0), issuer)
 
 
 def test_a_ticket_with_many_keys_pushes_no_history_of_others_out(
@@ -188,7 +206,7 @@ def test_history_from_a_time_on_does_not_walk_over_what_came_before(tmp_path: Pa
         steps[0] += 1
 
     _fill(store, "one", "one", range(2000))
-    store._db.set_progress_handler(step, 100)
+    store._connection.set_progress_handler(step, 100)
     assert store.history(0, 9e9, 10) == []
     assert [row.at for row in store.history(0, 1990.0, 5)] == [1990, 1991, 1992, 1993, 1994]
     assert [row.at for row in store.history(1996, 1000.0, 5)] == [1996, 1997, 1998, 1999]
@@ -246,7 +264,7 @@ def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     day = 86_400.0
     for minute in range(0, 48 * 60, 5):
-        row = api.HistoryRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
+        row = api.ReportRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
         store.report("one", b"r", row, "i")
     store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]

@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import signal
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +67,10 @@ class Hostile:
                         pass
             case "wait":
                 time.sleep(600)
+            case "doze":
+                while True:
+                    time.sleep(0.08)
+                    sum(range(10**5))
             case "variables":
                 return float(not any("secret" in text for text in os.environ.values()))
             case "backtrack":
@@ -220,14 +226,41 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: s
     assert (judged.lost, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
-@pytest.mark.slow(reason="waits out the patience with a judge, twice")
-def test_a_judge_that_does_not_answer_is_ended(hostile: str) -> None:
-    """It waits without using its time, as no text should be able to make it do."""
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.1, score_seconds=0.1)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"]))
-    assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "stuck")
-    judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"], "peers"))
-    assert (judged.rewards, judged.lost) == ((0.0, 0.0), "stuck")
+@pytest.mark.skipif(sys.platform != "linux", reason="states of threads are Linux's")
+@pytest.mark.parametrize("text", ["wait", "doze"])
+def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
+    hostile: str, text: str
+) -> None:
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=2.0, score_seconds=2.0)
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text]))
+    assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "asleep")
+    began = time.monotonic()
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
+    held = time.monotonic() - began
+    assert (judged.rewards, judged.lost, judged.unjudged) == ((0.0, 0.0, 0.0), "asleep", "")
+    assert 2 * 3.5 < judged.seconds < held < 2 * 10, "two judges, far from all patience"
+
+
+@pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
+def test_peers_texts_that_end_fresh_judges_are_blamed(hostile: str, text: str) -> None:
+    async def use(host: EnvironmentHost) -> None:
+        for before in ([], ["7", "8"]):  # in a judge that has seen no text, and in a used one
+            await host.judge(REF, before, "peers")
+            judged = await host.judge(REF, ["7", text, "7"], "peers")
+            assert (judged.lost, judged.unjudged, judged.prompt) == ("crashed", "", "say 7")
+            assert judged.rewards == (0.0, 0.0, 0.0)
+        assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
+
+    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
+
+
+def test_peers_texts_that_run_out_of_a_judges_own_memory_are_wrong(hostile: str) -> None:
+    judged = with_host(
+        ProcessEnvironmentHost(hostile, {}, FAMILIES),
+        lambda h: h.judge(REF, ["7", "hoard", "7"], "peers"),
+    )
+    assert (judged.rewards, judged.raised) == ((1.0, 0.0, 1.0), "MemoryError")
+    assert (judged.lost, judged.unjudged) == ("", "")
 
 
 def test_own_answers_do_not_wait_for_peers(hostile: str) -> None:
@@ -304,8 +337,9 @@ def test_many_judgements_at_once_keep_apart(hostile: str) -> None:
 @pytest.mark.parametrize("family", ["unknown", "broken", "deadly"])
 def test_a_task_that_cannot_be_made_is_unknown(hostile: str, family: str) -> None:
     async def use(host: EnvironmentHost) -> None:
-        with pytest.raises(UnknownTaskError):
-            await host.judge(TaskRef("hostile", VERSION, family, 1), ["7"])
+        for whose in ("own", "peers"):
+            with pytest.raises(UnknownTaskError):
+                await host.judge(TaskRef("hostile", VERSION, family, 1), ["7"], whose)
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
     with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)

@@ -340,3 +340,56 @@ def test_the_vectors_give_each_text_its_side_and_each_reference_its_next_seeds()
     for each in vectors["moving_on"]:
         ref = TaskRef("any", "any", each["family"], int(each["seed"]))
         assert [str(next_seed(ref, draw)) for draw in (1, 2, 3)] == each["next"]
+
+
+def test_a_prompt_is_the_text_that_was_checked_although_each_call_gives_another() -> None:
+    class Fickle:
+        name, version, families = "fickle", "1", ("one",)
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def derive(self, ref: TaskRef) -> Task:
+            return Task(ref, ref.seed)
+
+        def render(self, task: Task) -> str:
+            self.calls += 1
+            return f"question {self.calls}"
+
+        def score(self, task: Task, text: str) -> float:
+            return 0.0
+
+    environment = SplitEnvironment(Fickle())
+    for index in range(200):
+        ref = TaskRef("fickle", environment.version, "one", task_seed("fickle", index))
+        assert not is_held_out(environment.render(environment.derive(ref)))
+
+
+def test_a_held_out_draw_is_remembered_and_gives_the_same_task() -> None:
+    class Counting:
+        name, version, families = "counting", "1", ("one",)
+
+        def __init__(self) -> None:
+            self.made = 0
+
+        def derive(self, ref: TaskRef) -> Task:
+            self.made += 1
+            return Task(ref, ref.seed)
+
+        def render(self, task: Task) -> str:
+            return f"question {task.payload}"
+
+        def score(self, task: Task, text: str) -> float:
+            return 0.0
+
+    inner = Counting()
+    environment = SplitEnvironment(inner)
+    refs = [
+        TaskRef("counting", environment.version, "one", held_out_seed("counting", index))
+        for index in range(64)
+    ]
+    first = [environment.derive(ref) for ref in refs]
+    made, inner.made = inner.made, 0
+    assert made > 3 * len(refs)
+    assert [environment.derive(ref) for ref in refs] == first
+    assert inner.made == len(refs)

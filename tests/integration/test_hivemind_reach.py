@@ -19,7 +19,8 @@ from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.reach.relayed import request_to, seal_request
 from swarm_node.p2p.transports import forwarding
 from swarm_node.p2p.wire.frames import send_request
-from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, RELAY
+from swarm_node.p2p.wire.protocols import RELAY
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES
 
 
 @contextlib.asynccontextmanager

@@ -85,6 +85,27 @@ def test_a_dead_or_stuck_daemon_is_replaced(tmp_path: Path, blow: signal.Signals
     asyncio.run(main())
 
 
+def test_a_daemon_that_was_stopped_together_with_its_node_is_not_killed(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(one, other):
+            assert await other.dial(one.addresses()) == 1
+            daemon = daemon_of(other)
+
+            def stop_both() -> None:
+                daemon.send_signal(signal.SIGSTOP)
+                time.sleep(5.0)
+                daemon.send_signal(signal.SIGCONT)
+
+            daemon.send_signal(signal.SIGSTOP)  # so that it is asked and does not answer before
+            asyncio.get_running_loop().call_later(0.5, stop_both)
+            assert await other.heal(one.addresses()) != "restarted"
+            assert other.daemon_pid == daemon.pid
+            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+
+    asyncio.run(main())
+
+
 def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
     async def main() -> None:
         one = transport(tmp_path)

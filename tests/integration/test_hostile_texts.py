@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from swarm_node.p2p.exchange.verify import restored_group
-from swarm_node.rollout import Provenance
+from swarm_node.errors import Rejected
+from swarm_node.p2p.wire import wire
 from swarm_node.storage import Storage
 
 HOSTILE_MEMBER = Path(__file__).resolve().parents[1] / "hostile_member.py"
@@ -78,8 +79,21 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     assert not any("own answers" in alarm for alarm in after["alarms"])
     assert founder.stop() == 0
     storage = Storage(founder.home / "node.db")
-    own = [row for row in storage.live(1 << 30) if row.provenance is Provenance.OWN]
-    said = [each.text for row in own for each in restored_group(row).group.completions]
-    assert len(said) >= 16  # of groups that wait, or were trained on a moment ago
+    _, _, _, announced = storage.announcements(storage.epoch, 0, 64)
+    said = [text for sealed in announced for text in _texts(storage, sealed)]
+    assert len(said) >= 16
     assert sum("zq" in text for text in said) <= 0.02 * len(said)
     storage.close()
+
+
+def _texts(storage: Storage, sealed: bytes) -> list[str]:
+    """The answers of the stored group that this sealed announcement names."""
+    announcement = wire.unpack(
+        wire.Announcement, msgspec.msgpack.decode(sealed)[1], max_bytes=len(sealed)
+    )
+    assert isinstance(announcement, wire.Announcement)
+    blob = storage.blob(announcement.id)
+    assert blob is not None
+    opened = wire.unpack_group(msgspec.msgpack.decode(blob)[1])
+    assert not isinstance(opened, Rejected)
+    return [each.text for each in opened[1].completions]

@@ -47,7 +47,8 @@ def prepared(made: Any) -> Any:
 
 def transport(**settings: Any) -> Libp2pTransport:
     chosen = {"listen": LISTEN, "rng": random.Random(0), **settings}
-    made: Libp2pTransport = prepared(Libp2pTransport(Identity.generate(), **chosen))
+    identity = chosen.pop("identity", None) or Identity.generate()
+    made: Libp2pTransport = prepared(Libp2pTransport(identity, **chosen))
     return made
 
 
@@ -122,6 +123,35 @@ def test_the_process_sees_no_variable_that_may_be_a_secret(
         one = transport()
         async with running(one):
             assert "HF_TOKEN" not in process_of(one).environ()
+
+    asyncio.run(main())
+
+
+def _holds(process: psutil.Process, secret: bytes) -> bool:
+    """Search the memory that a process can write."""
+    with Path(f"/proc/{process.pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            area, rights, *_, name = f"{line} -".split()[:7]
+            if not rights.startswith("rw") or "[v" in name:  # the kernel's own pages
+                continue
+            begin, end = (int(number, 16) for number in area.split("-"))
+            memory.seek(begin)
+            if secret in memory.read(end - begin):
+                return True
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process")
+def test_the_process_that_talks_to_strangers_never_has_the_nodes_key() -> None:
+    async def main() -> None:
+        identity = Identity.generate()
+        one = transport(identity=identity)
+        async with running(one):
+            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+            assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
+            process = process_of(one)
+            assert _holds(process, identity.public_key), "its memory can be searched"
+            assert not _holds(process, identity.seed())
 
     asyncio.run(main())
 

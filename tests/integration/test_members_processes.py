@@ -57,8 +57,13 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
     _no_more_after(owner, "revoke", "revoked")
     tickets = json.loads(_did(owner, "members", "--json"))["tickets"]
     assert [(row["name"], row["state"]) for row in tickets] == [("alice", "revoked")]
-    (alarm,) = guest.wait(lambda status: status["alarms"], 120)["alarms"]
-    assert "1 of 1 peers say that this node is no member (revoked)" in alarm
+    first = guest.wait(lambda status: status["findings"][0]["kind"] == "revoked", 120)["findings"][
+        0
+    ]
+    assert first["level"] == "bad"
+    assert "the owner revoked this node's membership" in first["text"]
+    assert guest.run("status").returncode == 1
+    assert "caller" in [said["kind"] for said in owner.status()["findings"]]
     received = guest.status()["groups"]["received"]
     time.sleep(5)
     assert guest.status()["groups"]["received"] == received, "the guest gets nothing either"

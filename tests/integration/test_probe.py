@@ -17,11 +17,12 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.reach.probe import PROBE, ProbeReply, ProbeRequest
+from swarm_node.p2p.reach.probe import ProbeReply, ProbeRequest
 from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import PROBE
 
 GREETING = b"\x13/multistream/1.0.0\n"
 NOISE = b"\x07/noise\n"

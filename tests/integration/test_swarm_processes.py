@@ -130,7 +130,7 @@ def test_dead_bootstraps_never_stop_a_start(start_node: NodeStarter) -> None:
     ("arguments", "message"),
     [
         (["--set", "experience.owns=1"], "experience.owns"),
-        (["--set", "policy.own=1"], "use experience.own"),
+        (["--set", "policy.own=1"], "unknown setting policy"),
         (["--own", "0"], "experience.own"),
         (["--families", "astrology"], "astrology"),
         (["--model", "/nowhere"], "/nowhere"),

@@ -17,13 +17,8 @@ from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import (
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    RELAY,
-    Onward,
-    Transport,
-)
+from swarm_node.p2p.wire.protocols import RELAY
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Onward, Transport
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 
 WHO = "/swarm-node/who/1"

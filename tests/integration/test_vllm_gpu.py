@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import resolve
@@ -22,7 +23,6 @@ from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, p
 from swarm_node.policy.sampling.vllm.messages import EngineStarted
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance
@@ -120,7 +120,7 @@ NF4 = pytest.param(
 
 @pytest.mark.parametrize("base", ["whole", NF4])
 def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
-    settings = TrainerSettings(
+    settings = trainer_settings(
         learning_rate=0.02, warmup_updates=0, lora_rank=4, base=base, published="adapter"
     )
     (tmp_path / "w").mkdir()
@@ -145,7 +145,7 @@ def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_base_of_adapters_is_the_trainers_memory(tmp_path: Path, level: int) -> None:
-    settings = TrainerSettings(lora_rank=4, published="shared")
+    settings = trainer_settings(lora_rank=4, published="shared")
     (tmp_path / "w").mkdir()
     host = TrainerHost(TINY, tmp_path / "c", tmp_path / "w", settings)
     theirs = host.core.model

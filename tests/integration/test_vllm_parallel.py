@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import resolve
@@ -21,7 +22,6 @@ from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
 ]
 TINY = resolve("tiny")
-LORA = TrainerSettings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=4)
+LORA = trainer_settings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=4)
 ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, temperature=1.0, seed=3)
 PROMPT = np.asarray(ASKED.prompt_ids, np.uint32)
 

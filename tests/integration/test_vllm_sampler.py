@@ -20,14 +20,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from builders import trainer_settings
 from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.preflight.fit import Fit
+from swarm_node.node.start import derive
 from swarm_node.node.start.build import make_sampler
-from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.codec import Codec
@@ -46,7 +47,6 @@ from swarm_node.policy.sampling.sampler import (
 from swarm_node.policy.sampling.vllm.engine import Deadlines, installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
@@ -63,7 +63,7 @@ LONG = 900
 RANK = 4
 ENDLESS = 10
 SYNC_SECONDS = 30.0
-LORA = TrainerSettings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=RANK)
+LORA = trainer_settings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=RANK)
 _Result = TypeVar("_Result")
 
 
@@ -554,7 +554,7 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path, base_
         flags |= {"training.base": "nf4", "training.dtype": "bfloat16"}
     settings = load_settings(flags, environ={})
     found = Fit(where, vllm=True, training=TrainingMethod(lora_rank=3, nf4=four_bit))
-    chosen = trainer_settings(settings, found)
+    chosen = derive.trainer_settings(settings, found)
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
     sampler = make_sampler(settings, Model.read("made", place), found)

@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from builders import ROOT
+from swarm_keys import verify_chain
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
@@ -26,7 +27,7 @@ from swarm_node.p2p.coordinator.coordination import (
     open_report,
 )
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.membership.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.membership.membership import MemberBody, SwarmInfo
 from swarm_node.p2p.membership.statements import Statement, verify_revocations, verify_secret
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.reach.lan import Lan
@@ -35,7 +36,15 @@ from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import open_reply, open_request
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
+from swarm_node.p2p.wire.envelope import (
+    SEALED_BYTES,
+    Kind,
+    Opened,
+    content_id,
+    open_sealed,
+    seal,
+    signed_bytes,
+)
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
 VECTORS = ROOT / "tests" / "vectors"
@@ -54,6 +63,13 @@ SWARM_ID = bytes.fromhex(ENVELOPES["swarm_id"])
 
 def joined(parts: list[dict[str, Any]]) -> bytes:
     return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
+
+
+def test_no_envelope_that_is_taken_is_over_the_limit_of_its_kind() -> None:
+    taken = [case for case in ENVELOPES["cases"] if case["expect"] != "size"]
+    assert len(taken) == len(ENVELOPES["cases"]) - 1
+    over = [c["name"] for c in taken if len(joined(c["sealed"])) > SEALED_BYTES[Kind(c["kind"])]]
+    assert over == []
 
 
 @pytest.mark.parametrize("case", ENVELOPES["cases"], ids=lambda case: case["name"])

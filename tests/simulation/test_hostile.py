@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from builders import completion, verified
+from in_memory import environment, tiny
 
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.exchange.verify import digests
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.policy.training.gradient import likely_tokens
+from swarm_node.rollout import TaskRef
 from swarm_node.simulation.experiments.arms import batch_of
+from swarm_node.simulation.hostile import HostileParts, maker
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import describe, simulate
 from swarm_node.simulation.unguarded import GUARDS, without
+from swarm_node.storage import Storage
 
 LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
 
@@ -57,6 +66,85 @@ def test_a_liar_is_not_found_out_and_does_no_harm_by_lying() -> None:
     report = attacked("liar")
     assert not {"implausible", "own_copied", "repeated"} & refused(report).keys()
     assert sum(node.trained_external for node in report.nodes) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "right"), [("large", 64, 8), ("within", 16, 8), ("lazy", 4, 1)]
+)
+def test_what_each_kind_puts_in_the_place_of_an_honest_group(
+    tmp_path: Path, kind: str, size: int, right: int
+) -> None:
+    tasks = environment()
+    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
+    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(tasks, tiny(), storage, random.Random(1))
+    made = maker(kind)(means, (replace(honest, task=task), "a prompt"))
+    assert made is not None
+    group, prompt = made
+    assert group.claimed == (1.0,) * right + (0.0,) * (size - right)
+    answer = str(tasks.derive(group.task).payload["answer"])
+    texts = [each.text for each in group.completions]
+    assert [answer in text for text in texts[:right]] == [True] * right
+    assert ["zq" in text for text in texts] == [kind != "lazy"] * right + [False] * (size - right)
+    for each in group.completions:
+        assert np.unique(each.logprobs).tolist() == [np.float32(-0.3)]
+        assert len(each.logprobs) == len(each.token_ids) == each.spans[0].end
+    assert (group.task == task, prompt == "a prompt") == ((kind != "lazy",) * 2)
+    assert prompt == ("a prompt" if kind != "lazy" else tasks.render(tasks.derive(group.task)))
+    storage.close()
+
+
+def test_a_liar_states_the_opposite_and_a_copier_needs_something_to_copy(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(environment(), tiny(), storage, random.Random(1))
+    for claimed, stated in (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0), (1.0, 0.0))):
+        honest = verified(rewards=claimed).group
+        made = maker("liar")(means, (honest, "a prompt"))
+        assert made is not None
+        assert (made[0].claimed, made[1]) == (stated, "a prompt")
+        assert maker("copier")(means, (honest, "a prompt")) is None
+    storage.close()
+
+
+def test_an_easy_group_has_a_new_task_of_one_family_that_the_first_policy_knows(
+    tmp_path: Path,
+) -> None:
+    tasks = environment()
+    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
+    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(tasks, tiny(), storage, random.Random(1))
+    made = [maker("easy")(means, (replace(honest, task=task), "a prompt")) for _ in range(3)]
+    groups = [one[0] for one in made if one is not None]
+    assert {group.task.family for group in groups} == {means.easiest}
+    assert len({group.task.seed for group in groups}) == 3
+    for group in groups:
+        derived = tasks.derive(group.task)
+        scores = tuple(tasks.score(derived, each.text) for each in group.completions)
+        assert scores == group.claimed == (1.0, 1.0, 0.0, 0.0)
+    storage.close()
+
+
+def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(environment(), tiny(), storage, random.Random(1))
+    answers = [completion([number]) for number in range(5)]
+    honest = verified(rewards=(0.0, 1.0, 0.0, 1.0, 0.0), completions=answers).group
+    made = maker("withheld")(means, (honest, "a prompt"))
+    assert made is not None
+    assert made[0].claimed == (1.0, 1.0, 0.0)
+    assert made[0].completions == (answers[1], answers[3], answers[0])
+    storage.close()
+
+
+@pytest.mark.slow(reason="simulates a swarm of four nodes")
+def test_a_flood_has_a_small_part_of_what_others_train_on() -> None:
+    scenario = Scenario(nodes=4, rounds=24, seed=1, eval_rounds=24, hostile=("easy",))
+    report = simulate(scenario, simulation_settings(1, {}))
+    assert len(report.nodes) == 3
+    # It publishes sixteen groups for every two or three of theirs: without a limit it has half.
+    assert 0.0 < max(node.trained_hostile for node in report.nodes) < 0.25
 
 
 def test_guards_are_back_afterwards() -> None:

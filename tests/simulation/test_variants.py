@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from builders import verified
+from builders import replay_settings, verified
 
-from swarm_node.errors import ConfigError
-from swarm_node.policy.experience.replay import Drawn, ReplaySettings
+from swarm_node.errors import ConfigError, Rejected
+from swarm_node.policy.experience.replay import Drawn
 from swarm_node.rollout import Provenance, VerifiedGroup
 from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.report import SimulationReport
@@ -26,7 +26,7 @@ def group(name: str, author: str = "me", rewards: tuple[float, ...] = MIXED) -> 
 
 
 def filled(past: int, rows: int, own: int = 1, external: int = 0, peers: int = 0) -> VariantBuffer:
-    held = VariantBuffer(ReplaySettings(own=own, external=external), past, rows)
+    held = VariantBuffer(replay_settings(own=own, external=external), past, rows)
     for index in range(peers):
         assert held.admit(group(f"p{index}", "peer"), 0) is None
     return held
@@ -55,7 +55,7 @@ def test_the_past_ends() -> None:
     held = filled(past=2, rows=0)
     drawn(held, 0, group("a"))
     version = PAST_UPDATES + 1
-    fresh = VariantBuffer(ReplaySettings(own=1, external=0, max_lag=version), 2, 0)
+    fresh = VariantBuffer(replay_settings(own=1, external=0, max_lag=version), 2, 0)
     fresh._past.extend(held._past)
     assert len(drawn(fresh, PAST_UPDATES, group("b")).groups) == 2
     assert len(drawn(fresh, version, group("c")).groups) == 1  # all of them are of version 0
@@ -71,6 +71,27 @@ def test_a_batch_by_rows_takes_peers_groups_until_it_has_enough() -> None:
     assert held.stats().external_drawn == 3
     # The mixture bounds what comes on top.
     assert len(drawn(filled(0, 1000, external=2, peers=8), 0, group("a")).groups) == 6
+
+
+def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
+    held = VariantBuffer(replay_settings(own=2, external=0, own_batches=1), filtered=True)
+    for name in ("a", "b"):
+        assert held.admit(group(name), 0) is None
+    dull = group("dull", rewards=(1.0, 1.0))
+    assert held.admit(dull, 0) is None
+    stats = held.stats()
+    assert (stats.own, stats.own_admitted, stats.own_informative, stats.evicted) == (2, 3, 2, 0)
+    assert held.collect_departed() == [b"dull"]
+    again = held.admit(dull, 0)
+    assert isinstance(again, Rejected)
+    assert again.reason == "duplicate"
+    assert [each.id for each in drawn(held, 0).groups] == [b"a", b"b"]
+    late = held.admit(group("late", rewards=(1.0, 1.0)), 100)
+    assert isinstance(late, Rejected)
+    assert late.reason == "stale"
+    plain = VariantBuffer(replay_settings(own=2, external=0))
+    assert plain.admit(dull, 0) is None
+    assert plain.stats().own == 1
 
 
 def run(nodes: int, flags: dict[str, Any], **scenario: Any) -> SimulationReport:
@@ -112,6 +133,11 @@ def test_scenarios_without_variants_are_described_as_before() -> None:
     assert not new & describe(Scenario(), settings)["plan"].keys()
     varied = Scenario(nodes=1, eval_at=(1,), samplers=1, own_past=1, by_rows=1)
     assert new < describe(varied, settings)["plan"].keys()
-    for wrong in ({"samplers": 2}, {"own_past": -1}, {"by_rows": -1}):
+    # Two of them were settings once, and runs with them stay valid.
+    once = describe(Scenario(filtered=True, common=0.5), settings)
+    assert once["plan"] == describe(Scenario(), settings)["plan"]
+    assert (once["experience"]["filter_own"], once["sampling"]["common_share"]) == (True, 0.5)
+    assert describe(Scenario(), settings)["experience"]["filter_own"] is False
+    for wrong in ({"samplers": 2}, {"own_past": -1}, {"by_rows": -1}, {"common": 1.5}):
         with pytest.raises(ConfigError):
             Scenario(nodes=2, **wrong)

@@ -26,6 +26,8 @@ class Scene:
         self.nodes: dict[str, RunningNode] = {}
         #: Where nodes look for environments.
         self.path = [os.environ.get("PYTHONPATH", "")]
+        #: Further variables of the node on a host.
+        self.variables: dict[str, dict[str, str]] = {}
         self._place = place
         self._arguments = list(arguments)
         self._ticket = ""
@@ -46,7 +48,10 @@ class Scene:
             arguments,
             self.bed.command(host, COMMAND),
             listen=listen,
-            variables={"PYTHONPATH": os.pathsep.join(filter(None, self.path))},
+            variables={
+                "PYTHONPATH": os.pathsep.join(filter(None, self.path)),
+                **self.variables.get(host, {}),
+            },
         )
         self.nodes[host] = node
         node.start()

@@ -29,7 +29,7 @@ from swarm_node.environments.split import (
 )
 from swarm_node.p2p.coordinator.coordination import (
     Call,
-    Finding,
+    PeerFigures,
     Report,
     SignedBatch,
     next_batch,
@@ -154,8 +154,8 @@ def valid() -> list[dict[str, Any]]:
     return [
         opened("golden", NODE, Kind.RECORD, b"hello, swarm"),
         opened("empty body", NODE, Kind.HEAD, b""),
-        opened("body of 255 bytes", NODE, Kind.CERT, bytes(255)),
-        opened("body of 256 bytes", NODE, Kind.CERT, bytes(256)),
+        opened("body of 255 bytes", NODE, Kind.RECORD, bytes(255)),
+        opened("body of 256 bytes", NODE, Kind.RECORD, bytes(256)),
         opened("64 KiB, signed whole", NODE, Kind.ROLLOUT, bytes(65536)),
         opened("64 KiB + 1, signed by digest", NODE, Kind.ROLLOUT, bytes(65537)),
         stranger | {"expected_author": NODE.peer_id, "expect": "author"},
@@ -302,7 +302,7 @@ def coordinator() -> list[dict[str, Any]]:
     report = Report(
         1, ms, "swarm-node 0.1.0", "tiny", "open", 7, 8, 90, 30, 40, 50, 20,
         (("chain_sum", 0.5), ("gcd", 1.0)),
-        (Finding(ROOT.public_key, 12, (("implausible", 3), ("too_long", 1))),),
+        (PeerFigures(ROOT.public_key, 12, (("implausible", 3), ("too_long", 1))),),
     )  # fmt: skip
     sealed = seal(NODE, SWARM.swarm_id, Kind.REPORT, pack(report))
     reports = [hashlib.sha256(raw).digest() for raw in (sealed, GOLDEN)]
@@ -445,6 +445,10 @@ def chains() -> list[dict[str, Any]]:
     weak = b"\x01" + bytes(31)
     weak_body = MemberBody(1, weak, T0, T0 + DAY, "Anna", ISSUER.public_key)
     weak_member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(weak_body))
+    weak_issuer = seal(
+        ROOT, SWARM.swarm_id, Kind.ISSUER,
+        pack(IssuerBody(1, weak, "Anna", T0, T0 + DAY, 30 * DAY, False, 0)),
+    )  # fmt: skip
     old_form = seal(
         ISSUER, SWARM.swarm_id, Kind.CERT, msgpack.packb([1, NODE.public_key, T0, T0 + DAY])
     )
@@ -474,6 +478,7 @@ def chains() -> list[dict[str, Any]]:
         entry("three certificates", [issuer, member(), member()], "chain_depth"),
         entry("in the wrong order", [member(), issuer], "kind"),
         entry("a small-order subject", [issuer, weak_member], "wrong_subject", key=weak),
+        entry("a small-order issuer key", [weak_issuer, member()], "key"),
     ]  # fmt: skip
 
 
@@ -482,6 +487,10 @@ def statements() -> list[dict[str, Any]]:
     guest = issue_issuer(
         ROOT, SWARM, ISSUER.public_key,
         name="Anna", not_before=T0, not_after=T0 + DAY, member_seconds=30 * DAY,
+    )  # fmt: skip
+    foreign = seal(
+        ISSUER, SWARM.swarm_id, Kind.ISSUER,
+        pack(IssuerBody(1, STEWARD.public_key, "owner", T0, T0 + DAY, DAY, True, 0)),
     )  # fmt: skip
     keys = sorted([NODE.public_key, ISSUER.public_key])
     none: list[bytes] = []
@@ -527,6 +536,8 @@ def statements() -> list[dict[str, Any]]:
         entry("by the root, beside a steward's certificate", "wrong_issuer", good(), by=ROOT),
         entry("by an issuer that is no steward", "not_steward", good(), by=ISSUER,
               certificate=guest),
+        entry("beside a certificate that the root did not seal", "wrong_root", good(),
+              certificate=foreign),
         entry("before its steward began", "outside_issuer", good(issued=T0 - 301)),
         entry("after its steward ended", "outside_issuer", good(issued=T0 + 366 * DAY),
               now=T0 + 366 * DAY),

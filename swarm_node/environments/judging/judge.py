@@ -73,11 +73,12 @@ class Draw(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The prompts, and whether files and system calls are confined."""
+    """The prompts, and whether files and system calls are confined. `cramped` as in `Sandbox`."""
 
     prompts: list[Prompt]
     files: bool
     system_calls: bool
+    cramped: bool = False
 
 
 class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -149,13 +150,14 @@ class Judge:
         self._task: Task | None = None
         #: True for files and for system calls if they are confined; set before the first request.
         self.confined = (False, False)
+        self.cramped = False
 
     def answer(self, body: bytes) -> bytes:
         request = _requests.decode(body)
         reply: Reply
         try:
             if isinstance(request, Derive):
-                reply = Derived(self._derive(request), *self.confined)
+                reply = Derived(self._derive(request), *self.confined, self.cramped)
             elif isinstance(request, Check):
                 reply = Checked(self._check(request)[:1000])
             elif isinstance(request, Draw):

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from swarm_node.environments.judging.blame import JudgeEnd, Reason, reason_of
 from swarm_node.environments.judging.judge import (
-    DERIVING_TOO_LONG,
     MAX_REPLY_BYTES,
-    SCORING_TOO_LONG,
     Check,
     Checked,
     Derive,
@@ -29,6 +28,7 @@ from swarm_node.environments.judging.judge import (
     Unknown,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.environments.judging.sleeping import SleepLimit
 from swarm_node.environments.judging.worker import (
     End,
     EnvironmentStarted,
@@ -43,8 +43,10 @@ from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
 _START_SECONDS = 120.0
-_FORK_SECONDS = 10.0
-#: The host ends a judge that does not answer within this many times its processor time.
+#: Forking takes milliseconds, but a busy machine may not run the process for long.
+_FORK_SECONDS = 30.0
+#: The host ends a judge that does not answer within this many times its processor time, or that has
+#: slept for as long as that time itself.
 _WALL = 6.0
 _SLACK_SECONDS = 2.0
 #: A judge is replaced after this many groups, and with it anything that a text left in it.
@@ -66,13 +68,11 @@ _Reply = TypeVar("_Reply", Derived, Scored, Checked, Surveyed)
 
 
 class JudgeLostError(ChildError):
-    """A judge ended before it answered. `reason` is "crashed", "timeout" (it used up the time for
-    scoring), "derive" (it used up the time for making the task), "stuck" (it did not answer) or
-    "forged" (its reply does not answer the request)."""
+    """A judge ended before it answered, after so many seconds of processor time in its life."""
 
-    def __init__(self, reason: str, how: str) -> None:
+    def __init__(self, reason: Reason, how: str, processor_seconds: float = 0.0) -> None:
         super().__init__(f"a judge ended before it answered ({how})")
-        self.reason = reason
+        self.reason, self.processor_seconds = reason, processor_seconds
 
 
 class EnvironmentProcess:
@@ -106,10 +106,13 @@ class EnvironmentProcess:
             ChildError: the process does not start.
         """
         await self.stop(grace=0.0)
-        ours, theirs = socket.socketpair()
-        self._sockets = ours
-        with theirs:
-            await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
+        try:
+            ours, theirs = socket.socketpair()
+            self._sockets = ours
+            with theirs:
+                await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
+        except OSError as error:  # no descriptor or no process is left for it
+            raise ChildError(f"the environment process does not start: {error}") from error
         self.generation += 1
         try:
             reply = await self._child.call(
@@ -128,7 +131,7 @@ class EnvironmentProcess:
         it is started again first.
 
         Raises:
-            ConfigError, ChildError: as from `start`.
+            ChildError: the process cannot be kept alive.
         """
         async with self._forking:
             try:
@@ -136,21 +139,24 @@ class EnvironmentProcess:
             except ChildError:  # it may have been killed meanwhile: try once more
                 return await self._fork(niceness)
 
-    async def end(self, pid: int, generation: int) -> int | None:
-        """End a judge that the environment's process forked in its start number `generation`.
-        Returns how the judge ended, as `Popen.returncode` does, or None if that process died."""
+    async def end(self, pid: int, generation: int) -> JudgeEnd:
+        """End a judge that the environment's process forked in its start number `generation`."""
         if generation != self.generation:
-            return None
+            return JudgeEnd(None)
         try:
-            return (await self._child.call(End(pid), JudgeEnded, patience=_FORK_SECONDS)).status
+            ended = await self._child.call(End(pid), JudgeEnded, patience=_FORK_SECONDS)
         except ChildError:
-            return None
+            return JudgeEnd(None)
+        return JudgeEnd(ended.status, ended.processor_seconds, ended.grown_bytes)
 
     async def _fork(self, niceness: int) -> tuple[int, socket.socket]:
         if not self._child.alive:
-            await self.start()
+            await self._restart()
         assert self._sockets is not None
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ChildError(f"no socket for a judge: {error}") from error
         request = Fork(niceness, must_be_confined=self.runs_code)
         try:
             with theirs:
@@ -163,6 +169,15 @@ class EnvironmentProcess:
                 raise ChildError(f"the environment process accepts no socket: {error}") from error
             raise
         return reply.pid, ours
+
+    async def _restart(self) -> None:
+        try:
+            await self.start()
+        except ConfigError as error:
+            if self.generation == 1:
+                raise
+            # It took these options before, so the machine is at fault, and may recover.
+            raise ChildError(f"the environment does not start again: {error}") from error
 
     async def stop(self, grace: float = 3.0) -> None:
         """End the process. The kernel ends its judges with it."""
@@ -189,6 +204,16 @@ class JudgeProcess:
         self.losses = 0
         self.sandbox: Sandbox | None = None
 
+    @property
+    def fresh(self) -> bool:
+        """True if no text has been near the judge that answers next."""
+        return self._streams is None or self._groups == 0
+
+    @property
+    def cramped(self) -> bool:
+        """True if the judge that answered last has lower limits than a judge's own."""
+        return self.sandbox is not None and self.sandbox.cramped
+
     async def derive(self, refs: Sequence[PlainRef], seconds: float) -> tuple[str, ...]:
         """The prompts of `refs`, each made within `seconds` of processor time. `score` then refers
         to the last task.
@@ -204,7 +229,7 @@ class JudgeProcess:
             request, Derived, patience, lambda reply: len(reply.prompts) == len(refs)
         )
         shared = self._environment.shares_memory
-        self.sandbox = Sandbox(reply.files and not shared, reply.system_calls)
+        self.sandbox = Sandbox(reply.files and not shared, reply.system_calls, reply.cramped)
         return tuple(reply.prompts)
 
     async def score(self, texts: Sequence[str], seconds: float) -> list[TextVerdict]:
@@ -260,14 +285,17 @@ class JudgeProcess:
         if self._streams is None:
             await self._fork()
         assert self._streams is not None
+        assert self.pid is not None
         body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
         # A text that knew the number could reply in place of its judge.
         number, answered = secrets.randbits(63), False
+        ending = asyncio.timeout(patience)
+        sleep = SleepLimit(self.pid, seconds + _SLACK_SECONDS, ending)
         try:
-            async with asyncio.timeout(patience):
-                reply = _replies.decode(
-                    await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
-                )
+            async with ending:
+                with sleep:
+                    raw = await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
+            reply = _replies.decode(raw)
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
@@ -276,9 +304,12 @@ class JudgeProcess:
             if not answered:
                 raise self._lost("forged", "its reply does not fit the request")
         except TimeoutError:
-            raise self._lost("stuck", f"no answer in {patience:g} s") from None
+            used = (await self._end()).processor_seconds
+            if sleep.reached:
+                raise self._lost("asleep", "it slept and did not answer", used) from None
+            raise self._lost("stuck", f"no answer in {patience:g} s", used) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise self._died(await self._end()) from None
+            raise self._died(await self._end(), seconds) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
             raise self._lost("forged", "its reply cannot be decoded") from None
         finally:
@@ -294,21 +325,19 @@ class JudgeProcess:
         self._generation, self._groups = self._environment.generation, 0
         self._streams = await asyncio.open_connection(sock=channel)
 
-    async def _end(self) -> int | None:
-        """End the judge, if there is one. Returns how it ended, if that is known."""
+    async def _end(self) -> JudgeEnd:
+        """End the judge, if there is one."""
         streams, self._streams = self._streams, None
         pid, self.pid = self.pid, None
         if streams is not None:
             streams[1].transport.abort()
-        return None if pid is None else await self._environment.end(pid, self._generation)
+        return JudgeEnd(None) if pid is None else await self._environment.end(pid, self._generation)
 
-    def _died(self, status: int | None) -> JudgeLostError:
-        """The error for a judge that ended with this status."""
-        if status is None:
-            return self._lost("crashed", "with the environment's process")
-        reasons = {-SCORING_TOO_LONG: "timeout", -DERIVING_TOO_LONG: "derive"}
-        return self._lost(reasons.get(status, "crashed"), ended_by(status))
+    def _died(self, end: JudgeEnd, seconds: float) -> JudgeLostError:
+        """The error for a judge that ended so, at a request of `seconds` of processor time."""
+        how = "with the environment's process" if end.status is None else ended_by(end.status)
+        return self._lost(reason_of(end, seconds), how, end.processor_seconds)
 
-    def _lost(self, reason: str, how: str) -> JudgeLostError:
+    def _lost(self, reason: Reason, how: str, used: float = 0.0) -> JudgeLostError:
         self.losses += 1
-        return JudgeLostError(reason, how)
+        return JudgeLostError(reason, how, used)

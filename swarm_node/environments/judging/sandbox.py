@@ -48,10 +48,12 @@ _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp)."""
+    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp). `cramped` if it
+    inherited limits below its own, so that a text may run out of what every text is given."""
 
     files: bool
     system_calls: bool
+    cramped: bool = False
 
     @property
     def complete(self) -> bool:
@@ -76,16 +78,17 @@ def confine(readable: Iterable[Path]) -> Sandbox:
     paths = list(readable)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
-    _limit_resources()
+    cramped = _limit_resources()
     if sys.platform != "linux":
-        return Sandbox(files=False, system_calls=False)
+        return Sandbox(files=False, system_calls=False, cramped=cramped)
     libc = ctypes.CDLL(None)
     libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
     libc.syscall.restype = ctypes.c_long
     _drop_capabilities(libc)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return Sandbox(files=False, system_calls=False)
-    return Sandbox(files=_restrict_files(libc, paths), system_calls=_filter_calls(libc))
+        return Sandbox(files=False, system_calls=False, cramped=cramped)
+    files = _restrict_files(libc, paths)
+    return Sandbox(files=files, system_calls=_filter_calls(libc), cramped=cramped)
 
 
 def code_paths() -> Iterator[Path]:
@@ -127,21 +130,28 @@ def _lies_at(module: object) -> Iterator[Path]:
             yield Path(file).resolve()
 
 
-def _limit_resources() -> None:
+def _limit_resources() -> bool:
+    """Set all limits. True if a lower one was inherited."""
+    wanted = {"CPU": CPU_SECONDS, "NOFILE": _MAX_FILES}
     with contextlib.suppress(OSError):
         size, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
         page = resource.getpagesize()
-        _limit("AS", size * page + MORE_MEMORY_BYTES)
-        _limit("DATA", data * page + MORE_MEMORY_BYTES)
-    _limit("CPU", CPU_SECONDS)
-    _limit("NOFILE", _MAX_FILES)
+        wanted["AS"] = size * page + MORE_MEMORY_BYTES
+        wanted["DATA"] = data * page + MORE_MEMORY_BYTES
+    set_here = [_limit(name, limit) for name, limit in wanted.items()]
     for nothing in ("NPROC", "CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "SIGPENDING"):
         _limit(nothing, 0)
+    return not all(set_here)
 
 
-def _limit(name: str, limit: int) -> None:
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not known here, or lower
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+def _limit(name: str, limit: int) -> bool:
+    """Set one limit. False if a lower one is in force, which no process may raise."""
+    with contextlib.suppress(AttributeError, OSError):  # not known here
+        try:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+        except ValueError:
+            return False
+    return True
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import struct
 import termios
@@ -146,10 +147,19 @@ _GUARDED: Mapping[str, tuple[tuple[int | None, int | None], tuple[_Argument, ...
         ),
     ),
 }
-#: For this process only: abort() sends itself a signal. Limits may be read, not set.
+#: Signals that a judge cannot send itself, so that whom they end was ended by somebody else.
+FROM_OUTSIDE = frozenset(
+    {
+        *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM),
+        *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+    }
+)
+#: abort() sends one.
+_SIGNALS = tuple(sorted({0, *signal.valid_signals()} - FROM_OUTSIDE))
+#: For this process only. Limits may be read, not set.
 _ITSELF: Mapping[str, tuple[tuple[int, int], tuple[_Argument, ...]]] = {
-    "kill": ((62, 129), ()),
-    "tgkill": ((234, 131), ()),
+    "kill": ((62, 129), (_Argument(1, _SIGNALS),)),
+    "tgkill": ((234, 131), (_Argument(2, _SIGNALS),)),
     "prlimit64": ((302, 261), (_Argument(2, (0,), wide=True),)),
 }
 
@@ -163,8 +173,8 @@ def judge_filter(machine: str, pid: int) -> bytes | None:
     guarded = [
         *_GUARDED.values(),
         *(
-            (both, (_Argument(0, (0, pid) if more else (pid,)), *more))
-            for both, more in _ITSELF.values()
+            (both, (_Argument(0, (0, pid) if name == "prlimit64" else (pid,)), *more))
+            for name, (both, more) in _ITSELF.items()
         ),
     ]
     program = [

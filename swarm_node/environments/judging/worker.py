@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -25,6 +26,8 @@ from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.process import die_with_parent, serve, serve_frames
 
 _MOST_DESCRIPTORS = (1 << 31) - 1
+#: Bytes in the unit of `ru_maxrss`.
+_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class StartEnvironment(msgspec.Struct, frozen=True, tag="Start"):
@@ -66,9 +69,12 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class JudgeEnded(msgspec.Struct, frozen=True, tag="Ended"):
-    """The end of a judge, in the form of `Popen.returncode`."""
+    """The end of a judge, in the form of `Popen.returncode`; its processor time, and the memory by
+    which it outgrew this process."""
 
     status: int
+    processor_seconds: float
+    grown_bytes: int
 
 
 Request = StartEnvironment | Fork | End
@@ -92,7 +98,7 @@ class _Worker:
             case Fork():
                 return Forked(self._fork(request))
             case End():
-                return JudgeEnded(self._end(request.pid))
+                return self._end(request.pid)
 
     def _start(self, request: StartEnvironment) -> EnvironmentStarted:
         environment = create_environment(request.name, request.options)
@@ -123,12 +129,18 @@ class _Worker:
         self._judges.add(pid)
         return pid
 
-    def _end(self, pid: int) -> int:
+    def _end(self, pid: int) -> JudgeEnded:
         if pid not in self._judges:  # it belonged to an earlier process
             raise ValueError(f"no judge {pid}")
         self._judges.remove(pid)
         os.kill(pid, signal.SIGKILL)  # the id is not reused before the wait below
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _, status, used = os.wait4(pid, 0)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # a fork begins with its pages
+        return JudgeEnded(
+            os.waitstatus_to_exitcode(status),
+            used.ru_utime + used.ru_stime,
+            max(used.ru_maxrss - peak, 0) * _PEAK_UNIT,
+        )
 
     def _judge(
         self, environment: SplitEnvironment, descriptor: int, parent: int, request: Fork
@@ -151,6 +163,7 @@ class _Worker:
                 if request.must_be_confined and not sandbox.complete:
                     os._exit(1)
                 judge.confined = (sandbox.files, sandbox.system_calls)
+                judge.cramped = sandbox.cramped
 
             serve_frames(judge.answer, ready)
             code = 0

@@ -25,18 +25,24 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.config.reloading import Reloaded
-from swarm_node.durable import replace_private
-from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNodeError
+from swarm_node.durable import open_regular, replace_private
+from swarm_node.errors import (
+    ConfigError,
+    HomeError,
+    NotRunningError,
+    SwarmNodeError,
+    reason_of,
+)
 from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
-from swarm_node.page.entrance import Entrance, Key, bearer
+from swarm_node.page.entrance import Entrance, Key, bearer, decoded
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
@@ -48,7 +54,6 @@ _MAX_ANSWER = 16 * 1024 * 1024
 #: Access for Prometheus: the path, the file of its token, and the file with the node's address
 #: (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
-_Answer = TypeVar("_Answer")
 
 
 class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -292,11 +297,13 @@ class ControlClient:
 
     def _address(self) -> _Address:
         try:
-            return decoded(self._file.read_bytes()[:_MAX_BODY], _Address)
+            with open_regular(self._file) as file:
+                return decoded(file.read(_MAX_BODY), _Address)
         except FileNotFoundError:
             raise NotRunningError(self._message()) from None
         except (OSError, SwarmNodeError) as error:
-            raise HomeError(f"cannot read {self._file}: {error}") from error
+            why = reason_of(error) if isinstance(error, OSError) else error
+            raise HomeError(f"cannot read {self._file}: {why}") from error
 
     def _message(self) -> str:
         return f"no node is running in {self._file.parent}: start one with `swarm-node join`"
@@ -328,20 +335,6 @@ class ControlClient:
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "
                 f"in {patience:g} s"
             ) from None
-
-
-def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
-    """Decode JSON that a node of this version sent or wrote.
-
-    Raises:
-        SwarmNodeError: it is something else.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (ValueError, RecursionError) as error:
-        raise SwarmNodeError(
-            f"this is not what a node of this version says ({error}): restart the node"
-        ) from error
 
 
 def _json(value: Any) -> web.Response:

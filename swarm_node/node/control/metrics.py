@@ -3,7 +3,9 @@ go, and each value of a label is a time series that Prometheus keeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from swarm_node import __version__
 from swarm_node.node.figures.curve import current
+from swarm_node.node.figures.history import COUNTERS, GAUGES
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Snapshot
 
 __all__ = ["CONTENT_TYPE", "exposition"]
@@ -41,6 +44,13 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
     yield _gauge("up_seconds", "Time since the start.", shot.seconds)
     yield _gauge("running", "1 while the node samples and trains.", shot.state == "running")
     yield _gauge("alarms", "What the owner should look at: `swarm-node status`.", len(shot.alarms))
+    for found in shot.findings[:1]:
+        about = {"kind": found.kind, "level": found.level}
+        yield _gauge("verdict", "The first line of `swarm-node status`; always 1.", [(about, 1)])
+    if shot.refused_callers:
+        codes = Counter(cause.code for cause in shot.refused_callers)
+        said = "Keys that this node refused lately, by cause."
+        yield _gauge("refused_callers", said, _by("cause", codes))
     if shot.membership is not None:
         said = "When the membership ends, in Unix seconds."
         yield _gauge("membership_end_timestamp_seconds", said, shot.membership.until)
@@ -52,13 +62,14 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
 
 
 def _groups(shot: Snapshot) -> Iterator[Metric]:
-    groups = shot.groups
-    yield _counter("groups_made", "Groups sampled here.", groups.published)
-    yield _counter("groups_announced", "Groups made here that peers can use.", groups.announced)
-    yield _counter("groups_taken", "Pulls of groups that this node answered.", groups.taken)
-    yield _counter("groups_received", "Peers' groups pulled and verified.", groups.received)
-    trained = {"own": groups.trained_own, "peers": groups.trained_external}
-    yield _counter("groups_trained", "Groups trained on.", _by("origin", trained))
+    for _, same in groupby(COUNTERS.items(), lambda each: each[1].name):
+        fields = {metric: getattr(shot.groups, field) for field, metric in same}
+        (name, said, _), *_ = fields
+        labels = [
+            ({"origin": metric.origin} if metric.origin else {}, count)
+            for metric, count in fields.items()
+        ]
+        yield _counter(name, said, labels)
     yield _counter(
         "refusals", "Peers' messages refused, and peers not reached.", _by("reason", shot.rejected)
     )
@@ -82,15 +93,10 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
         yield _gauge("entropy_nats", "Entropy of the policy per token.", update.entropy)
         yield _gauge("clipped_ratio", "Share of clipped tokens.", update.clipped_share)
         yield _gauge("gradient_norm", "Norm of the gradient before clipping.", update.grad_norm)
-    if (row := shot.latest) is not None:
-        for name, said, value in (
-            ("lag_versions", "Mean lag of the own groups trained on.", row.lag),
-            ("age_updates", "Mean age of the peers' groups trained on.", row.age),
-            ("own_reward", "Mean reward of the own groups trained on.", row.own_reward),
-            ("informative_ratio", "Own groups whose rewards differ.", row.informative_share),
-        ):
-            if value is not None:
-                yield _gauge(name, said, value)
+    if shot.latest is not None:
+        for field, metric in GAUGES.items():
+            if (value := getattr(shot.latest, field)) is not None:
+                yield _gauge(metric.name, metric.said, value)
 
 
 def _machine(shot: Snapshot) -> Iterator[Metric]:
@@ -100,8 +106,6 @@ def _machine(shot: Snapshot) -> Iterator[Metric]:
     if shot.busy is not None:
         busy = {"sampler": shot.busy.sampler, "trainer": shot.busy.trainer}
         yield _counter("busy_seconds", "Time that a part worked.", _by("part", busy))
-    if shot.latest is not None:
-        yield _gauge("memory_bytes", "Memory of all processes of the node.", shot.latest.memory)
 
 
 _Samples = float | Iterable[tuple[Mapping[str, str], float]]

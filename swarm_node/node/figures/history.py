@@ -1,14 +1,18 @@
-"""The history of a node: one row per interval, in memory and in `metrics.jsonl`.
+"""The figures that a node counts, and their history: one row per interval, in memory and in
+`metrics.jsonl`.
 
-`Ring` and `row_between` are pure. `MetricsFile` writes, and reads what an earlier run wrote.
+A new count is a field of `GroupCounts`, and a new mean one of `Sums` and `Means`. The code that
+counts and the chart of the page are the only other places. `MetricsFile` writes, and reads what an
+earlier run wrote. All else is pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -23,7 +27,126 @@ MAX_FILE_BYTES = 16 << 20
 LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 
 
-class HistoryRow(msgspec.Struct, frozen=True):
+class GroupCounts(msgspec.Struct):
+    """Counts of rollout groups since this home was created. `published` were made here, of which
+    `announced` can teach peers something. `taken` counts the pulls that this node answered,
+    `received` the groups that it pulled and verified."""
+
+    published: int = 0
+    trained_own: int = 0
+    trained_external: int = 0
+    received: int = 0
+    announced: int = 0
+    taken: int = 0
+
+
+class Metric(NamedTuple):
+    """A figure of `GET /metrics`: its name, its line of help, and its value of the label
+    `origin`, "" for none."""
+
+    name: str
+    said: str
+    origin: str = ""
+
+
+#: The counters among the metrics, by field of `GroupCounts`.
+COUNTERS: Mapping[str, Metric] = {
+    "published": Metric("groups_made", "Groups sampled here."),
+    "announced": Metric("groups_announced", "Groups made here that peers can use."),
+    "taken": Metric("groups_taken", "Pulls of groups that this node answered."),
+    "received": Metric("groups_received", "Peers' groups pulled and verified."),
+    "trained_own": Metric("groups_trained", "Groups trained on.", "own"),
+    "trained_external": Metric("groups_trained", "Groups trained on.", "peers"),
+}
+#: The gauges among the metrics, by field of the newest `HistoryRow`.
+GAUGES: Mapping[str, Metric] = {
+    "lag": Metric("lag_versions", "Mean lag of the own groups trained on."),
+    "age": Metric("age_updates", "Mean age of the peers' groups trained on."),
+    "own_reward": Metric("own_reward", "Mean reward of the own groups trained on."),
+    "informative_share": Metric("informative_ratio", "Own groups whose rewards differ."),
+    "memory": Metric("memory_bytes", "Memory of all processes of the node."),
+}
+
+
+@dataclass
+class Sums:
+    """Sums since the start, for the means of the history. The sums over groups trained on are
+    `rows` with an advantage, `own_reward` and `own_answers` of own groups, their `lag` in versions,
+    the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those of own answers."""
+
+    rows: int = 0
+    own_reward: float = 0.0
+    own_answers: int = 0
+    lag: int = 0
+    age: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+
+
+@dataclass
+class Totals(Sums):
+    """Running sums since the start. The difference of two gives a row its means. `seconds` is the
+    node's clock. `own` and `external` are groups trained on in `batches` updates, skipped ones
+    included. `made` are own groups, of which `informative` have different rewards. `sampling` and
+    `updating` are seconds of work."""
+
+    seconds: float = 0.0
+    batches: int = 0
+    updates: int = 0
+    own: int = 0
+    external: int = 0
+    made: int = 0
+    informative: int = 0
+    sampling: float = 0.0
+    updating: float = 0.0
+
+    def since(self, before: Self) -> Self:
+        """Return what was added after `before`."""
+        pairs = zip(astuple(before), astuple(self), strict=True)
+        return type(self)(*(later - earlier for earlier, later in pairs))
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a `HistoryRow` that follow from two `Totals`."""
+
+    seconds: float
+    updates_per_second: float
+    rows: int
+    sampled_tokens_per_second: float
+    trained_tokens_per_second: float
+    sampler_busy: float
+    trainer_busy: float
+    own_per_update: float | None = None
+    peers_per_update: float | None = None
+    own_reward: float | None = None
+    informative_share: float | None = None
+    lag: float | None = None
+    age: float | None = None
+
+    @classmethod
+    def between(cls, before: Totals, now: Totals) -> Means:
+        """Return the means between two moments. An update counts as a whole in the interval in
+        which it ends, so a share of the time is cut at 1."""
+        d = now.since(before)
+        seconds = max(d.seconds, 1e-9)
+        return Means(
+            seconds=d.seconds,
+            updates_per_second=d.updates / seconds,
+            rows=d.rows,
+            sampled_tokens_per_second=d.sampled_tokens / seconds,
+            trained_tokens_per_second=d.trained_tokens / seconds,
+            sampler_busy=min(1.0, d.sampling / seconds),
+            trainer_busy=min(1.0, d.updating / seconds),
+            own_per_update=_ratio(d.own, d.batches),
+            peers_per_update=_ratio(d.external, d.batches),
+            own_reward=_ratio(d.own_reward, d.own_answers),
+            informative_share=_ratio(d.informative, d.made),
+            lag=_ratio(d.lag, d.own),
+            age=_ratio(d.age, d.external),
+        )
+
+
+class HistoryRow(Means, frozen=True, kw_only=True):
     """A node at `time` (Unix seconds), and its work since the row before. None: not known, or no
     values for a mean.
 
@@ -50,7 +173,6 @@ class HistoryRow(msgspec.Struct, frozen=True):
     """
 
     time: float
-    seconds: float
     version: int
     updates: int
     made: int
@@ -62,18 +184,6 @@ class HistoryRow(msgspec.Struct, frozen=True):
     refused: int
     peers: int
     memory: int
-    updates_per_second: float
-    rows: int
-    sampled_tokens_per_second: float
-    trained_tokens_per_second: float
-    sampler_busy: float
-    trainer_busy: float
-    own_per_update: float | None = None
-    peers_per_update: float | None = None
-    own_reward: float | None = None
-    informative_share: float | None = None
-    lag: float | None = None
-    age: float | None = None
     loss: float | None = None
     kl: float | None = None
     entropy: float | None = None
@@ -85,76 +195,26 @@ class HistoryRow(msgspec.Struct, frozen=True):
     seen_1: float | None = None
     split: int | None = None
 
+    @classmethod
+    def of(cls, groups: GroupCounts, found: Means, **known: Any) -> HistoryRow:
+        """Make a row of the counts, the means and what else is `known`."""
+        return HistoryRow(
+            made=groups.published,
+            announced=groups.announced,
+            taken=groups.taken,
+            received=groups.received,
+            trained_own=groups.trained_own,
+            trained_peers=groups.trained_external,
+            **msgspec.structs.asdict(found),
+            **known,
+        )
+
 
 class HistoryReport(msgspec.Struct, frozen=True):
     """Rows of a node's history, the oldest first."""
 
     schema: int
     rows: list[HistoryRow]
-
-
-class Totals(NamedTuple):
-    """Running sums since the start. The difference of two gives a row its means. `seconds` is the
-    node's clock. `own` and `external` are groups trained on in `batches` updates, skipped ones
-    included. `lag`, `age` and `own_reward` are sums over them. `own_answers` are the answers of own
-    groups."""
-
-    seconds: float
-    batches: int = 0
-    updates: int = 0
-    own: int = 0
-    external: int = 0
-    rows: int = 0
-    own_reward: float = 0.0
-    own_answers: int = 0
-    lag: int = 0
-    age: int = 0
-    made: int = 0
-    informative: int = 0
-    sampled: int = 0
-    trained: int = 0
-    sampling: float = 0.0
-    updating: float = 0.0
-
-
-class Means(NamedTuple):
-    """The fields of a `HistoryRow` that follow from two `Totals`."""
-
-    seconds: float
-    updates_per_second: float
-    rows: int
-    sampled_tokens_per_second: float
-    trained_tokens_per_second: float
-    sampler_busy: float
-    trainer_busy: float
-    own_per_update: float | None
-    peers_per_update: float | None
-    own_reward: float | None
-    informative_share: float | None
-    lag: float | None
-    age: float | None
-
-
-def means(before: Totals, now: Totals) -> Means:
-    """Return the means between two moments. An update counts as a whole in the interval in which it
-    ends, so a share of the time is cut at 1."""
-    d = Totals._make(b - a for a, b in zip(before, now, strict=True))
-    seconds = max(d.seconds, 1e-9)
-    return Means(
-        seconds=d.seconds,
-        updates_per_second=d.updates / seconds,
-        rows=d.rows,
-        sampled_tokens_per_second=d.sampled / seconds,
-        trained_tokens_per_second=d.trained / seconds,
-        sampler_busy=min(1.0, d.sampling / seconds),
-        trainer_busy=min(1.0, d.updating / seconds),
-        own_per_update=_ratio(d.own, d.batches),
-        peers_per_update=_ratio(d.external, d.batches),
-        own_reward=_ratio(d.own_reward, d.own_answers),
-        informative_share=_ratio(d.informative, d.made),
-        lag=_ratio(d.lag, d.own),
-        age=_ratio(d.age, d.external),
-    )
 
 
 def _ratio(part: float, whole: float) -> float | None:

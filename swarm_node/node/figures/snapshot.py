@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
-from swarm_node.node.figures.history import HistoryRow
+from swarm_node.node.figures.history import GroupCounts, HistoryRow
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.stewards import in_last_third
+from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Verdict
@@ -20,6 +21,8 @@ from swarm_node.policy.experience.mixture import MixtureState
 SCHEMA = 1
 #: A peer heard within so many seconds counts as present.
 SEEN_SECONDS = 60.0
+#: One that failed to answer twice counts as gone after so many.
+LOST_SECONDS = 20.0
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
@@ -44,19 +47,6 @@ class EvalPoint(msgspec.Struct, frozen=True):
     alone: bool = False
     seen: float | None = None
     split: int = 0
-
-
-class GroupCounts(msgspec.Struct):
-    """Counts of rollout groups since this home was created. `published` were made here, of which
-    `announced` can teach peers something. `taken` counts the pulls that this node answered,
-    `received` the groups that it pulled and verified."""
-
-    published: int = 0
-    trained_own: int = 0
-    trained_external: int = 0
-    received: int = 0
-    announced: int = 0
-    taken: int = 0
 
 
 class DroppedRow(msgspec.Struct, frozen=True):
@@ -119,7 +109,9 @@ class PeerRow(msgspec.Struct, frozen=True):
     refused groups by reason. `share` is its part of the groups trained on lately. `took` counts the
     groups that it pulled here. It is asked for nothing for `left_seconds` more. `via` is the relay
     that brought its last answer, "" for a direct link and None without a recent answer.
-    `environment` is that of its groups, "" if it is this node's.
+    `environment` is that of its groups, "" if it is this node's; `model` is the beginning of its
+    model's digest, "" if model and tokenizer are this node's. It is `lost` if it failed to answer
+    twice.
     """
 
     peer_id: str
@@ -141,6 +133,13 @@ class PeerRow(msgspec.Struct, frozen=True):
     took: int = 0
     environment: str = ""
     via: str | None = None
+    model: str = ""
+    lost: bool = False
+
+    @property
+    def present(self) -> bool:
+        """True if it was heard lately and answers."""
+        return self.seconds_since_seen <= (LOST_SECONDS if self.lost else SEEN_SECONDS)
 
     @classmethod
     def of(
@@ -151,6 +150,7 @@ class PeerRow(msgspec.Struct, frozen=True):
         share: float = 0.0,
         via: str | None = None,
         environment: str = "",
+        model: str = "",
     ) -> Self:
         """Return the row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
@@ -169,6 +169,8 @@ class PeerRow(msgspec.Struct, frozen=True):
             took=peer.took,
             environment=environment,
             via=via,
+            model=model,
+            lost=peer.retry.failures > 1,
         )
         shown = members.shown(peer.peer_id)
         if shown is None:
@@ -185,13 +187,15 @@ class PeerRow(msgspec.Struct, frozen=True):
 
 
 class MembershipRow(msgspec.Struct, frozen=True):
-    """This node's own membership. Fields are as in `PeerRow`; `begins` is in Unix seconds."""
+    """This node's own membership. Fields are as in `PeerRow`. `begins` and `revoked`, the time of
+    the list that names this node, are in Unix seconds; `revoked` is 0 without such a list."""
 
     name: str
     issuer: str
     begins: int
     until: int
     standing: str
+    revoked: int = 0
 
     @classmethod
     def of(cls, members: Members, peer_id: str) -> Self | None:
@@ -200,18 +204,22 @@ class MembershipRow(msgspec.Struct, frozen=True):
         if shown is None:
             return None
         member, standing = shown
-        return cls(member.name, member.issuer.name, member.body.not_before, member.until, standing)
+        name, issuer, begins = member.name, member.issuer.name, member.body.not_before
+        return cls(name, issuer, begins, member.until, standing, members.expelled_at(peer_id))
 
     def alarms(self, wall: float) -> list[str]:
         """Return the alarms about this membership at the Unix second `wall`."""
-        day = datetime.fromtimestamp(self.until, UTC).strftime("%Y-%m-%d")
+        day = _day(self.until)
         if self.standing == "expired":
             return [
                 f"membership ended on {day}: peers refuse this node; ask for a new ticket and "
                 "start it with --ticket-file"
             ]
         if self.standing != "member":
-            return [f"peers refuse this node ({self.standing}): ask the owner of the swarm"]
+            on = f" on {_day(self.revoked)}" if self.revoked else ""
+            told = {"revoked": f"the owner of the swarm revoked this node's membership{on}"}
+            text = told.get(self.standing, f"this node is no member ({self.standing})")
+            return [f"{text}: ask for a new ticket, and start this node with --ticket-file"]
         if not in_last_third(self.begins, self.until, wall):
             return []
         days = max(0.0, self.until - wall) / 86_400
@@ -219,6 +227,10 @@ class MembershipRow(msgspec.Struct, frozen=True):
             f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
             "when both run; else ask for a new ticket"
         ]
+
+
+def _day(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d")
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -370,6 +382,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     recent: RecentRow | None = None
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
+    #: Addresses in settings and ticket; what keeps this node from others; whom it refused.
+    configured: int = 0
+    causes: list[Cause] = []
+    refused_callers: list[Cause] = []
     #: The verdict on the node, then the other findings for its owner: `verdict.findings`.
     findings: list[Said] = []
 
@@ -383,10 +399,21 @@ class Ended(msgspec.Struct, frozen=True):
     stored: bool
 
 
+class TriedRow(msgspec.Struct, frozen=True):
+    """One try of `doctor --network`: of an address in settings or ticket, of a known peer or of a
+    coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its failure, None if
+    it answered."""
+
+    kind: Literal["address", "peer", "coordinator"]
+    name: str
+    seconds: float
+    cause: Cause | None = None
+
+
 class NetworkReport(msgspec.Struct, frozen=True):
     """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
     number of peers that answer, and the heartbeats found in the transport's table within `seconds`
-    (None: it has no table), or the reason for none (`fault`)."""
+    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it."""
 
     reach: Verdict
     addresses: list[str]
@@ -394,3 +421,4 @@ class NetworkReport(msgspec.Struct, frozen=True):
     heartbeats: int | None
     seconds: float
     fault: str = ""
+    tried: list[TriedRow] = []

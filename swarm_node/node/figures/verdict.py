@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Said, Snapshot
+from swarm_node.node.figures.curve import NEWEST, rises
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
+from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
 
 #: Own groups before a verdict on their rewards.
@@ -20,24 +22,120 @@ _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 _FIRST_SECONDS = 900.0
 #: Refused groups of peers for each one taken, from which a warning is given.
 _MANY_REFUSED = 10
+#: Seconds for which a finding on rewards must hold before it is said, or is said no longer.
+HOLD_SECONDS = 120.0
+#: Seconds between two turns of "learning".
+TURN_SECONDS = 600.0
+#: Causes of one kind that are told.
+_SHOWN = 4
 
 
-def findings(shot: Snapshot) -> list[Said]:
+class Steady:
+    """Memory of the findings said before, so that a figure at its limit does not turn the verdict
+    to and fro. A finding is said once it held for HOLD_SECONDS, and until it has not held for as
+    long. After a longer pause between two verdicts nothing is known, and it is said at once."""
+
+    def __init__(self) -> None:
+        self._asked = float("-inf")
+        self._first: dict[str, float] = {}
+        self._last: dict[str, tuple[float, Said]] = {}
+        self._said: set[str] = set()
+        self._newest: EvalPoint | None = None
+        self._learns = False
+        self._turned = self._against = float("-inf")
+
+    def learns(self, evals: Sequence[EvalPoint]) -> bool:
+        """Check that reward rises. The answer turns once the points say the other for HOLD_SECONDS,
+        and at most once in TURN_SECONDS, so that noise does not turn it to and fro. It depends on
+        the points alone, not on who asks when."""
+        new = len(evals)
+        while new and evals[new - 1] is not self._newest:
+            new -= 1
+        for end in range(new, len(evals)):
+            now, rising = evals[end].seconds, rises(evals[max(0, end - NEWEST) : end + 1])
+            if now < self._against or rising == self._learns:  # a clock of another run, or no news
+                self._against = now
+            elif now - self._against >= HOLD_SECONDS and now - self._turned >= TURN_SECONDS:
+                self._learns, self._turned, self._against = rising, now, now
+        self._newest = evals[-1] if evals else None
+        return self._learns
+
+    def settle(self, found: Iterable[Said], now: float) -> list[Said]:
+        """Return what to say of these findings, of which there is at most one of a kind."""
+        fresh = now - self._asked > HOLD_SECONDS
+        if fresh:
+            self._first, self._last, self._said = {}, {}, set()
+        self._asked = now
+        for said in found:
+            self._first.setdefault(said.kind, now)
+            self._last[said.kind] = now, said
+            if fresh or now - self._first[said.kind] >= HOLD_SECONDS:
+                self._said.add(said.kind)
+        for kind, (last, _) in list(self._last.items()):
+            if kind not in self._said and last < now:
+                del self._first[kind], self._last[kind]  # it has to hold without a break
+            elif now - last >= HOLD_SECONDS:
+                del self._first[kind], self._last[kind]
+                self._said.discard(kind)
+        return [said for kind, (_, said) in self._last.items() if kind in self._said]
+
+
+def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
     """Return the verdict, then the other findings for the owner, the most serious first."""
     if shot.state != "running":
         return [Said(shot.state, "warning", f"the node is {shot.state}")]
+    rewards = _rewards(shot)
     serious = [
+        *_refused_here(shot),
         *_membership(shot),
         *_stalled(shot),
-        *_rewards(shot),
+        *(rewards if steady is None else steady.settle(rewards, shot.seconds)),
         *_environments(shot),
         *_refused(shot),
+        *_alarms(shot),
     ]
-    company = _company(shot)
+    learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
+    company = _company(shot, learns)
     if not serious or company.kind == "alone":
-        serious.append(company)
+        serious += [company, *_other_addresses(shot, company)]
     rank = {"bad": 0, "warning": 1, "good": 2}
-    return sorted(serious, key=lambda said: rank[said.level])
+    return [*sorted(serious, key=lambda said: rank[said.level]), *_models(shot), *_callers(shot)]
+
+
+def _refused_here(shot: Snapshot) -> Iterator[Said]:
+    """Find what shuts this node out, whatever the address: its membership, its clock, its link. Of
+    a membership and a clock peers tell, and some may lie, so it is bad only if no fewer tell it
+    than answer."""
+    own = shot.membership
+    for subject in ("membership", "clock", "link"):
+        found = [cause for cause in shot.causes if CAUSES[cause.code].subject == subject]
+        known = subject == "membership" and own is not None and own.standing != "member"
+        if not found or known:
+            continue
+        worst, telling = found[0], {cause.peer for cause in found}
+        answering = [p for p in _present(shot) if p.peer_id not in telling]
+        text = told_here(worst)
+        if len(telling) > 1 or answering:
+            text += f" ({len(telling)} of {len(telling) + len(answering)} peers)"
+        level = CAUSES[worst.code].level if len(telling) >= len(answering) else "warning"
+        yield Said(worst.code, level, text, advice(worst))
+
+
+def _callers(shot: Snapshot) -> Iterator[Said]:
+    """Tell whom this node refused. Anybody can ask, so it never changes the verdict."""
+    for cause in shot.refused_callers[:_SHOWN]:
+        if text := told_there(cause):
+            often = f", {cause.tries} times" if cause.tries > 1 else ""
+            ago = f"{_span(cause.seconds_since)} ago{often}"
+            yield Said("caller", "good", f"{text} ({ago})", "`swarm-node members` lists tickets")
+
+
+def _alarms(shot: Snapshot) -> Iterator[Said]:
+    own = shot.membership.alarms(shot.time) if shot.membership else []
+    for alarm in shot.alarms:
+        if alarm not in own:
+            text, _, remedy = alarm.partition(": ")
+            yield Said("alarm", "warning", text, remedy)
 
 
 def _membership(shot: Snapshot) -> Iterator[Said]:
@@ -91,24 +189,30 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
 
 
 def _environments(shot: Snapshot) -> Iterator[Said]:
+    for theirs, names in _unlike(shot, lambda peer: peer.environment):
+        cause = Cause("environment", name=names, detail=f"{theirs}, this node {shot.environment}")
+        yield Said(cause.code, "warning", told_here(cause), _same_as(theirs) or advice(cause))
+
+
+def _models(shot: Snapshot) -> Iterator[Said]:
+    for theirs, names in _unlike(shot, lambda peer: peer.model):
+        cause = Cause("model", name=names, detail=f"{theirs}, this node {shot.model}")
+        yield Said(cause.code, "good", told_here(cause), advice(cause))
+
+
+def _unlike(shot: Snapshot, what: Callable[[PeerRow], str]) -> list[tuple[str, str]]:
+    """Return what peers have that is not this node's, each with the names of these peers."""
     told: dict[str, list[str]] = {}
-    for peer in shot.peers:
-        if peer.environment and peer.seconds_since_seen <= SEEN_SECONDS:
-            told.setdefault(peer.environment, []).append(who(peer))
-    for theirs, names in sorted(told.items()):
-        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        verb = "uses" if len(names) == 1 else "use"
-        yield Said(
-            "environment",
-            "warning",
-            f"{listed} {verb} {theirs}, this node {shot.environment}: they exchange nothing",
-            _same_as(theirs),
-        )
+    for peer in _present(shot):
+        if what(peer):
+            told.setdefault(what(peer), []).append(who(peer))
+    more = {theirs: f", and {len(names) - 3} more" for theirs, names in told.items() if names[3:]}
+    return [(t, ", ".join(names[:3]) + more.get(t, "")) for t, names in sorted(told.items())]
 
 
 def _same_as(theirs: str) -> str:
     """Return the flag that gives this node its peers' environment, or the release that one side
-    lacks."""
+    lacks; "" for an environment without a name."""
     if older := release_remedy(theirs):
         return older
     name, _, kind = theirs.partition(" ")
@@ -117,7 +221,7 @@ def _same_as(theirs: str) -> str:
             f"start this node with --set environment.name={name} --preset {kind}, or the other one "
             "with this node's"
         )
-    return "give all nodes the same environment.name, files, packages and options"
+    return ""
 
 
 def _refused(shot: Snapshot) -> Iterator[Said]:
@@ -135,15 +239,57 @@ def _refused(shot: Snapshot) -> Iterator[Said]:
         )
 
 
-def _company(shot: Snapshot) -> Said:
-    learns = "learning" if shot.updates else "sampling"
-    if any(peer.seconds_since_seen <= SEEN_SECONDS for peer in shot.peers):
+def _present(shot: Snapshot) -> list[PeerRow]:
+    return [peer for peer in shot.peers if peer.present]
+
+
+def _company(shot: Snapshot, rising: bool) -> Said:
+    learns = "sampling"
+    if shot.updates:
+        learns = "learning" if rising else "training"
+    refusing = {cause.peer for cause in shot.causes if cause.peer}
+    if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")
+    why, remedy = _loneliness(shot)
+    # A node that met somebody is alone for a while. One that nobody has ever answered at all was
+    # given addresses that are wrong.
+    level = "warning" if shot.peers or shot.former or not _of_addresses(shot) else "bad"
+    return Said("alone", level, f"{learns} alone: {why}", remedy)
+
+
+def _loneliness(shot: Snapshot) -> tuple[str, str]:
+    """Return why this node is alone, and the remedy."""
+    if found := _of_addresses(shot):
+        return told_here(found[0]), advice(found[0])
+    if any(CAUSES[cause.code].subject in ("membership", "clock") for cause in shot.causes):
+        return "peers take it for no member", ""
+    doctor = "`swarm-node doctor --network`"
     if shot.peers or shot.former:
-        text, remedy = f"{learns} alone: no peer answers now", "`swarm-node doctor --network`"
-        return Said("alone", "warning", text, remedy)
-    remedy = "give a ticket to another machine: swarm-node invite --name NAME --out NAME.ticket"
-    return Said("alone", "warning", f"{learns} alone: no peers yet", remedy)
+        lost = sorted(shot.peers or shot.former, key=lambda peer: peer.seconds_since_seen)
+        since = _span(lost[0].seconds_since_seen)
+        if len(lost) == 1:
+            return f"no peer answers now, {who(lost[0])} left {since} ago", doctor
+        return f"no peer answers now, nobody since {since}", doctor
+    if shot.configured:
+        return "no peer has answered yet", doctor
+    return "no peers yet", (
+        "give a ticket to another machine: swarm-node invite --name NAME --out NAME.ticket"
+    )
+
+
+def _of_addresses(shot: Snapshot) -> list[Cause]:
+    return [c for c in shot.causes if CAUSES[c.code].subject in ("other", "address")]
+
+
+def _other_addresses(shot: Snapshot, company: Said) -> Iterator[Said]:
+    """Tell of the other addresses while this node is alone."""
+    if company.kind == "alone":
+        for cause in _of_addresses(shot)[1:_SHOWN]:
+            yield Said(cause.code, "warning", told_here(cause), advice(cause))
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def who(peer: PeerRow) -> str:

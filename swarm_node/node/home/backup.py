@@ -3,7 +3,9 @@
 The file is a plain tar with mode 0600, in this order: keys, membership, lists, a consistent copy of
 the database, the newest checkpoint if asked for, and last `manifest.json`, which has the size and
 the sha256 of every other member. The reader takes nothing else: no links, no directories, no names
-or sizes of its own making. It believes no byte before the manifest verified all of them.
+or sizes of its own making, and no byte between the files that the writer does not put there. It
+believes no byte before the manifest verified all of them, and puts nothing in place before
+`inventory.judge` found a whole home in it.
 """
 
 from __future__ import annotations
@@ -25,20 +27,25 @@ from typing import IO, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from swarm_node.durable import open_regular
 from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
+from swarm_node.node.home.inventory import RECORD
+from swarm_node.node.home.stocktaking import take_stock
 from swarm_node.p2p.membership.membership import MAX_UNIX_SECONDS
 
 #: The small files of a home, each if it is there.
 SMALL_FILES = (
     *("node.key", "root.key", "site.key", "swarm.json", "membership", "bootstrap", "port"),
+    "settings.json",
     *("issuer.key", "issuer.certificate", "revoked", "secret", "admitted"),
     *("invitations.json", "tickets.json", "bans.json"),
 )
 _DATABASE, _MANIFEST = "node.db", "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoints/v\d{10,19}/[a-z]{1,20}\.(safetensors|msgpack)")
 _MAX_SMALL = 8 << 20
-_MAX_LARGE = 1 << 40
+#: A database takes 1 GiB and what its pages leave empty; the rest is for checkpoints.
+_MAX_DATABASE, _MAX_LARGE = 4 << 30, 1 << 40
 _MAX_MEMBERS = 64
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1 << 20
@@ -86,7 +93,7 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     try:
         with ExitStack() as stack:
             target = stack.enter_context(_new_file(out))
-            opened: list[IO[bytes]] = [stack.enter_context(path.open("rb")) for path in small]
+            opened: list[IO[bytes]] = [stack.enter_context(open_regular(path)) for path in small]
             if copied:
                 opened.append(stack.enter_context(_copy_of(home.database, out.parent)))
             # All are open before the first is copied: the node may delete a checkpoint meanwhile.
@@ -113,7 +120,7 @@ def restore(home: Home, source: Path) -> Backup:
     """
     home.create()
     with home.lock():
-        for name in (*SMALL_FILES, _DATABASE, home.checkpoints.name):
+        for name in (*SMALL_FILES, _DATABASE, home.checkpoints.name, RECORD):
             if (home.path / name).exists():
                 raise HomeError(
                     f"{home.path} is in use already ({name} is there): restore into a new "
@@ -122,13 +129,29 @@ def restore(home: Home, source: Path) -> Backup:
         place = Path(tempfile.mkdtemp(prefix=".restoring-", dir=home.path))
         try:
             restored = _Reader(source, place).read()
+            _check(place, source)
             for path in sorted(place.iterdir()):
                 path.rename(home.path / path.name)
+            home.record()
         except OSError as error:
             raise HomeError(f"cannot restore {source} into {home.path}: {error}") from error
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return restored
+
+
+def _check(place: Path, source: Path) -> None:
+    """Raise unless the files of a backup, now in `place`, are those of a home that starts.
+
+    Raises:
+        HomeError: with every fault.
+    """
+    stock = take_stock(place, deep=True)
+    judged = stock.judged()
+    unknown = [fault for fault in judged.errors if fault.file != RECORD]
+    if unknown or judged.state == "new":
+        said = "; ".join(fault.found for fault in unknown) or "it holds no files of a home"
+        raise HomeError(f"{source} is not a usable backup ({said}): take another, or an older one")
 
 
 @contextmanager
@@ -163,9 +186,7 @@ def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> Member
     """Write one member of the tar and return its entry for the manifest."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    header = tarfile.TarInfo(name)
-    header.size, header.mode, header.mtime = size, 0o600, int(now)
-    target.write(header.tobuf(tarfile.GNU_FORMAT))
+    target.write(_header(name, size, int(now)))
     digest, left = hashlib.sha256(), size
     while left:
         chunk = file.read(min(left, _CHUNK))
@@ -176,6 +197,13 @@ def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> Member
         left -= len(chunk)
     target.write(bytes(-size % _BLOCK))
     return Member(size, digest.hexdigest())
+
+
+def _header(name: str, size: int, made: int) -> bytes:
+    """The header of a member: the same fields give the same bytes."""
+    header = tarfile.TarInfo(name)
+    header.size, header.mode, header.mtime = size, 0o600, made
+    return header.tobuf(tarfile.GNU_FORMAT)
 
 
 @dataclass
@@ -190,9 +218,13 @@ class _Reader:
 
     def read(self) -> Backup:
         try:
+            if self.source.exists() and not self.source.is_file():  # a pipe may never have an end
+                raise self._damaged("it is no regular file")
             with self.source.open("rb") as file:
                 while (raw := self._next(file)) is None:
                     pass
+                if file.read(2 * _BLOCK + 1) != bytes(2 * _BLOCK):
+                    raise self._damaged("more than the end follows its manifest")
         except OSError as error:
             raise HomeError(f"cannot read the backup {self.source}: {error.strerror}") from error
         try:
@@ -217,10 +249,13 @@ class _Reader:
             raise self._damaged("it holds what no backup holds")
         if not large and name not in (*SMALL_FILES, _MANIFEST):
             raise self._damaged(f"it holds {name[:80]!r}, which no backup holds")
-        if not 0 <= size <= (_MAX_LARGE if large else _MAX_SMALL):
+        most = _MAX_DATABASE if name == _DATABASE else _MAX_LARGE if large else _MAX_SMALL
+        if not 0 <= size <= most:
             raise self._damaged(f"{name} is too large")
         if not 0 <= header.mtime < MAX_UNIX_SECONDS:
             raise self._damaged("its date is impossible")
+        if block != _header(name, size, int(header.mtime)):
+            raise self._damaged("a header is not as backups have it")
         if name == _MANIFEST:
             self.made = int(header.mtime)
             return b"".join(self._content(file, name, size))
@@ -247,7 +282,8 @@ class _Reader:
                 raise self._damaged(f"it is cut short, in {name}")
             left -= len(chunk)
             yield chunk
-        file.read(-size % _BLOCK)
+        if any(file.read(-size % _BLOCK)):
+            raise self._damaged(f"the padding after {name} is not empty")
 
     def _damaged(self, what: str) -> HomeError:
         return HomeError(f"{self.source} is not a usable backup ({what}): take another copy of it")

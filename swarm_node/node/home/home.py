@@ -8,24 +8,33 @@ membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
 admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
-node.db  checkpoints/              groups, windows, counters; training state
+settings.json                      what earlier starts were given (config/remembered.py)
+node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest between two runs;
+                                   training state
+home.json                          the files that this home has had; see inventory.py
 metrics.jsonl  node.log            history and log, JSON objects; older ones in *.1
-editing                            locked while a command changes one of these files
+editing  recording                 locked while a command changes one of these files, home.json
 control.json  metrics.token  prometheus.json    where the running node answers (mode 0600)
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
+import msgspec
 
+from swarm_node.durable import open_lock, open_regular, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
-from swarm_node.node.home.private_directory import PrivateDirectory
+from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
+from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.membership.membership import (
     IssuerBody,
@@ -40,6 +49,7 @@ from swarm_node.p2p.membership.statements import verify_secret
 from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.membership.ticket import Ticket, make_ticket, redeem
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.program.private_directory import PrivateDirectory, content_of
 
 _MAX_SMALL_FILE = 8192
 OWNER_MEMBER_SECONDS = 10 * 365 * 86_400
@@ -68,6 +78,7 @@ class Home(PrivateDirectory):
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.log = self.path / "node.log"
+        self._recorded: set[str] = set()
 
     @property
     def _swarm_file(self) -> Path:
@@ -82,7 +93,107 @@ class Home(PrivateDirectory):
         return (self.path / "root.key").exists()
 
     def identity(self) -> Identity:
+        """Return this node's key.
+
+        Raises:
+            HomeError: it is missing or damaged, or others can read it.
+        """
+        return Identity.load(self.path / "node.key")
+
+    def judged(self, *, deep: bool = False, ticket: bool = False) -> HomeState:
+        """Judge this home as a whole. `deep`: database and checkpoints too, which takes seconds
+        where they are large. With a `ticket`, what it may restore is no error. Nothing is written.
+        """
+        return take_stock(self.path, deep=deep).judged(ticket=ticket)
+
+    def require_sound(self) -> None:
+        """Raise unless the files of this home are those of one member of one swarm.
+
+        Raises:
+            HomeError: with every fault and what restores it, or it belongs to no swarm yet.
+        """
+        judged = self.judged()
+        _refuse(self.path, judged)
+        if judged.state != "whole":
+            self.swarm()
+
+    def begin(self) -> Identity:
+        """Return the key of this home, which belongs to no swarm yet; the first call makes it.
+
+        Raises:
+            HomeError: something of a swarm lies here, or it cannot be written.
+        """
+        judged = self.judged()
+        _refuse(self.path, judged)
+        if judged.state == "new":
+            self.create()
+            with self._recording():
+                self._write(Record(RECORD_VERSION, False, []))
         return Identity.load_or_create(self.path / "node.key")
+
+    def record(self) -> None:
+        """Record the files that this home has now. Earlier ones that are lost have been told.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
+        with self._recording():
+            names = present(take_stock(self.path).files)
+            self._write(Record(RECORD_VERSION, True, names))
+
+    @contextmanager
+    def using_database(self) -> Iterator[None]:
+        """Let the block change the database, and keep its digest when the block has closed it.
+        SQLite has none, so the next start would not find a changed bit inside a row.
+
+        Raises:
+            HomeError: it cannot be read, or its digest not written.
+        """
+        if self.has_swarm:
+            self.record()  # what is lost has been told
+        (self.path / DATABASE_DIGEST).unlink(missing_ok=True)
+        yield
+        try:
+            with self.database.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise HomeError(f"cannot read {self.database}: {error.strerror}") from error
+        self.save(DATABASE_DIGEST, digest)
+        self.record()
+
+    def save(self, name: str, data: bytes) -> None:
+        """Replace a small file, and record that this home has it.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
+        super().save(name, data)
+        # Without a record this is no node's home, or one before its first start.
+        if name in self._recorded or name not in FILES or not (self.path / RECORD).exists():
+            return
+        with self._recording():
+            try:
+                held = msgspec.json.decode(self.load(RECORD) or b"", type=Record)
+            except (ValueError, RecursionError):  # the next start names it
+                return
+            if held.finished and name not in held.files:
+                self._write(Record(RECORD_VERSION, True, sorted([*held.files, name])))
+            if held.finished:
+                self._recorded.add(name)
+
+    def _write(self, record: Record) -> None:
+        super().save(RECORD, msgspec.json.encode(record))
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Hold the lock of home.json, which a node and a command may change at once."""
+        try:
+            file = open_lock(self.path / "recording")
+        except OSError as error:
+            raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def site_key(self) -> bytes:
         """Return the key for the other hosts of this node's trainer; the first call makes it.
@@ -96,16 +207,24 @@ class Home(PrivateDirectory):
         """Return the swarm that this home belongs to.
 
         Raises:
-            HomeError: none yet, or the file is damaged.
+            HomeError: none yet, or its file or its newest secret is damaged.
         """
         if not self.has_swarm:
+            _refuse(self.path, self.judged())
             raise HomeError(
                 f"{self.path} belongs to no swarm yet: run `swarm-node init NAME` to found one, "
                 "or `swarm-node join --ticket-file FILE` to join one"
             )
-        info = SwarmInfo.load(self._swarm_file)
-        newest = verify_secret(self.load("secret") or b"", info)
-        if isinstance(newest, Rejected) or newest.body.number <= info.secret_number:
+        info, raw = SwarmInfo.load(self._swarm_file), self.load("secret")
+        if raw is None:
+            return info
+        newest = verify_secret(raw, info)
+        if isinstance(newest, Rejected):
+            raise HomeError(
+                f"{self.path / 'secret'} is damaged ({newest.reason}): restore it from a backup, "
+                "or copy it from another member's home (`swarm-node doctor` lists all checks)"
+            )
+        if newest.body.number <= info.secret_number:
             return info
         return info.with_secret(newest.body.secret, newest.body.number)
 
@@ -113,22 +232,21 @@ class Home(PrivateDirectory):
         """Found a new private swarm. Its root key lives here.
 
         Raises:
-            HomeError: this home belongs to a swarm already, or the name is impossible.
+            HomeError: something of a swarm lies here already, or the name is impossible.
         """
         if self.has_swarm:
             raise HomeError(
                 f"{self.path} already belongs to swarm {self.swarm().name!r}; "
                 "use another --home to found a new one"
             )
-        self.create()
         try:  # before anything is written
             create_swarm(name, Identity.generate(), bytes(32))
         except ValueError as error:
             raise HomeError(f"this cannot be a swarm's name: {error}") from error
+        identity = self.begin()
         root = Identity.load_or_create(self.path / "root.key")
         swarm = create_swarm(name, root, os.urandom(32))
         issuer = Identity.generate()
-        identity = self.identity()
         start, end = int(now), int(now) + OWNER_MEMBER_SECONDS
         issuer_certificate = issue_issuer(
             root,
@@ -153,16 +271,27 @@ class Home(PrivateDirectory):
             HomeError: this home belongs to another swarm.
             TicketError: the ticket cannot be used.
         """
-        self.create()
-        identity = self.identity()
+        stock = take_stock(self.path)
+        judged = stock.judged(ticket=True)
+        _refuse(self.path, judged)
+        if stock.files["swarm.json"].state == "sound":
+            swarm = SwarmInfo.load(self._swarm_file)
+            if swarm.swarm_id != ticket.info.swarm_id:
+                raise HomeError(
+                    f"{self.path} belongs to swarm {swarm.name!r}, the ticket to "
+                    f"{ticket.info.name!r}; use another --home"
+                )
+        # What lies here must be of the ticket's swarm, whether or not swarm.json can tell.
+        _refuse(self.path, take_stock(self.path, swarm=ticket.info).judged(ticket=True))
+        identity = self.identity() if judged.state == "whole" else self.begin()
         swarm, chain = redeem(ticket, identity, now)
-        if self.has_swarm and self.swarm().swarm_id != swarm.swarm_id:
-            raise HomeError(
-                f"{self.path} belongs to swarm {self.swarm().name!r}, the ticket to "
-                f"{swarm.name!r}; use another --home"
-            )
+        for name in ("swarm.json", "membership", "secret"):
+            if stock.files[name].state in ("damaged", "empty"):
+                (self.path / name).replace(self.path / f"{name}.damaged")
         self.save("bootstrap", "\n".join(ticket.addresses).encode())
-        if self.is_owner:
+        if self.is_owner and stock.files["membership"].state == "sound":
+            swarm.save(self._swarm_file)
+            self.record()
             return self.membership()
         return self._keep(Membership(identity, swarm, chain))
 
@@ -175,8 +304,16 @@ class Home(PrivateDirectory):
         return next(filter(None, map(coordinator_url, self._addresses())), "")
 
     def _addresses(self) -> list[str]:
-        path = self.path / "bootstrap"
-        return path.read_text()[:_MAX_SMALL_FILE].split() if path.exists() else []
+        return self._text("bootstrap").split()
+
+    def _text(self, name: str) -> str:
+        """The text of a small file, "" without one. The start refuses a damaged one."""
+        try:
+            with open_regular(self.path / name) as file:
+                content = content_of(file.read(_MAX_SMALL_FILE))
+        except OSError:
+            return ""
+        return content.decode("utf-8", "replace") if isinstance(content, bytes) else ""
 
     def membership(self) -> Membership:
         """Read the membership that an earlier `found_swarm` or `join_swarm` stored.
@@ -187,12 +324,11 @@ class Home(PrivateDirectory):
         swarm = self.swarm()
         path = self.path / "membership"
         try:
-            raw = path.read_bytes()[:_MAX_SMALL_FILE]
-            chain = msgpack.unpackb(raw)
+            chain = msgpack.unpackb((self.load(path.name) or b"")[:_MAX_SMALL_FILE])
             issuer_certificate, member = chain
             if not isinstance(issuer_certificate, bytes) or not isinstance(member, bytes):
                 raise ValueError("not certificates")
-        except (OSError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise HomeError(f"{path} is damaged; join again with a ticket") from error
         return Membership(self.identity(), swarm, (issuer_certificate, member))
 
@@ -245,14 +381,14 @@ class Home(PrivateDirectory):
 
     def kept_port(self) -> int:
         """Return the port that an earlier start chose; 0 before the first."""
-        path = self.path / "port"
-        text = path.read_text()[:8].strip() if path.exists() else ""
+        text = self._text("port").strip()[:8]
         return int(text) if text.isdecimal() and 0 < int(text) < 65_536 else 0
 
     def _keep(self, membership: Membership) -> Membership:
         # The swarm's file comes last: a home without it can be founded or joined again.
         self.save("membership", msgpack.packb(list(membership.chain)))
         membership.swarm.save(self._swarm_file)
+        self.record()
         return replace(membership, swarm=self.swarm())
 
     def steward(self) -> Signer | None:
@@ -272,5 +408,14 @@ class Home(PrivateDirectory):
         Raises:
             HomeError: it cannot be written.
         """
-        self.save("issuer.key", steward.key.seed())
+        try:
+            replace_private(self.path / "issuer.key", steward.key.seed())
+        except OSError as error:
+            raise HomeError(f"cannot write {self.path / 'issuer.key'}: {error.strerror}") from error
         self.save("issuer.certificate", steward.certificate)
+
+
+def _refuse(path: Path, judged: HomeState) -> None:
+    if judged.errors:
+        said = "; ".join(map(str, judged.errors))
+        raise HomeError(f"{path}: {said} (`swarm-node doctor` lists all checks)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from swarm_node.clock import Clock
@@ -10,8 +9,10 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.presets import environment_name
 from swarm_node.node.figures.snapshot import DroppedRow, PeerRow
 from swarm_node.node.loops.parts import Shared
-from swarm_node.p2p.peers.conduct import LONGEST_OFF_SECONDS, Standing
+from swarm_node.p2p.peers.conduct import Standing
+from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.rollout import PolicyRef
 
 #: The latest drops that a checkpoint keeps.
 _KEPT = 1024
@@ -38,17 +39,21 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
     now, wall = clock.now(), clock.wall()
     for row in rows:
         off, cut = (
-            now + min(LONGEST_OFF_SECONDS, until - wall) for until in (row.off_until, row.cut_until)
+            now + min(OFFENCE.longest, until - wall) for until in (row.off_until, row.cut_until)
         )
         standing = Standing(offences=row.offences, left_until=off, off_until=off, cut_until=cut)
         directory.recall(row.peer_id, standing)
 
 
 def peer_rows(
-    shared: Shared, now: float, via: Mapping[str, str], info: EnvironmentInfo | None
+    shared: Shared,
+    now: float,
+    via: Mapping[str, str],
+    info: EnvironmentInfo | None,
+    policy: PolicyRef,
 ) -> list[PeerRow]:
     """Return the rows of peers for a snapshot, the most recently seen first. `via` has the relay of
-    each that answered lately, "" for a direct link."""
+    each that answered lately, "" for a direct link. `policy` is this node's."""
     by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
     return [
@@ -59,6 +64,7 @@ def peer_rows(
             by[peer.peer_id] / total,
             via.get(peer.peer_id),
             _other_environment(peer, info),
+            _other_model(peer, policy),
         )
         for peer in known
     ]
@@ -71,23 +77,16 @@ def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
     return environment_name(*theirs)
 
 
+def _other_model(peer: Peer, policy: PolicyRef) -> str:
+    if peer.policy is None or peer.policy == (policy.model, policy.tokenizer):
+        return ""
+    return peer.policy[0].hex()[:8]
+
+
 def former_rows(shared: Shared, now: float) -> list[PeerRow]:
     """Return the rows of former members, and of members banned here, for a snapshot."""
     gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
     return [PeerRow.of(peer, now, shared.members) for peer in gone]
-
-
-def refusals(peers: Sequence[Peer]) -> list[str]:
-    """Return an alarm if peers say that this node is no member: it was expelled, or its ticket was
-    used up. A single peer may lie, so the alarm gives their number."""
-    why = Counter(peer.refusal for peer in peers if peer.refusal)
-    if not why:
-        return []
-    reason = why.most_common(1)[0][0].rpartition(": ")[2]
-    return [
-        f"{why.total()} of {len(peers)} peers say that this node is no member ({reason}): ask the "
-        "owner of the swarm, perhaps for a new ticket"
-    ]
 
 
 def watch(shared: Shared, own_id: str, now: float) -> None:

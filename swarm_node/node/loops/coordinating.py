@@ -21,7 +21,6 @@ import structlog
 from msgspec.structs import replace
 
 from swarm_node import __version__
-from swarm_node.clock import Clock
 from swarm_node.errors import CoordinatorError, Rejected
 from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
@@ -32,7 +31,7 @@ from swarm_node.p2p.coordinator.coordination import (
     MAX_REASONS,
     MAX_REPORTED_FAMILIES,
     MAX_REPORTED_PEERS,
-    Finding,
+    PeerFigures,
     Report,
     SignedBatch,
     follow,
@@ -40,11 +39,11 @@ from swarm_node.p2p.coordinator.coordination import (
 )
 from swarm_node.p2p.exchange.meeting import FEW, Meeting
 from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Keeper
 from swarm_node.p2p.peers.conduct import LEAST_HINT
-from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.identity import Identity, public_key_of
+from swarm_node.p2p.wire.identity import public_key_of
 from swarm_node.p2p.wire.wire import pack
 
 #: Seconds between two rounds, give or take a fifth: at first, and at most. The pause grows slowly
@@ -66,15 +65,12 @@ class Coordinating:
 
     def __init__(
         self,
+        local: Local,
         url: str,
-        identity: Identity,
-        swarm_id: bytes,
         *,
         credentials: Credentials,
         meeting: Meeting,
-        directory: Directory,
         keeper: Keeper,
-        clock: Clock,
         rng: random.Random,
         tally: Tally,
     ) -> None:
@@ -83,43 +79,43 @@ class Coordinating:
             ConfigError: `url` cannot be used.
         """
         self._url = url
-        self._identity = identity
-        self._swarm_id = swarm_id
+        self._identity = local.identity
+        self._swarm_id = local.swarm_id
         self._client = CoordinatorClient(
-            url, (identity, swarm_id, lambda: credentials.chain), clock.wall
+            url, (local.identity, local.swarm_id, lambda: credentials.chain), local.clock.wall
         )
         self._credentials = credentials
         self._meeting = meeting
-        self._directory = directory
+        self._directory = local.directory
         self._keeper = keeper
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._alarms = tally.alarms
         self._tally = tally
         tally.coordinator = self._row = CoordinatorRow(url)
+        self._pause = _FIRST_SECONDS / 2
         self._list = 0  # the number of the coordinator's revocation list
-        self._report_at = clock.now() + _LONGEST_SECONDS  # by then there is something to say
+        self._report_at = local.clock.now() + _LONGEST_SECONDS  # by then there is something to say
         self._held = self._load()
 
-    async def run(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Poll the coordinator until cancelled. Reports are made of `snapshot`."""
-        pause = _FIRST_SECONDS / 2
-        while True:
-            await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
-            try:
-                await self._round(snapshot)
-            except CoordinatorError as error:
-                if self._row.answers is not False:
-                    _log.warning("the coordinator is not used", error=str(error))
-                    self._take_hints({})
-                self._note(answers=False, fault=str(error))
-            else:
-                if self._row.answers is False:
-                    _log.info("the coordinator answers again", url=self._url)
-                self._note(answers=True, fault="")
-            few = self._directory.fewer(FEW, self._clock.now())
-            longer = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
-            pause = longer if few or not self._row.answers else _LONGEST_SECONDS
+    async def step(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Pause, then ask the coordinator once. Reports are made of `snapshot`. The caller repeats
+        it. A coordinator that is down is no fault of this node: its row says so, its hints end, and
+        the pauses stay those of the rounds."""
+        await asyncio.sleep(self._pause * self._rng.uniform(0.8, 1.2))
+        try:
+            await self._round(snapshot)
+        except CoordinatorError as error:
+            if self._row.answers is not False:
+                _log.warning("the coordinator is not used", error=str(error))
+                self._take_hints({})
+            self._note(answers=False, fault=str(error))
+        else:
+            if self._row.answers is False:
+                _log.info("the coordinator answers again", url=self._url)
+            self._note(answers=True, fault="")
+        few = self._directory.fewer(FEW, self._clock.now())
+        self._pause = next_pause(self._pause, hurried=few or not self._row.answers)
 
     async def _round(self, snapshot: Callable[[], Snapshot]) -> None:
         if not self._directory.heartbeat:
@@ -195,6 +191,14 @@ class Coordinating:
         return None if isinstance(held, Rejected) else held
 
 
+def next_pause(pause: float, *, hurried: bool) -> float:
+    """Compute the seconds until the next round. They grow while `hurried`: few peers are known, or
+    the coordinator does not answer. Pure."""
+    if not hurried:
+        return _LONGEST_SECONDS
+    return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
+
+
 def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
     """Make the report on a node of its snapshot. Pure."""
     groups, point = snapshot.groups, current(snapshot.evals)
@@ -232,9 +236,9 @@ def hints_of(reputation: api.Reputation) -> dict[str, float]:
     }
 
 
-def _finding(row: PeerRow) -> Finding:
+def _finding(row: PeerRow) -> PeerFigures:
     refused = sorted(row.refused.items(), key=lambda item: -item[1])[:MAX_REASONS]
-    return Finding(
+    return PeerFigures(
         public_key_of(row.peer_id),
         row.received,
         tuple((_label(reason), count) for reason, count in refused),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import ipaddress
 import os
@@ -23,7 +22,7 @@ from aiohttp import (
 from msgspec import Struct
 from yarl import URL
 
-from swarm_node.errors import ConfigError, CoordinatorError, TicketError
+from swarm_node.errors import ConfigError, CoordinatorError, TicketError, reason_of, words_of
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.addresses.internet import is_embedding, is_internet
 from swarm_node.p2p.coordinator import coordinator_api as api
@@ -47,7 +46,7 @@ class _OwnNetworks(ThreadedResolver):
     ) -> Any:
         found = await super().resolve(host, port, family)
         if any(not _is_own(item["host"]) for item in found):
-            raise OSError(errno.EPERM, "it is on the Internet: its URL must begin with https")
+            raise OSError("it is on the Internet: its URL must begin with https")
         return found
 
 
@@ -83,8 +82,8 @@ class CoordinatorClient:
     async def introduce(self, asked: api.Introduction) -> api.Introduced:
         return await self._call("POST", "/introductions", api.Introduced, asked)
 
-    async def report(self, asked: api.Reported) -> api.Taken:
-        return await self._call("POST", "/reports", api.Taken, asked)
+    async def report(self, asked: api.Reported) -> api.ReportReceipt:
+        return await self._call("POST", "/reports", api.ReportReceipt, asked)
 
     async def batches(self, since: int) -> api.Batches:
         return await self._call("GET", f"/batches?since={since}", api.Batches)
@@ -132,7 +131,7 @@ class CoordinatorClient:
                         raise CoordinatorError(f"{self._base} answers too much")
                 return _decoded(self._base, response.status, bytes(answer), kind)
         except (ClientError, OSError, TimeoutError) as error:
-            why = printable(str(error)) or type(error).__name__
+            why = printable(_why(error))
             raise CoordinatorError(f"{self._base} does not answer: {why}") from error
 
     def _authorization(self, method: str, target: str, sent: bytes) -> str:
@@ -164,15 +163,27 @@ async def redeem(url: str, code: str, newcomer: Identity, wall: Callable[[], flo
     return with_addresses(ticket, ticket.info, [coordinator_address(url)])
 
 
+def _why(error: Exception) -> str:
+    """Return the reason why there is no answer, in words."""
+    if isinstance(error, TimeoutError):
+        return f"no reply in {_SECONDS:g} s"
+    if isinstance(error, OSError):
+        return reason_of(error)
+    return words_of(error)
+
+
 def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
     try:
         if status == 200:
             return msgspec.json.decode(answer, type=kind)
         problem = msgspec.json.decode(answer, type=api.Problem)
-        why = f"{problem.reason}, {problem.detail}"
     except (ValueError, RecursionError):
-        why = "not as a coordinator does"
-    raise CoordinatorError(f"{base} answered {status}: {printable(why)}")
+        raise CoordinatorError(
+            f"{base} is no coordinator of this version, or something else answers there (HTTP "
+            f"{status}): check the URL"
+        ) from None
+    why = printable(f"{problem.detail} ({problem.reason})")
+    raise CoordinatorError(f"{base} refuses: {why}")
 
 
 def _is_own(ip: str) -> bool:

@@ -6,32 +6,33 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import structlog
 
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
+from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.snapshot import Saved, UpdateRow
 from swarm_node.node.figures.style import Style
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.loops.consequences import kept, recall
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.p2p.peers.liveness import CHILD
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
 from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
 from swarm_node.policy.training.trainer import UpdateStats
+from swarm_node.rollout import Provenance
 
 #: Counts a refusal against an author.
 Reject = Callable[[Rejected, str | None], None]
 
-_KEEP_EVALS = 2000
 #: At so many, the counts of groups by author are halved.
 _RECENT_GROUPS = 4096
-_BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
 
 
@@ -87,7 +88,9 @@ class Learner:
                     f"another program wrote the newest checkpoint: {error}"
                 ) from None
             tally = self._tally
-            tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            tally.updates, tally.groups = saved.updates, saved.groups
+            for point in saved.evals:
+                add(tally.evals, point)
             tally.taught = Taught(saved.taught)
             self.mixer.resume(saved.mixture)
             recall(self._directory, saved.dropped, self._parts.clock)
@@ -130,8 +133,10 @@ class Learner:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
             self.restarting = True
-            await self._restart(error, stopping)
-            self.restarting = False
+            try:
+                await self._restart(error, stopping)
+            finally:
+                self.restarting = False
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats, version)
@@ -140,6 +145,8 @@ class Learner:
         if alarm := self._style.alarm():
             tally.alarms["style"] = alarm
         self._blame(drawn, result.stats, reject)
+        if result.stats.skipped is None:
+            self._weigh(drawn, result.stats.learnt)
         self.mixer.update()
         if result.unstored is not None:
             self._not_stored(result.unstored)
@@ -163,6 +170,15 @@ class Learner:
             elif number >= drawn.own_count and peer is not None:
                 peer.standing.served()
 
+    def _weigh(self, drawn: Drawn, learnt: Sequence[float]) -> None:
+        """Note what the update learnt from each group that has a gradient."""
+        for group, value in zip(drawn.groups, learnt, strict=False):
+            family = group.group.task.family
+            if group.provenance is not Provenance.OWN:
+                self._buffer.worth.note(group.author, family, value)
+            elif value:
+                self._buffer.worth.note_own(family, value)
+
     async def checkpoint(self, *, wait: bool = True) -> bool:
         """Store the training state and the tally; see `Trainer.checkpoint`. On a failure, count and
         log it and return False."""
@@ -170,7 +186,7 @@ class Learner:
         saved = Saved(
             tally.updates,
             tally.groups,
-            tally.evals[-_KEEP_EVALS:],
+            tally.evals,
             self.mixer.state,
             kept(self._directory, self._parts.clock),
             tally.taught.rows(),
@@ -189,14 +205,13 @@ class Learner:
 
     async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
         """Restart the trainer from its last checkpoint; retry until it works or the node stops."""
-        shortest, longest = _BACKOFF_SECONDS
         attempt = 0
         while not stopping():
             self._tally.faults["trainer"] += 1
             self._tally.trainer_restarts += 1
             _log.warning("restarting the trainer", error=str(error))
-            await asyncio.sleep(min(longest, shortest * 2.0**attempt))
-            attempt = min(attempt + 1, 10)
+            await asyncio.sleep(CHILD.after(attempt))
+            attempt += 1
             if isinstance(self._parts.sampler, SharingSampler):
                 # The dead trainer's memory stays allocated while it is mapped, beside the next
                 # one's.

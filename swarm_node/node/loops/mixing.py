@@ -5,6 +5,7 @@ The controller is pure (`policy/experience/mixture.py`). This module gives it th
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from swarm_node.environments.split import SPLIT
@@ -20,6 +21,11 @@ from swarm_node.policy.experience.mixture import (
     start,
 )
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplayStats
+
+#: A fraction of an offer so small is forgotten.
+_FORGOTTEN = 1e-3
+#: Author of what was offered before a restart, of which only the sum is stored.
+_NOBODY = ""
 
 
 class Mixer:
@@ -38,7 +44,8 @@ class Mixer:
             self.state = start(settings)
             buffer.aim(self.state.current)
         self._stats = buffer.stats()
-        self._offered = 0
+        #: Groups offered by each author, which fade as `MixtureState.offered` does.
+        self._offers: dict[str, float] = {}
         self._probe: EvalPoint | None = None
         self._show()
 
@@ -53,6 +60,7 @@ class Mixer:
         mixture = state.current
         if mixture.size == settings.batch and 0 <= mixture.external <= settings.most_external:
             self.state = state
+            self._offers = {_NOBODY: state.offered}
             self._buffer.aim(mixture)
             self._show()
 
@@ -60,13 +68,15 @@ class Mixer:
         """Take in the counts since the last update; called after each one."""
         stats, tally = self._buffer.stats(), self._tally
         before, self._stats = self._stats, stats
-        offered, self._offered = tally.offered - self._offered, tally.offered
+        offered, tally.offered = tally.offered, Counter()
         probe, self._probe = self._probe, self._newest_probe()
         if self._settings is not None and self.state is not None:
+            made, kept = stats.own_admitted - before.own_admitted, self._settings.kept
+            self._note_offers(offered, kept, self._trust(stats))
             seen = Observation(
-                made=stats.own_admitted - before.own_admitted,
+                made=made,
                 mixed=stats.own_informative - before.own_informative,
-                offered=offered * self._trust(stats),
+                offered=self._worthwhile(kept * self.state.made + made),
                 costs=Costs(
                     own=tally.sampling.mean,
                     external=tally.judging.mean,
@@ -75,9 +85,25 @@ class Mixer:
                 probe=self._probe.own if self._probe and self._probe is not probe else None,
                 left=self._buffer.left,
             )
-            self.state = observe(self.state, seen, self._settings)
+            # All that still counts of earlier offers is in `seen`.
+            self.state = observe(replace(self.state, offered=0.0), seen, self._settings)
             self._buffer.aim(self.state.current)
         self._show()
+
+    def _note_offers(self, offered: Counter[str], kept: float, trust: float) -> None:
+        faded = {author: kept * count for author, count in self._offers.items()}
+        for author, count in offered.items():
+            faded[author] = faded.get(author, 0.0) + trust * count
+        self._offers = {author: count for author, count in faded.items() if count > _FORGOTTEN}
+
+    def _worthwhile(self, made: float) -> float:
+        """Return the groups offered that have not faded. Whatever an author offers, it counts for
+        no more than its share (`Worth.share`) of the groups that this node `made` meanwhile."""
+        share = self._buffer.worth.share
+        return sum(
+            min(count, made * share(author)) if author != _NOBODY else count
+            for author, count in self._offers.items()
+        )
 
     def _newest_probe(self) -> EvalPoint | None:
         return self._tally.evals[-1] if self._tally.evals else None

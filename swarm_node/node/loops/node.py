@@ -16,7 +16,9 @@
 | mend     | three seconds                              | feel, meet              |
 | feel     | one peer that is no partner, at a time     | –                       |
 | probe    | ten minutes, or another address            | –                       |
-| reach    | its interval: relays, ways to peers        | –                       |
+| relay    | two seconds                                | –                       |
+| link     | two seconds                                | –                       |
+| punch    | a member that asks for a direct link       | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 | coordinate | a minute; only with a coordinator        | –                       |
 | record   | an update, a measurement, or a minute      | –                       |
@@ -25,7 +27,8 @@
 
 A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
 that a crash loses nothing published and trains nothing twice. The trainer and the environments are
-child processes that may die; a dead peer, daemon or bootstrap never stops a loop.
+child processes that may die; a dead peer, daemon or bootstrap never stops a loop. Every loop runs
+under one supervisor (`supervisor.py`): it counts a fault that is not the end, and goes on.
 """
 
 from __future__ import annotations
@@ -40,16 +43,18 @@ from msgspec.structs import replace
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
+from swarm_node.errors import Rejected, SwarmNodeError, first_of
+from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
-from swarm_node.node.home.home import Membership
+from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
 from swarm_node.node.loops.consequences import watch
+from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
 from swarm_node.node.loops.recording import Recorder
 from swarm_node.node.loops.rollout_maker import Scored
+from swarm_node.node.loops.supervisor import Step, Supervisor
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.loops.work import OpenWork, Work
 from swarm_node.p2p.exchange.pulling import Turn
@@ -58,7 +63,6 @@ from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.rollout import VerifiedGroup
 
 _STOP_SECONDS = 20.0
-_FAULT_SECONDS = 1.0
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
 _KEEP_OWN_GROUPS = 4096
 _log = structlog.get_logger(__name__)
@@ -71,7 +75,6 @@ class Node:
         self,
         *,
         settings: Settings,
-        membership: Membership,
         parts: Parts,
         shared: Shared,
         learner: Learner,
@@ -80,13 +83,13 @@ class Node:
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
         self.settings = settings
-        self._membership = membership
         self._parts = parts
         self._shared = shared
         self._tally = shared.tally
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
+        self._supervisor = Supervisor(shared.tally.faults, shared.tally.alarms, parts.clock)
         self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"
@@ -95,6 +98,9 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
+        self._dials: DialCheck | None = None
+        if parts.knock is not None:
+            self._dials = DialCheck(shared.local, settings.network.bootstrap, parts.knock)
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -167,7 +173,7 @@ class Node:
             raise SwarmNodeError("the node is still starting; try again in a few seconds")
         point = await self._opened.evaluator.measure()
         point = replace(point, alone=self._tally.groups.trained_external == 0)
-        self._tally.evals.append(point)
+        add(self._tally.evals, point)
         return point
 
     async def network(self) -> NetworkReport:
@@ -179,7 +185,17 @@ class Node:
         if self._state != "running" or self._work.prober is None:
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
         await self._work.prober.refresh()
-        return await take_report(self._parts, self._shared, self._reaching)
+        report = await take_report(self._parts, self._shared, self._reaching)
+        return replace(report, tried=await self._tried())
+
+    async def _tried(self) -> list[TriedRow]:
+        """Try the addresses of settings and ticket, the known peers and the coordinator."""
+        attempts = [] if self._dials is None else await self._dials.try_all()
+        rows = [TriedRow("address", each.where, each.seconds, each.cause()) for each in attempts]
+        rows += await try_peers(self._shared.local, self._work.exchange.asker)
+        if url := self.settings.network.coordinator:
+            rows.append(await try_coordinator(url))
+        return rows
 
     def samples(self) -> list[SampleRow]:
         """Some answers, own and peers'."""
@@ -188,7 +204,6 @@ class Node:
     def snapshot(self) -> Snapshot:
         """Return the snapshot of this node now."""
         return take_snapshot(
-            self._membership,
             self._parts,
             self._shared,
             self._reaching,
@@ -214,39 +229,47 @@ class Node:
                 task.cancel()
 
     def _loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        """All loops, each under the supervisor: those that repeat one step, and the others."""
+        repeat, company = self._supervisor.repeat, self._work.company
         return {
-            "sample": self._sample,
+            "sample": partial(repeat, "sample", self._sample),
             "train": self._train,
             "list": self._list,
             "pull": self._pull,
-            "meet": self._work.company.meet,
-            "mend": self._work.company.mend,
-            "feel": self._work.company.feel,
-            **self._further_loops(),
-            "evaluate": self._evaluate,
-            "record": Recorder(self._parts, self._shared).run,
+            "meet": partial(repeat, "meet", company.meet),
+            "mend": partial(repeat, "mend", company.mend),
+            "feel": partial(repeat, "feel", company.feel),
+            **{name: partial(repeat, name, step) for name, step in self._further_steps().items()},
+            **self._punching(),
+            "evaluate": partial(repeat, "evaluate", self._evaluate),
+            "record": partial(repeat, "record", Recorder(self._parts, self._shared).step),
         }
 
-    def _further_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
-        """The loops that not every node has. A node without a prober needs no relay, and few nodes
-        have a coordinator."""
-        loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
+    def _further_steps(self) -> Mapping[str, Step]:
+        """The steps of loops that not every node has. A node without a prober needs no relay, and
+        few nodes have a coordinator."""
+        steps: dict[str, Step] = {}
         if self._work.prober is not None:
-            loops |= {"probe": self._work.prober.run, "reach": self._work.company.reach}
+            company = self._work.company
+            steps |= {"probe": self._work.prober.step, "relay": company.relay, "link": company.link}
+        if self._dials is not None:
+            steps["dial"] = self._dials.step
         if self._work.coordinating is not None:
-            loops["coordinate"] = partial(self._work.coordinating.run, self.snapshot)
-        return loops
+            steps["coordinate"] = partial(self._work.coordinating.step, self.snapshot)
+        return steps
+
+    def _punching(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        """The loops that open direct links, which take many steps at once."""
+        if self._work.puncher is None:
+            return {}
+        return {"punch": partial(self._work.puncher.run, partial(self._supervisor.repeat, "punch"))}
 
     async def _sample(self) -> None:
-        """Sample groups whenever enough slots are free, publish them and admit them."""
-        while True:
-            await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
-            try:
-                await self._work.maker.make(
-                    self._slots.sampling_batch(self._parts.trainer.version), self._share
-                )
-            except ChildError as error:
-                await self._environment_failed(error)
+        """Sample groups once enough slots are free, publish them and admit them."""
+        await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
+        await self._work.maker.make(
+            self._slots.sampling_batch(self._parts.trainer.version), self._share
+        )
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
@@ -261,39 +284,43 @@ class Node:
     async def _train(self) -> None:
         """Update whenever a batch is ready; never wait for a peer."""
         while not self._stop.is_set():
-            await self._until(
-                lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
-            )
-            reject = self._work.exchange.asker.reject
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
-                await self._notify()
-            limit = self.settings.run.updates
-            if limit and self._tally.updates >= limit:
-                self._stop.set()
+            await self._supervisor.attempt("train", self._train_once)
+
+    async def _train_once(self) -> None:
+        await self._until(
+            lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
+        )
+        reject = self._work.exchange.asker.reject
+        if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
+            await self._notify()
+        limit = self.settings.run.updates
+        if limit and self._tally.updates >= limit:
+            self._stop.set()
 
     async def _list(self) -> None:
         """List the newest announcements of a few random peers, as many as can be pulled. A round
         does not wait for peers of the last round that answer late or never."""
-        storage = self._parts.storage
         free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
         async with asyncio.TaskGroup() as group:
-            while True:
-                puller, free = self._work.exchange.puller, self._free_external()
-                turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
-                for turn in turns:
-                    if not free_lists.locked():
-                        await free_lists.acquire()
-                        task = group.create_task(self._list_one(turn))
-                        task.add_done_callback(lambda _: free_lists.release())
-                watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
-                await self._notify()
-                await storage.run(storage.retire, self._buffer.collect_departed())
-                await storage.run(storage.prune, _KEEP_OWN_GROUPS)
-                await asyncio.sleep(self.settings.network.poll_seconds)
+            await self._supervisor.repeat("list", partial(self._list_some, group, free_lists))
+
+    async def _list_some(self, group: asyncio.TaskGroup, free_lists: asyncio.Semaphore) -> None:
+        storage = self._parts.storage
+        puller, free = self._work.exchange.puller, self._free_external()
+        for turn in puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free)):
+            if not free_lists.locked():
+                await free_lists.acquire()
+                listing = self._supervisor.attempt("list", partial(self._list_one, turn))
+                task = group.create_task(listing)
+                task.add_done_callback(lambda _: free_lists.release())
+        watch(self._shared, self._shared.local.peer_id, self._parts.clock.now())
+        await self._notify()
+        await storage.run(storage.retire, self._buffer.collect_departed())
+        await storage.run(storage.prune, _KEEP_OWN_GROUPS)
+        await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _list_one(self, turn: Turn) -> None:
-        offered = await self._work.exchange.puller.list_one(turn)
-        self._tally.offered += offered  # read after the wait: other lists count at the same time
+        self._tally.offered.update(await self._work.exchange.puller.list_one(turn))
         await self._notify()
 
     async def _pull(self) -> None:
@@ -304,16 +331,13 @@ class Node:
             while True:
                 await free_pulls.acquire()
                 await self._until(lambda: puller.on_offer(self._free_external()) > 0)
-                task = group.create_task(self._pull_one())
+                task = group.create_task(self._supervisor.attempt("pull", self._pull_one))
                 task.add_done_callback(lambda _: free_pulls.release())
                 await asyncio.sleep(0)  # the pull draws its offer, which is then no offer any more
 
     async def _pull_one(self) -> None:
         version = self._parts.trainer.version
-        try:
-            group = await self._work.exchange.puller.pull(self._free_external(), version)
-        except ChildError as error:
-            return await self._environment_failed(error)
+        group = await self._work.exchange.puller.pull(self._free_external(), version)
         if group is not None:
             self._admit(group)
             self._tally.groups.received += 1
@@ -321,12 +345,9 @@ class Node:
             await self._notify()
 
     async def _evaluate(self) -> None:
-        while True:
-            try:
-                await self.evaluate()
-            except ChildError as error:
-                await self._environment_failed(error)
-            await self._work.evaluator.rest()
+        """Measure one point and rest. The rest comes after a failure too: a point is dear."""
+        await self._supervisor.attempt("evaluate", self.evaluate)
+        await self._work.evaluator.rest()
 
     async def _opens(self, on_step: Callable[[str], None]) -> bool:
         """Open all parts; return False if `stop` came first."""
@@ -351,14 +372,15 @@ class Node:
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         self.adopt(self.settings)  # they may be others than at the start
-        for group in await parts.storage.run(restored_groups, parts.storage):
+        ground = info.name, info.version
+        for group in await parts.storage.run(restored_groups, parts.storage, *ground):
             self._buffer.admit(group, parts.trainer.version)
         on_step("network")
         await parts.transport.start()
         _log.info(
             "node started",
-            peer=self._membership.identity.peer_id,
-            swarm=self._membership.swarm.name,
+            peer=self._shared.local.peer_id,
+            swarm=self._shared.local.swarm.name,
             version=parts.trainer.version,
             families=",".join(self._own_families),
         )
@@ -376,12 +398,6 @@ class Node:
         refused = self._buffer.admit(group, self._parts.trainer.version)
         if isinstance(refused, Rejected):
             self._work.exchange.asker.reject(refused, group.author)
-
-    async def _environment_failed(self, error: SwarmNodeError) -> None:
-        """Count and log the fault, then pause so that the environment's process can recover."""
-        self._tally.faults["environment"] += 1
-        _log.warning("the environment failed", error=str(error))
-        await asyncio.sleep(_FAULT_SECONDS)
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         async with self._changed:

@@ -23,20 +23,17 @@ from swarm_node.node.figures.snapshot import (
     TokensRow,
 )
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.consequences import former_rows, peer_rows, refusals
+from swarm_node.node.loops.consequences import former_rows, peer_rows
 from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 
-_SHOWN_EVALS = 2000
-_SHOWN_PEERS = 200
 _EXAMPLES = 3
+_SHOWN_CAUSES = 32
 
 
 def take_snapshot(
-    membership: Membership,
     parts: Parts,
     shared: Shared,
     reaching: ReachingTransport,
@@ -50,7 +47,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Make the snapshot of a node now. `started` and `running_since` are of its clock."""
     tally, now = shared.tally, parts.clock.now()
-    identity, swarm = membership.identity, membership.swarm
+    identity, swarm = shared.local.identity, shared.local.swarm
     own = MembershipRow.of(shared.members, identity.peer_id)
     buffer = asdict(shared.buffer.stats()).items()
     busy = None
@@ -71,10 +68,10 @@ def take_snapshot(
         groups=tally.groups,
         rejected=dict(tally.rejected),
         faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
-        evals=tally.evals[-_SHOWN_EVALS:],
+        evals=list(tally.evals),
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now, reaching.usage.via, info)[:_SHOWN_PEERS],
+        peers=peer_rows(shared, now, reaching.usage.via, info, parts.policy),
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
@@ -89,9 +86,12 @@ def take_snapshot(
         relaying=RelayingRow.of(reaching),
         alarms=_alarms(shared, own, parts.clock),
         environment=environment_name(info.name, info.version) if info else "",
+        configured=shared.directory.failures.configured,
+        causes=shared.directory.failures.causes(now)[:_SHOWN_CAUSES],
+        refused_callers=shared.directory.failures.refused(now)[:_SHOWN_CAUSES],
     )
     shot = msgspec.structs.replace(shot, **_course(parts, tally, running_since))
-    return msgspec.structs.replace(shot, findings=findings(shot))
+    return msgspec.structs.replace(shot, findings=findings(shot, tally.steady))
 
 
 def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str, Any]:
@@ -117,15 +117,13 @@ def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str
 def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:
     return [
         *(own.alarms(clock.wall()) if own else ()),
-        *refusals(shared.directory.live(clock.now(), float("inf"))),
         *shared.tally.alarms.values(),
     ]
 
 
 def name_of(members: Members, peer_id: str) -> str:
     """Return a peer's name for people: the name in its certificate, or the end of its id."""
-    shown = members.shown(peer_id)
-    return shown[0].name if shown else peer_id[-8:]
+    return members.name(peer_id) or peer_id[-8:]
 
 
 async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:

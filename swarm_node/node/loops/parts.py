@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.environments.host import EnvironmentHost
-from swarm_node.node.figures.history import MetricsFile, Ring
+from swarm_node.node.figures.history import GroupCounts, MetricsFile, Ring, Sums
 from swarm_node.node.figures.samples import Samples
 from swarm_node.node.figures.snapshot import (
     CoordinatorRow,
     EvalPoint,
-    GroupCounts,
     MixtureRow,
     UpdateRow,
 )
 from swarm_node.node.figures.taught import Taught
-from swarm_node.p2p.limits.budgets import Effort, Traffic
+from swarm_node.node.figures.verdict import Steady
+from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Members, nobody
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.lan import Lan
@@ -49,7 +50,8 @@ class Parts:
     swarm's statements: a home, or memory. `knock` dials for probes and `lan` finds peers on the own
     network; both are None without a network of hosts. `answered` records the relayed requests that
     were answered. `memory` returns the bytes of all processes and `metrics` writes the history:
-    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer.
+    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer, and
+    `common_share` of the tasks are common to the swarm: simulated experiments have others.
     """
 
     transport: Transport
@@ -73,6 +75,7 @@ class Parts:
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
+    common_share: float = 0.0
 
 
 @dataclass
@@ -93,31 +96,16 @@ class Timing:
 
 
 @dataclass
-class Sums:
-    """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage, `own_reward` and `own_answers` of own groups, their `lag` in versions,
-    the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those of own answers."""
-
-    rows: int = 0
-    own_reward: float = 0.0
-    own_answers: int = 0
-    lag: int = 0
-    age: int = 0
-    sampled_tokens: int = 0
-    trained_tokens: int = 0
-
-
-@dataclass
 class Tally:
     """Counts of a node, for its snapshot. Checkpoints keep the first three fields and `taught`.
 
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
-    groups that peers announced as informative. `sampling` is the time per own group made, and
-    `drawing` the sampler's part of it. `judging` is the time per peer's group judged, `updating`
-    the time per update. `trained_by` counts the groups trained on lately by author; older ones
-    count less. `taught` counts peers' groups that were trained on. `alarms` are sentences for the
-    owner, by kind. `updated_at` is the end of the newest update, `last_applied` the newest one that
-    was not skipped.
+    groups that peers announced as informative since the last update, by peer. `sampling` is the
+    time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
+    peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
+    lately by author; older ones count less. `taught` counts peers' groups that were trained on.
+    `alarms` are sentences for the owner, by kind. `steady` remembers the verdict. `updated_at` is
+    the end of the newest update, `last_applied` the newest one that was not skipped.
     """
 
     updates: int = 0
@@ -129,7 +117,7 @@ class Tally:
     last_applied: UpdateRow | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    offered: int = 0
+    offered: Counter[str] = field(default_factory=Counter)
     sampling: Timing = field(default_factory=Timing)
     judging: Timing = field(default_factory=Timing)
     drawing: Timing = field(default_factory=Timing)
@@ -141,20 +129,29 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    steady: Steady = field(default_factory=Steady)
     coordinator: CoordinatorRow | None = None
 
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the loops of one node share: its counters, the known peers, the members, the
-    replay buffer, the slots of groups under way, the peers' budgets (traffic, effort), and former
-    members by peer id."""
+    """State that the loops of one node share: what its network shares (`local`), its counters, its
+    own demand (`wants`) and the peers' budgets by it (traffic, effort), the replay buffer, the
+    slots of groups under way, and former members by peer id."""
 
+    local: Local
     tally: Tally
-    directory: Directory
-    members: Members
+    wants: Wants
     traffic: Traffic
     effort: Effort
     buffer: ReplayBuffer
     slots: Slots
     former: Recent[str, Peer] = field(default_factory=lambda: Recent(MAX_FORMER))
+
+    @property
+    def directory(self) -> Directory:
+        return self.local.directory
+
+    @property
+    def members(self) -> Members:
+        return self.local.members

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 
 import structlog
 
 from swarm_node.errors import HomeError
 from swarm_node.node.figures.curve import current
-from swarm_node.node.figures.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals, means
+from swarm_node.node.figures.history import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    HistoryRow,
+    Means,
+    Totals,
+)
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint
 from swarm_node.node.loops.parts import Parts, Shared
 
@@ -25,20 +32,19 @@ class Recorder:
         self._shared = shared
         self._before = self._totals()
         self._measured: EvalPoint | None = None
+        self._reported = parts.clock.now()
         self._told_of_fault = False
 
-    async def run(self) -> None:
-        """Write rows until cancelled, and log one line on the node's work from time to time."""
+    async def step(self) -> None:
+        """Write a row if one is due, and log one line on the node's work from time to time. The
+        caller repeats it."""
         clock = self._parts.clock
-        reported = clock.now()
-        self._before = self._totals()
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            if self._due():
-                await self._record()
-            if clock.now() - reported >= _REPORT_SECONDS:
-                reported = clock.now()
-                self._report()
+        await asyncio.sleep(_TICK_SECONDS)
+        if self._due():
+            await self._record()
+        if clock.now() - self._reported >= _REPORT_SECONDS:
+            self._reported = clock.now()
+            self._report()
 
     def _due(self) -> bool:
         tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds
@@ -67,18 +73,14 @@ class Recorder:
         before, self._before = self._before, self._totals()
         point = tally.evals[-1] if tally.evals else None
         point, self._measured = None if point is self._measured else point, point
-        update, groups = tally.last_applied, tally.groups
+        update = tally.last_applied
         peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
-        return HistoryRow(
+        return HistoryRow.of(
+            tally.groups,
+            Means.between(before, self._before),
             time=clock.wall(),
             version=self._parts.trainer.version,
             updates=tally.updates,
-            made=groups.published,
-            announced=groups.announced,
-            taken=groups.taken,
-            received=groups.received,
-            trained_own=groups.trained_own,
-            trained_peers=groups.trained_external,
             refused=tally.rejected.total() - tally.rejected["unreachable"],
             peers=len(peers),
             memory=memory,
@@ -92,32 +94,21 @@ class Recorder:
             k=point.k if point else None,
             seen_1=point.seen if point else None,
             split=point.split if point else None,
-            **means(before, self._before)._asdict(),
         )
 
     def _totals(self) -> Totals:
-        tally, buffer, sums = (
-            self._shared.tally,
-            self._shared.buffer.stats(),
-            self._shared.tally.sums,
-        )
+        tally, buffer = self._shared.tally, self._shared.buffer.stats()
         return Totals(
             seconds=self._parts.clock.now(),
             batches=tally.updates + tally.skipped_updates,
             updates=tally.updates,
             own=tally.groups.trained_own,
             external=tally.groups.trained_external,
-            rows=sums.rows,
-            own_reward=sums.own_reward,
-            own_answers=sums.own_answers,
-            lag=sums.lag,
-            age=sums.age,
             made=buffer.own_admitted,
             informative=buffer.own_informative,
-            sampled=sums.sampled_tokens,
-            trained=sums.trained_tokens,
             sampling=tally.drawing.seconds,
             updating=tally.updating.seconds,
+            **asdict(tally.sums),
         )
 
     def _report(self) -> None:
@@ -133,7 +124,8 @@ class Recorder:
             held_out=unseen,
             seen=seen,
             peers=peers,
-            published=groups.published,
+            made=groups.published,
+            published=groups.announced,
             trained_own=groups.trained_own,
             trained_external=groups.trained_external,
             rejected=tally.rejected.total(),

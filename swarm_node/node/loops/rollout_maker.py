@@ -11,14 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from swarm_node.config import Sampling
-from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import task_seed
-from swarm_node.errors import SlowTaskError
 from swarm_node.node.figures.first_groups import Beginning, FirstGroups
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.tasks import TaskChooser
-from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
@@ -38,7 +36,7 @@ class RolloutMaker:
         sampling: Sampling,
         parts: Parts,
         tally: Tally,
-        effort: Effort,
+        judging: Judging,
         tasks: TaskChooser,
         slots: Slots,
         harvest: Harvest | None,
@@ -51,13 +49,12 @@ class RolloutMaker:
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
-        self._effort = effort
+        self._judging = judging
         self._tasks = tasks
         self._slots = slots
         self._harvest = harvest
         self._seed = seed
         self._peer_id = peer_id
-        self._told_of_raising = False
         self._first_groups = FirstGroups()
 
     async def make(self, count: int, deliver: Deliver) -> None:
@@ -164,39 +161,13 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
         self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
-        judged = await self._judge(group.ref, texts, "own")
-        self._effort.judged_own(judged.seconds, self._parts.clock.now())
+        judged = await self._judging.own(group.ref, texts)
         made = RolloutGroup(group.ref, policy, completions, judged.rewards)
         self._tally.samples.own(made, group.prompt)
         beginning = self._first_groups.add(made)
         if beginning is not None:
             _tell(beginning)
         return made, group.prompt
-
-    async def judge(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
-        """Judge a peer's texts. Count the scorer's faults, and the time against the author."""
-        try:
-            judged = await self._judge(ref, texts, "peers")
-        except SlowTaskError as slow:
-            self._effort.judged(author, slow.seconds, self._parts.clock.now())
-            raise
-        # Several are judged at once, so the time that one waits for the others is not counted.
-        self._tally.judging.add(judged.seconds, 1)
-        self._effort.judged(author, judged.seconds, self._parts.clock.now())
-        return judged
-
-    async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose) -> Judgement:
-        judged = await self._parts.environment.judge(ref, texts, whose)
-        if judged.faults:
-            self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
-        if judged.raised and not self._told_of_raising:
-            self._told_of_raising = True
-            _log.warning(
-                "the environment's score() raised on an answer, which counts as wrong (told once)",
-                family=ref.family,
-                raised=judged.raised,
-            )
-        return judged
 
     async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
         """Return reference, prompt and the prompt's token ids of the next tasks. A task is left out

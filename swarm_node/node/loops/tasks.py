@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from swarm_node.clock import Clock
 from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, meant
+from swarm_node.p2p.membership.local import Local
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
 
@@ -28,14 +28,12 @@ class SeededTasks:
 
     def __init__(
         self,
+        local: Local,
         info: EnvironmentInfo,
         families: Sequence[str],
         storage: Storage,
-        clock: Clock,
         *,
         seed: int,
-        peer_id: str,
-        swarm_id: bytes,
         common_share: float,
     ) -> None:
         """The node samples `families` of the environment. `common_share` of its tasks are common
@@ -43,10 +41,10 @@ class SeededTasks:
         self._info = info
         self._families = tuple(families)
         self._storage = storage
-        self._clock = clock
+        self._clock = local.clock
         self._seed = seed
-        self._peer_id = peer_id
-        self._swarm_id = swarm_id
+        self._peer_id = local.peer_id
+        self._swarm_id = local.swarm_id
         self._common_share = common_share
 
     async def choose(self, count: int) -> list[TaskRef]:
@@ -81,5 +79,6 @@ def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, 
     if unknown:
         raise ConfigError(
             f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
+            f"{meant(unknown[0], info.families)}"
         )
     return tuple(wanted) or info.families

@@ -12,6 +12,7 @@ from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.rollout_maker import RolloutMaker
 from swarm_node.p2p.exchange.exchange import Exchange
 from swarm_node.p2p.reach.probe import Prober
+from swarm_node.p2p.reach.punch import Puncher
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Work:
     exchange: Exchange
     company: Company
     prober: Prober | None = None
+    puncher: Puncher | None = None
     coordinating: Coordinating | None = None
 
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from swarm_node.errors import HomeError, TicketError
+from swarm_node.errors import HomeError, TicketError, meant
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.issuers import Made, take
-from swarm_node.node.members.ledger import Admission, Ledger
+from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
+from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.membership.claims import Claims
+from swarm_node.p2p.membership.members import load_claims
 from swarm_node.p2p.membership.membership import IssuerBody, Name
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
+from swarm_node.p2p.wire.identity import peer_id_of
+
+_PEER = "/p2p/"
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - nothing binds it
 
 
 class Invitation(NamedTuple):
     """A ticket's text, and its entry in the ledger."""
 
     ticket: str
-    admission: Admission
+    admission: IssuedTicket
 
 
-def admissions(home: Home) -> Ledger[Admission]:
+def admissions(home: Home) -> Ledger[IssuedTicket]:
     """Return the ledger of the tickets made in this home."""
-    return Ledger(home.path / "invitations.json", Admission)
+    return Ledger(home, "invitations.json", IssuedTicket)
 
 
 def invite(
@@ -36,8 +43,10 @@ def invite(
     valid_seconds: int,
     member_seconds: int,
     uses: int,
+    present: Sequence[str] = (),
 ) -> Invitation:
     """Make a ticket for `name`, signed by root.key. It is in the ledger before anybody can have it.
+    `present` are the addresses of the node that runs here.
 
     Raises:
         HomeError: this home cannot invite, or the ledger cannot be written.
@@ -52,12 +61,14 @@ def invite(
         name=name,
         uses=uses,
     )
-    return _written(home, name, text, now)
+    return _written(home, name, text, now, present)
 
 
-def invite_from_stock(home: Home, name: str, addresses: Sequence[str], now: float) -> Invitation:
+def invite_from_stock(
+    home: Home, name: str, addresses: Sequence[str], now: float, present: Sequence[str] = ()
+) -> Invitation:
     """Take a ticket for `name` from an issuer file. The file fixes its validity and the number of
-    its uses.
+    its uses. `present` are the addresses of the node that runs here.
 
     Raises:
         HomeError: there is none left, or a file cannot be written.
@@ -74,7 +85,109 @@ def invite_from_stock(home: Home, name: str, addresses: Sequence[str], now: floa
         text = with_addresses(ticket, home.swarm(), addresses[:8])
     except ValueError as error:
         raise TicketError(f"no ticket can be made: {error}") from error
-    return _written(home, name, text, now)
+    return _written(home, name, text, now, present)
+
+
+def rename(home: Home, old: str, new: str) -> None:
+    """Give the tickets called `old` another name in the ledger, which counts before the names in
+    certificates.
+
+    Raises:
+        HomeError: no ticket has the old name, or another has the new one.
+        TicketError: the new name is malformed.
+    """
+    _check_name(new)
+    ledger = admissions(home)
+    with home.editing():
+        entries = ledger.entries()
+        names = {entry.name for entry in entries}
+        if old not in names:
+            raise HomeError(
+                f"no ticket of this home is called {old!r}{meant(old, names)}: "
+                "`swarm-node members` lists them"
+            )
+        if new in names:
+            raise HomeError(
+                f"another ticket is called {new!r} already, and to revoke one would expel both: "
+                "take another name"
+            )
+        ledger.write(
+            [
+                msgspec.structs.replace(entry, name=new) if entry.name == old else entry
+                for entry in entries
+            ]
+        )
+
+
+def own_endpoints(
+    addresses: Sequence[str], peer_id: str, present: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the endpoints of the node `peer_id`, which has the addresses `present`, among a
+    ticket's `addresses`; see `IssuedTicket`. None if the ticket names others too, or what cannot be
+    told to be this node's: only the owner knows when it is out of date."""
+    known = {address.rpartition(_PEER)[0] for address in present}
+    ports = {parsed[2] for parsed in map(split_endpoint, known) if parsed}
+    found = []
+    for address in addresses:
+        endpoint, _, named = address.rpartition(_PEER)
+        parsed = split_endpoint(endpoint)
+        if named != peer_id or parsed is None or parsed[2] not in ports:
+            return ()
+        found.append(endpoint if endpoint in known else f"/ip4/{_ANY_HOST}/tcp/{parsed[2]}")
+    return tuple(dict.fromkeys(found))[:MAX_ENDPOINTS]
+
+
+def out_of_date(
+    tickets: Sequence[IssuedTicket],
+    held: Mapping[str, Sequence[str]],
+    present: Sequence[str],
+    now: float,
+) -> list[IssuedTicket]:
+    """Return the tickets in people's hands none of whose endpoints is among those `present`, so
+    that they lead nobody to this node any more. A present host of 0.0.0.0 or :: is any host. A
+    ticket that as many `held` as it has uses leads nobody anyway."""
+    there = [parsed for parsed in map(split_endpoint, present) if parsed]
+    ports = {port for _, _, port in there}
+    open_ports = {port for _, host, port in there if host in (_ANY_HOST, "::")}
+
+    def stands(endpoint: str) -> bool:
+        parsed = split_endpoint(endpoint)
+        if parsed is None or parsed in there or parsed[2] in open_ports:
+            return True
+        return parsed[1] == _ANY_HOST and parsed[2] in ports
+
+    return [
+        ticket
+        for ticket in tickets
+        if ticket.given and ticket.expires > now and ticket.endpoints
+        if not 0 < ticket.uses <= len(held.get(ticket.issuer_key, ()))
+        if not any(map(stands, ticket.endpoints))
+    ]
+
+
+def holders(home: Home) -> dict[str, list[str]]:
+    """Return the ids of the peers that this home's node admitted by tickets of limited uses, by
+    issuer key (hex), whether or not it knows them now.
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+    return _by_issuer(load_claims(home), Claims.holders)
+
+
+def tried(home: Home) -> dict[str, list[str]]:
+    """Return the ids of the peers that showed a ticket of this home after it was used up, by issuer
+    key (hex).
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+    return _by_issuer(load_claims(home), Claims.tried)
+
+
+def _by_issuer(claims: Claims, of: Callable[[Claims, bytes], list[bytes]]) -> dict[str, list[str]]:
+    found = {issuer.hex(): of(claims, issuer) for issuer, _, _ in claims.rows()}
+    return {issuer: [*map(peer_id_of, subjects)] for issuer, subjects in found.items() if subjects}
 
 
 def note_issuer_file(home: Home, made: Made) -> None:
@@ -87,15 +200,21 @@ def note_issuer_file(home: Home, made: Made) -> None:
     _note(home, [_admission(body.name, body, body.not_before, given=False) for body in bodies])
 
 
-def _note(home: Home, entries: Sequence[Admission]) -> None:
+def _note(home: Home, entries: Sequence[IssuedTicket]) -> None:
     ledger, keys = admissions(home), {entry.issuer_key for entry in entries}
     with home.editing():
         kept = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
         ledger.write([*kept, *entries])
 
 
-def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -> Admission:
-    return Admission(
+def _admission(
+    name: str,
+    issuer: IssuerBody,
+    made: float,
+    given: bool = True,
+    endpoints: tuple[str, ...] = (),
+) -> IssuedTicket:
+    return IssuedTicket(
         name,
         issuer.issuer_key.hex(),
         int(made),
@@ -104,6 +223,7 @@ def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -
         issuer.member_seconds,
         given,
         issuer.steward,
+        endpoints,
     )
 
 
@@ -117,7 +237,9 @@ def _check_name(name: str) -> None:
         ) from None
 
 
-def _written(home: Home, name: str, text: str, now: float) -> Invitation:
-    admission = _admission(name, parse_ticket(text, now).issuer, now)
+def _written(home: Home, name: str, text: str, now: float, present: Sequence[str]) -> Invitation:
+    ticket = parse_ticket(text, now)
+    endpoints = own_endpoints(ticket.addresses, home.identity().peer_id, present)
+    admission = _admission(name, ticket.issuer, now, endpoints=endpoints)
     _note(home, [admission])
     return Invitation(text, admission)

@@ -14,7 +14,7 @@ _log = structlog.get_logger(__name__)
 
 def ban_ledger(home: Home) -> Ledger[Ban]:
     """Return the ledger of a home's bans."""
-    return Ledger(home.path / "bans.json", Ban)
+    return Ledger(home, "bans.json", Ban)
 
 
 def add(home: Home, name: str, meant: Meant, now: float) -> None:

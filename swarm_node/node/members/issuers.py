@@ -9,35 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
 
-from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
+from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.issuer_file import (
+    MAX_TICKETS,
+    IssuerFile,
+    Tickets,
+    read_issuer_file,
+    valid_tickets,
+)
 from swarm_node.p2p.membership.membership import IssuerBody, SwarmInfo, issue_issuer, verify_issuer
 from swarm_node.p2p.membership.stewards import Signer
-from swarm_node.p2p.membership.ticket import MAX_TICKET_CHARS, Ticket, parse_ticket
-from swarm_node.p2p.wire.identity import Identity, read_private
+from swarm_node.p2p.membership.ticket import Ticket
+from swarm_node.p2p.wire.identity import Identity
 
-MAX_TICKETS: Final = 1000
 #: The file of a home's unused tickets.
 STOCK: Final = "tickets.json"
-_MAX_BYTES: Final = MAX_TICKETS * (MAX_TICKET_CHARS + 16)
-
-_Tickets = Annotated[list[str], Meta(max_length=MAX_TICKETS)]
-
-
-class IssuerFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stock of tickets, and the seed and the certificate (hex) of a steward. Both are empty
-    without one: a program that only hands out tickets, such as a coordinator, should not be able to
-    expel."""
-
-    version: Annotated[int, Meta(ge=1, le=1)]
-    tickets: _Tickets
-    steward_seed: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
-    steward_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){0,512}\Z")]
 
 
 class Made(NamedTuple):
@@ -104,7 +95,7 @@ def make(
     return Made(
         msgspec.json.format(msgspec.json.encode(made)) + b"\n",
         _steward(made, swarm)[1] if steward else None,
-        [ticket.issuer for ticket in _tickets(tickets, now)],
+        [ticket.issuer for ticket in valid_tickets(tickets, now)],
     )
 
 
@@ -117,10 +108,10 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
         HomeError: the file or the home cannot be used.
         TicketError: the file has expired or contradicts itself.
     """
-    made = _read(source)
+    made = read_issuer_file(source)
     if not made.steward_seed:
         raise TicketError(f"{source} has tickets only: give it to `swarm-coordinator serve`")
-    tickets = _tickets(made.tickets, now)
+    tickets = valid_tickets(made.tickets, now)
     if not tickets:
         raise TicketError(f"all tickets of {source} have expired: make a new one offline")
     joined = None
@@ -140,7 +131,7 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
         found = {
             ticket.issuer.issuer_key.hex(): text
             for text in texts
-            for ticket in _tickets([text], now)
+            for ticket in valid_tickets([text], now)
         }
         kept = [text for key, text in found.items() if key not in gone]
         home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
@@ -157,54 +148,22 @@ def take(home: Home, now: float) -> Ticket | None:
     with home.editing():
         texts = _stock(home)
         while texts:
-            tickets = _tickets([texts.pop(0)], now)
+            tickets = valid_tickets([texts.pop(0)], now)
             if tickets:
                 home.save(STOCK, msgspec.json.encode(texts))
                 return tickets[0]
     return None
 
 
-def tickets_of(source: Path, now: float) -> list[str]:
-    """Return the tickets of an issuer file that have not expired, for a program that hands out
-    tickets only.
-
-    Raises:
-        HomeError: the file cannot be used.
-        TicketError: a ticket in it is damaged.
-    """
-    return [text for text in _read(source).tickets if _tickets([text], now)]
-
-
 def _stock(home: Home) -> list[str]:
     raw = home.load(STOCK)
     try:
-        return [] if raw is None else msgspec.json.decode(raw, type=_Tickets)
+        return [] if raw is None else msgspec.json.decode(raw, type=Tickets)
     except (ValueError, RecursionError) as error:
         raise HomeError(
             f"{home.path / STOCK} is damaged ({error}): restore it from a backup, or take the "
             "issuer file again"
         ) from error
-
-
-def _read(source: Path) -> IssuerFile:
-    raw = read_private(source, "issuer file", _MAX_BYTES)
-    try:
-        if len(raw) > _MAX_BYTES:
-            raise ValueError("it is too long")
-        return msgspec.json.decode(raw, type=IssuerFile)
-    except (ValueError, RecursionError) as error:
-        raise HomeError(f"{source} is not a usable issuer file ({error}): copy it again") from error
-
-
-def _tickets(texts: Sequence[str], now: float) -> list[Ticket]:
-    """Return the tickets that have not expired."""
-    found = []
-    for text in texts:
-        try:
-            found.append(parse_ticket(text, now))
-        except TicketExpiredError:
-            continue
-    return found
 
 
 def _steward(made: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:

@@ -1,33 +1,37 @@
 """Ledgers of a home's owner: the tickets made here, and the bans.
 
-Each is one small JSON file with mode 0600. Both are for people and for this node alone: the swarm's
-own rules are in certificates and in the revocation list.
+Each is one small file of the home, JSON below its first line. Both are for people and for this
+node alone: the swarm's own rules are in certificates and in the revocation list.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError
+from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.membership import Name, UnixSeconds
 from swarm_node.p2p.wire.identity import read_private
+from swarm_node.program.private_directory import MAX_KEPT_BYTES, content_of
 
 MAX_ENTRIES = 10_000
-_MAX_BYTES = 8 << 20
 
 _Key = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+#: So short, and at most MAX_ENDPOINTS, that a file of MAX_ENTRIES stays within its limit.
+_Endpoint = Annotated[str, Meta(max_length=80)]
+MAX_ENDPOINTS = 4
 _PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
 
 
-class Admission(Struct, frozen=True, forbid_unknown_fields=True):
+class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
-    file is not `given` to anybody yet. A `steward` admits nobody by a ticket."""
+    file is not `given` to anybody yet. A `steward` admits nobody by a ticket. `endpoints` are those
+    of this node in the ticket, if it names nobody else; host 0.0.0.0 stands for one in front of
+    this machine that forwards the port."""
 
     name: Name
     issuer_key: _Key
@@ -37,6 +41,7 @@ class Admission(Struct, frozen=True, forbid_unknown_fields=True):
     member_seconds: int
     given: bool = True
     steward: bool = False
+    endpoints: tuple[_Endpoint, ...] = ()
 
 
 class Ban(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,14 +54,15 @@ class Ban(Struct, frozen=True, forbid_unknown_fields=True):
     issuer_key: _Key | None = None
 
 
-Entry = TypeVar("Entry", Admission, Ban)
+Entry = TypeVar("Entry", IssuedTicket, Ban)
 
 
 class Ledger(Generic[Entry]):
     """The entries of one file, the oldest first. A file that does not exist has none."""
 
-    def __init__(self, path: Path, kind: type[Entry]) -> None:
-        self._path = path
+    def __init__(self, home: Home, name: str, kind: type[Entry]) -> None:
+        self._home = home
+        self._name = name
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
     def entries(self) -> list[Entry]:
@@ -65,16 +71,17 @@ class Ledger(Generic[Entry]):
         Raises:
             HomeError: the file is damaged, or readable by others.
         """
-        if not self._path.exists():
+        path = self._home.path / self._name
+        if not path.exists():
             return []
-        raw = read_private(self._path, "list", _MAX_BYTES)
+        content = content_of(read_private(path, "list", MAX_KEPT_BYTES))
         try:
-            if len(raw) > _MAX_BYTES:
-                raise ValueError("it is too long")
-            entries: list[Entry] = self._decoder.decode(raw)
+            if not isinstance(content, bytes):
+                raise ValueError(content)
+            entries: list[Entry] = self._decoder.decode(content)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise HomeError(
-                f"{self._path} is damaged ({error}): restore it from a backup, or move it away"
+                f"{path} is damaged ({error}): restore it from a backup, or move it away"
             ) from error
         return entries
 
@@ -84,8 +91,4 @@ class Ledger(Generic[Entry]):
         Raises:
             HomeError: the file cannot be written.
         """
-        kept = msgspec.json.encode(entries[-MAX_ENTRIES:])
-        try:
-            replace_private(self._path, msgspec.json.format(kept) + b"\n")
-        except OSError as error:
-            raise HomeError(f"cannot write {self._path}: {error.strerror}") from error
+        self._home.save(self._name, msgspec.json.encode(entries[-MAX_ENTRIES:]))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.home.home import Membership
-from swarm_node.node.members.ledger import Admission
+from swarm_node.node.members.ledger import IssuedTicket
 from swarm_node.p2p.wire.identity import public_key_of
 
 #: Characters of a peer id's end that suffice if only one peer has it; all ids begin alike.
@@ -23,7 +23,7 @@ class Meant(NamedTuple):
     issuer_keys: tuple[str, ...] = ()
 
 
-def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -> Meant:
+def whom(text: str, admissions: Sequence[IssuedTicket], peers: Sequence[PeerRow]) -> Meant:
     """Find the peers that `text` names: a peer id or the end of one, or all members by tickets of a
     name. The names in the ledger take precedence over those in certificates, which another home may
     have given.

@@ -21,13 +21,13 @@ from swarm_node.node.preflight.fit import (
     computed_on,
     engine_of,
     fit,
-    job_of,
     shared_bytes,
 )
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.sampling.vllm.engine import INSTALL_CUDA, VLLM_VERSION
+from swarm_node.storage import MAX_DATABASE_BYTES
 
 Level = Literal["ok", "warning", "error"]
 _GIB = 1 << 30
@@ -47,9 +47,12 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list[Finding]:
-    """Judge all facts of a start with `settings`, for a model of `shape` if it is known."""
-    findings = [_python(facts), _home(facts), _gpu(facts, settings)]
+def examine(
+    facts: Facts, settings: Settings, shape: Qwen2Config | None, found: Fit | None = None
+) -> list[Finding]:
+    """Judge all facts of a start with `settings`, for a model of `shape` if it is known, and which
+    fits as `found` says if that is known, too."""
+    findings = [_python(facts), *_home(facts), _gpu(facts, settings)]
     try:
         machine = machine_of(facts, settings)
     except ConfigError as error:
@@ -60,7 +63,7 @@ def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list
         sampler = [*_sampler(facts, settings, machine, shape)]
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":  # a plan depends on the engine
-            findings += _model(facts, settings, machine, shape)
+            findings += _model(facts, settings, machine, shape, found)
     findings += [*_environment(facts, settings), _clock(facts), *_stack(facts, settings)]
     findings.append(_port(facts, settings))
     return [*findings, *_ticket(facts), *_membership(facts)]
@@ -95,11 +98,14 @@ def _python(facts: Facts) -> Finding:
     return Finding("python", "ok", text)
 
 
-def _home(facts: Facts) -> Finding:
+def _home(facts: Facts) -> Iterator[Finding]:
     if facts.running:
         text = f"a node runs in {facts.home}: it holds memory that is not free below"
-        return Finding("home", "warning", text, "stop it first for the figures of a start")
-    return Finding("home", "ok", str(facts.home))
+        yield Finding("home", "warning", text, "stop it first for the figures of a start")
+    for fault in facts.faults:
+        yield Finding("home", fault.level, fault.found, fault.remedy)
+    if not facts.running and not facts.faults:
+        yield Finding("home", "ok", str(facts.home))
 
 
 def _gpu(facts: Facts, settings: Settings) -> Finding:
@@ -192,7 +198,11 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 
 
 def _model(
-    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
+    facts: Facts,
+    settings: Settings,
+    machine: Machine,
+    shape: Qwen2Config | None,
+    found: Fit | None,
 ) -> Iterator[Finding]:
     """Check that the model fits memory, GPU, shared memory and disk."""
     if shape is None:
@@ -201,7 +211,7 @@ def _model(
     if shape is None or facts.running:
         return
     try:
-        found = fit(settings, shape, machine)
+        found = found or fit(settings, shape, machine)
     except ModelError as error:
         text, _, remedy = str(error).partition(": ")
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
@@ -212,14 +222,14 @@ def _model(
         yield Finding("model", "ok", f"{settings.model} fits")
     else:
         text = f"{settings.model} fits: {plan.described()}"
-        whole = make_plan(shape, job_of(settings, machine, found.engine, shape), machine.gpu.total)
+        whole = make_plan(shape, found.job, machine.gpu.total)
         if whole is None or _stage(whole) == _stage(plan):
             yield Finding("model", "ok", text)
         else:
             remedy = f"free the whole card for {whole.described()}"
             yield Finding("model", "warning", text, remedy)
     yield _shared(facts, shared_bytes(shape, found))
-    yield _disk(facts, settings, shape, found)
+    yield _disk(facts, shape, found)
 
 
 def _stage(plan: Plan) -> tuple[bool, str, int]:
@@ -242,15 +252,24 @@ def _shared(facts: Facts, need: int) -> Finding:
     return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
-def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> Finding:
+def _disk(facts: Facts, shape: Qwen2Config, found: Fit) -> Finding:
     try:
-        few = check_disk(settings, shape, found, facts.disk)
+        few = check_disk(facts.home, shape, found, facts.disk)
     except HomeError as error:
         text, _, remedy = str(error).partition(": ")
         return Finding("disk", "error", text, remedy)
     if few is not None:
         return Finding("disk", "warning", few, "free some, or name another disk with --home")
-    return Finding("disk", "ok", f"{amount(facts.disk)} for checkpoints in {facts.home}")
+    grows = max(0, MAX_DATABASE_BYTES - facts.database)
+    room = f"{amount(facts.disk)} for checkpoints and node.db in {facts.home}"
+    try:
+        few = check_disk(facts.home, shape, found, facts.disk - grows)
+    except HomeError:
+        few = "no room for two checkpoints"
+    if few is not None:
+        text = f"{room}; once node.db has grown by {amount(grows)}: {few}"
+        return Finding("disk", "warning", text, "free some, or name another disk with --home")
+    return Finding("disk", "ok", f"{room}, which grows by {amount(grows)} at most")
 
 
 def _clock(facts: Facts) -> Finding:
@@ -324,7 +343,7 @@ def _membership(facts: Facts) -> Iterator[Finding]:
     days, end = (paper.until - facts.now) / _DAY, _date(paper.until)
     remedy = "ask for a new ticket and join with --ticket-file"
     if days < 0:
-        yield Finding("membership", "error", f"ended on {end}", remedy)
+        yield Finding("membership", "error", f"this node's membership ended on {end}", remedy)
     elif days < _WARN_DAYS:
         yield Finding("membership", "warning", f"ends on {end}, in {days:.0f} days", remedy)
     else:

@@ -27,7 +27,7 @@ _SLOW_SECONDS = 0.05
 _SHOWN_CHARS = 60
 
 
-class Answered(NamedTuple):
+class JudgedAnswers(NamedTuple):
     """A task with a model's answers to it, judged."""
 
     ref: TaskRef
@@ -115,7 +115,7 @@ async def _answered(
     model: Path,
     sampling: Sampling,
     answers: int,
-) -> list[Answered]:
+) -> list[JudgedAnswers]:
     """Return the model's answers to the same number of tasks of each family."""
     codec = Codec.from_directory(model)
     sampler = TorchSampler.from_directory(model, codec=codec)
@@ -140,11 +140,11 @@ async def _answered(
     made = []
     for (ref, _), group in zip(fitting, groups, strict=True):
         texts = [completion.text for completion in group]
-        made.append(Answered(ref, texts, await host.judge(ref, texts)))
+        made.append(JudgedAnswers(ref, texts, await host.judge(ref, texts)))
     return made
 
 
-async def _scoring(other: ProcessEnvironmentHost, made: Sequence[Answered]) -> Said:
+async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers]) -> Said:
     """Score every answer again, in another process, and compare."""
     count = sum(len(each.answers) for each in made) or 1
     seconds = sum(each.judged.seconds for each in made) / count
@@ -173,7 +173,7 @@ async def _scoring(other: ProcessEnvironmentHost, made: Sequence[Answered]) -> S
     return Said("score", "good", text)
 
 
-def _learnable(made: Sequence[Answered], family: str, sampling: Sampling) -> Said:
+def _learnable(made: Sequence[JudgedAnswers], family: str, sampling: Sampling) -> Said:
     """Judge the model's answers to one family: some right and some wrong can be learnt from."""
     rewards = [reward for each in made for reward in each.judged.rewards]
     if not rewards:

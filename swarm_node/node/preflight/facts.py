@@ -26,6 +26,7 @@ from typing import NamedTuple
 from swarm_node.environments.extras import installed as installed_extras
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
+from swarm_node.node.home.inventory import Fault
 from swarm_node.node.preflight.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.libp2p.daemon import installed
@@ -103,7 +104,8 @@ class Facts:
     is the reason why nvidia-smi named no card, "" without an nvidia-smi. `built` is the time of
     this program's installation. `synchronized` is None if unknown. `shared` is None without
     /dev/shm. `disk` is the space for the home's checkpoints. `busy` are (address, reason) of
-    addresses that cannot be listened on.
+    addresses that cannot be listened on. `faults` are those of the home's files. `database` is the
+    size of node.db.
     """
 
     system: str
@@ -132,6 +134,8 @@ class Facts:
     busy: tuple[tuple[str, str], ...]
     ticket: Paper | None
     membership: Paper | None
+    faults: tuple[Fault, ...] = ()
+    database: int = 0
 
 
 def gather(
@@ -154,6 +158,8 @@ def gather(
     if device != "cpu" and index < seen.hardware.gpus and not (card and card.memory):
         seen = seen._replace(memory=torch_memory(index, cards))
     running = home.in_use()
+    # What a running node writes is its own to judge.
+    judged = home.judged(deep=not running, ticket=ticket is not None)
     return Facts(
         system=platform.system(),
         python=sys.version_info[:2],
@@ -179,8 +185,10 @@ def gather(
         home=home.path,
         running=running,
         busy=() if running else find_busy(listen, home.kept_port()),
-        ticket=None if ticket is None else read_ticket(ticket, home, now),
-        membership=read_membership(home),
+        ticket=None if ticket is None or judged.errors else read_ticket(ticket, home, now),
+        membership=None if judged.errors else read_membership(home),
+        faults=judged.faults,
+        database=sum(file.stat().st_size for file in home.path.glob(f"{home.database.name}*")),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm_node.config import Settings
+from swarm_node.config.sources import HOME_SOURCE
 from swarm_node.node.preflight.doctor import Finding, amount, gib
 from swarm_node.node.preflight.facts import Facts
-from swarm_node.node.preflight.fit import Fit, Machine, job_of
+from swarm_node.node.preflight.fit import Fit, Machine
 from swarm_node.policy.memory.footprint import footprint, longest_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
@@ -40,7 +41,7 @@ def start_lines(
     yield Line("sampler", f"{engine}: {found.why}", {"engine": engine, "why": found.why})
     million = f"{shape.weight_count / 1e6:,.1f} million weights"
     yield Line("model", f"{name}, {million}", {"model": name, "weights": shape.weight_count})
-    yield from _training(settings, machine, found, shape)
+    yield from _training(settings.training.learning_rate, found, shape)
     table = settings.environment
     families = ", ".join(table.families) or "all"
     options = ", ".join(f"{key} {value}" for key, value in table.options.items())
@@ -52,10 +53,8 @@ def start_lines(
     yield Line("home", str(facts.home), {"home": str(facts.home)})
 
 
-def _training(
-    settings: Settings, machine: Machine, found: Fit, shape: Qwen2Config
-) -> Iterator[Line]:
-    plan, job = found.plan, job_of(settings, machine, found.engine, shape)
+def _training(rate: float, found: Fit, shape: Qwen2Config) -> Iterator[Line]:
+    plan, job = found.plan, found.job
     if plan is not None:
         how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows
     else:
@@ -71,7 +70,7 @@ def _training(
         rank = found.training.lora_rank
         what = f"LoRA rank {rank}" if rank else "all weights"
         how, total = f"{what} in {job.dtype}, {rows} answers at once", parts.total()
-    longest, rate = longest_tokens(shape, job.max_new_tokens), settings.training.learning_rate
+    longest = longest_tokens(shape, job.max_new_tokens)
     told = f"{how}, answers of up to {job.max_new_tokens:,} tokens in contexts of up to "
     told += f"{longest:,}, learning rate {rate:g}"
     fields = {"how": how, "rows": rows, "context": longest, "learning_rate": rate}
@@ -88,6 +87,24 @@ def download_line(download: Download) -> Line:
     """Return the line of a download that begins."""
     told = f"{download.files} files, {amount(download.size)} to {download.cache}"
     return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
+
+
+def remembered_lines(origins: Mapping[str, str]) -> Iterator[Line]:
+    """Name the settings that the home remembers from earlier starts, if any are in force."""
+    keys = [key for key, source in origins.items() if source == HOME_SOURCE]
+    if keys:
+        told = f"as before: {', '.join(keys)} (swarm-node config; join --forget KEY)"
+        yield Line("settings", told, {"remembered": keys})
+
+
+def tickets_line(names: Sequence[str], endpoints: Sequence[str]) -> Line:
+    """Tell the maker of tickets for `names` that they name `endpoints` in vain."""
+    told = (
+        f"no node listens any more where tickets for {', '.join(names)} lead "
+        f"({', '.join(endpoints)})\n→ make new ones (swarm-node invite), or return to that address "
+        "(swarm-node join --listen ADDRESS)"
+    )
+    return Line("tickets", told, {"names": names, "endpoints": endpoints}, True)
 
 
 def invite_line(swarm: str, home: Path, default: Path) -> Line:

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
@@ -87,7 +88,7 @@ class Fit:
     """The use of a machine. With `vllm`, vLLM samples; `why` is the reason for the choice of
     engine. `training` is the trainer's use of memory. `plan` divides the (first) GPU; None on a
     CPU. With `ipc`, vLLM gets all weights through GPU memory. With `shares_base`, the sampler
-    shares the frozen base of adapters."""
+    shares the frozen base of adapters. `job` is the work that it was planned for."""
 
     where: Placement
     vllm: bool
@@ -96,6 +97,7 @@ class Fit:
     ipc: bool = False
     shares_base: bool = False
     why: str = ""
+    job: Job = field(default_factory=Job)
 
     @property
     def engine(self) -> EngineChoice:
@@ -190,7 +192,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qw
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype=where.products,
         eight_bit=training.optimizer == "adamw8bit",
-        # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
+        # No card has shown yet that a wake-up finds its memory free (docs/models.md).
         can_sleep=False,
         one_base=one_base,
         base=_base(settings, possible=four_bits),
@@ -234,7 +236,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
         free=machine.free,
     )
     shares = job.one_base and training.lora_rank > 0
-    return Fit(machine.where, engine.vllm, training, plan, ipc, shares, engine.why)
+    return Fit(machine.where, engine.vllm, training, plan, ipc, shares, engine.why, job)
 
 
 def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
@@ -252,21 +254,20 @@ def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
     return made
 
 
-def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) -> str | None:
-    """Check a disk on which checkpoints may take `room` bytes, existing ones included. Returns a
-    warning, None if all checkpoints to keep fit.
+def check_disk(home: Path, shape: Qwen2Config, found: Fit, room: int) -> str | None:
+    """Check the disk of `home`, on which checkpoints may take `room` bytes, existing ones
+    included. Returns a warning, None if all checkpoints to keep fit.
 
     Raises:
         HomeError: the first two do not fit. One must stay while the next is written.
     """
-    rank = found.training.lora_rank
-    eight_bit = settings.training.optimizer == "adamw8bit"
+    rank, eight_bit = found.training.lora_rank, found.job.eight_bit
     each = checkpoint_bytes(shape, rank, eight_bit=eight_bit)
     if room >= KEPT_CHECKPOINTS * each:
         return None
     needs = (
         f"a checkpoint takes {each / 1e9:,.1f} GB here, and {room / 1e9:,.1f} GB are free on the "
-        f"disk of {settings.home}"
+        f"disk of {home}"
     )
     if room >= 2 * each:
         return f"{needs}: fewer than {KEPT_CHECKPOINTS} will be kept"

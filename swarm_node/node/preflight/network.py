@@ -6,31 +6,28 @@ nodes that the ticket names.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from swarm_node.node.figures.snapshot import NetworkReport
+from swarm_node.node.figures.snapshot import NetworkReport, TriedRow
 from swarm_node.node.preflight.doctor import Finding, Level
-from swarm_node.p2p.addresses.addresses import parse_address, resolve, split_endpoint
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.peers.causes import advice, told_here
+from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.reach.verdict import NATS, Outcome, Verdict, listed, place
+from swarm_node.p2p.reach.verdict import NATS, Verdict, listed, place
 
 #: Seconds of clock error that warn the owner, and seconds from which peers refuse this node's
 #: certificates and heartbeats.
 _CLOCK_WARNING, _CLOCK_ERROR = 30.0, 300.0
 _MOST_TRIED = 8
-_UNREACHED: Mapping[Outcome, str] = {
-    "refused": "refuses connections",
-    "timeout": "does not answer",
-    "silent": "accepts connections and says nothing",
-    "other": "is not the node that the address names",
-    "untried": "has no address",
-}
 
 
 def judge_network(report: NetworkReport) -> Iterator[Finding]:
     """Judge the network of a running node."""
+    yield from _judge_tries(report.tried)
+    if report.tried and all(row.cause or row.kind == "coordinator" for row in report.tried):
+        return  # what members found before says nothing about now
     reach = report.reach
     yield judge_reach(reach)
     yield Finding("nat", "ok", NATS[reach.nat])
@@ -48,41 +45,43 @@ def judge_reach(reach: Verdict) -> Finding:
     return Finding("reach", level, reach.text, reach.remedy)
 
 
-def judge_addresses(tried: Mapping[str, Outcome]) -> Iterator[Finding]:
-    """Judge the nodes that ticket and settings name, by address."""
+def judge_addresses(tried: Sequence[DialAttempt]) -> Iterator[Finding]:
+    """Judge the nodes that ticket and settings name."""
     yield Finding("reach", "ok", "known while the node runs: start it, and ask again")
-    for address, outcome in tried.items():
-        shown = address.rpartition("/p2p/")[0] or address
-        if outcome == "open":
-            yield Finding("peer", "ok", f"{shown} answers")
+    yield from _judge_tries(
+        [TriedRow("address", each.where, each.seconds, each.cause()) for each in tried]
+    )
+
+
+async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
+    """Try a connection to each of these addresses, at most eight of them."""
+    return await attempt_all(circuit.dialled(addresses), knock, _MOST_TRIED)
+
+
+def _judge_tries(tried: Sequence[TriedRow]) -> Iterator[Finding]:
+    """Judge what was tried just now. It is an error if nobody answered."""
+    answered = [row for row in tried if row.cause is None and row.kind != "coordinator"]
+    for row in tried:
+        if row.cause is None:
+            yield Finding(row.kind, "ok", f"{row.name} answers in {row.seconds * 1e3:.0f} ms")
             continue
-        remedy = "it may be down, or this network lets no connection to that port out"
-        if "open" in tried.values():
-            remedy += "; another one answers, which is enough to join"
-        yield Finding("peer", "warning", f"{shown} {_UNREACHED[outcome]}", remedy)
-
-
-async def try_addresses(addresses: Sequence[str]) -> dict[str, Outcome]:
-    """Try a connection to each of these addresses, at most eight of them, and return its
-    outcome."""
-    chosen = list(dict.fromkeys(addresses))[:_MOST_TRIED]
-    ends = await asyncio.gather(*map(_try, chosen))
-    return dict(zip(chosen, ends, strict=True))
-
-
-async def _try(text: str) -> Outcome:
-    parsed = parse_address(text)
-    for found in [] if parsed is None else await resolve(parsed):
-        _, host, port = split_endpoint(found.multiaddr) or ("", "", 0)
-        return await knock(host, port, found.peer_id)
-    return "untried"
+        text, remedy = f"{told_here(row.cause)}, after {row.seconds:.1f} s", advice(row.cause)
+        if answered:
+            remedy += "; another one answers, which is enough"
+        yield Finding(row.kind, "warning", text, remedy)
+    if not any(row.kind != "coordinator" for row in tried):
+        remedy = "start with a ticket, or invite another machine: `swarm-node invite`"
+        yield Finding("reached", "warning", "nobody to try: no address and no known peer", remedy)
+    elif not answered:
+        remedy = "look at each line above; check this machine's own network first"
+        yield Finding("reached", "error", "nobody is reached", remedy)
 
 
 def _relay(reach: Verdict) -> Finding:
     if reach.relays:
         return Finding("relay", "ok", listed(reach.relays))
     if reach.kind == "unreachable":
-        remedy = "a member that can be reached relays for others: let one join (docs/sites.md)"
+        remedy = "a member that can be reached relays for others: let one join (docs/networking.md)"
         return Finding("relay", "warning", "none holds a link for this node", remedy)
     return Finding("relay", "ok", "none" + ", and none is needed" * (reach.kind == "direct"))
 

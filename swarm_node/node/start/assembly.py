@@ -15,6 +15,7 @@ from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.node import Node
@@ -31,12 +32,14 @@ from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Keeper, Members, nobody
-from swarm_node.p2p.peers.peers import Directory
-from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
-from swarm_node.p2p.reach.punch import MAX_BODY, PUNCH, Puncher, place_of
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.members import Keeper, nobody
+from swarm_node.p2p.membership.membership import Chain
+from swarm_node.p2p.reach.probe import Prober, ProbeServer
+from swarm_node.p2p.reach.punch import MAX_BODY, Puncher, place_of
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
+from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR, PUNCH
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
@@ -51,19 +54,18 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     shared = make_shared(
         settings, membership, parts.clock, parts.office, parts.banned, parts.buffer
     )
-    reaching = _reaching(settings, membership, parts, shared)
+    reaching = _reaching(settings, parts, shared)
     parts = replace(parts, transport=reaching)
     parts.reach.relays = lambda: [
         Relay(name_of(shared.members, relay)) for relay in reaching.relays.kept()
     ]
     return Node(
         settings=settings,
-        membership=membership,
         parts=parts,
         shared=shared,
         reaching=reaching,
-        learner=make_learner(settings, membership.identity.peer_id, parts, shared),
-        open_work=partial(_open_work, settings, membership, parts, shared, reaching),
+        learner=make_learner(settings, parts, shared),
+        open_work=partial(_open_work, settings, membership.chain, parts, shared, reaching),
     )
 
 
@@ -77,25 +79,25 @@ def make_shared(
 ) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
     buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
-    members = Members(membership.swarm, clock.wall, keeper, banned)
+    local = Local.of(membership.identity, membership.swarm, clock, keeper, banned)
     return Shared(
-        tally=Tally(),
-        directory=Directory(membership.identity.peer_id),
-        members=members,
-        traffic=Traffic(wants, members.issuer),
-        effort=Effort(wants.external, members.issuer),
+        local=local,
+        tally=Tally(rejected=local.rejected),
+        wants=wants,
+        traffic=Traffic(wants, local.members.issuer),
+        effort=Effort(wants.external, local.members.issuer),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
 
 
-def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
-    """Make the learner of the node `peer_id`."""
+def make_learner(settings: Settings, parts: Parts, shared: Shared) -> Learner:
+    """Make the node's learner."""
     return Learner(
         parts,
         shared,
         Mixer(mixture_settings(settings), shared.tally, shared.buffer),
-        _rng("train", settings, peer_id),
+        _rng("train", settings, shared.local.peer_id),
         correction=settings.experience.correction,
         advantage=settings.training.advantage,
         group_size=settings.sampling.group_size,
@@ -105,31 +107,30 @@ def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared)
 
 def _open_work(
     settings: Settings,
-    membership: Membership,
+    chain: Chain,
     parts: Parts,
     shared: Shared,
     reaching: ReachingTransport,
     info: EnvironmentInfo,
     families: tuple[str, ...],
 ) -> Work:
-    peer_id = membership.identity.peer_id
+    local, peer_id = shared.local, shared.local.peer_id
     tasks = SeededTasks(
+        local,
         info,
         families,
         parts.storage,
-        parts.clock,
         seed=settings.run.seed,
-        peer_id=peer_id,
-        swarm_id=membership.swarm.swarm_id,
-        common_share=settings.sampling.common_share,
+        common_share=parts.common_share,
     )
-    sampler, max_lag = parts.sampler, settings.experience.max_lag
-    harvest = Harvest(sampler, max_lag) if isinstance(sampler, InterruptibleSampler) else None
+    sampler, lag = parts.sampler, shared.buffer.settings.max_lag
+    harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
+    judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
     maker = RolloutMaker(
         settings.sampling,
         parts,
         shared.tally,
-        shared.effort,
+        judging,
         tasks,
         shared.slots,
         harvest,
@@ -138,23 +139,23 @@ def _open_work(
     )
     evaluator = _evaluator(settings, parts, shared, info, families)
     verifier = GroupVerifier(
-        membership.swarm.swarm_id,
+        local.swarm_id,
         _expected(settings, peer_id, parts, info),
         parts.storage,
-        maker.judge,
+        judging.of_peer,
         partial(check_tokens, parts.codec),
         parts.codec.encode_answer,
     )
     # Server and exchange share one generator.
     rng = _rng("share", settings, peer_id)
-    own = _credentials(membership, parts, shared.members)
-    exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
+    own = Credentials(local, chain, office=parts.office, use_secret=parts.transport.use_secret)
+    exchange = _exchange(own, parts, shared, verifier, rng, reaching)
     probing = _rng("probe", settings, peer_id)
     further, prober, puncher = _probing(exchange, parts, shared, reaching, probing)
     _serve(own, parts, shared, rng, further)
-    company = _company(settings, parts, shared, exchange.meeting, reaching, puncher)
-    coordinating = _coordinating(settings, membership, parts, shared, own, exchange.meeting)
-    return Work(maker, evaluator, exchange, company, prober, coordinating)
+    company = _company(settings, parts, shared, exchange.meeting, reaching)
+    coordinating = _coordinating(settings, parts, shared, own, exchange.meeting)
+    return Work(maker, evaluator, exchange, company, prober, puncher, coordinating)
 
 
 def _evaluator(
@@ -178,22 +179,15 @@ def _evaluator(
     )
 
 
-def _reaching(
-    settings: Settings, membership: Membership, parts: Parts, shared: Shared
-) -> ReachingTransport:
+def _reaching(settings: Settings, parts: Parts, shared: Shared) -> ReachingTransport:
     """Make the node's transport, with relays for peers that cannot be dialled."""
     return ReachingTransport(
+        shared.local,
         parts.transport,
-        membership.identity,
-        membership.swarm.swarm_id,
         mode=settings.network.relay,
         dialable=parts.dialable,
-        members=shared.members,
-        directory=shared.directory,
-        wants=peers_wants(settings),
-        rejected=shared.tally.rejected,
-        clock=parts.clock,
-        rng=_rng("reach", settings, membership.identity.peer_id),
+        wants=shared.wants,
+        rng=_rng("reach", settings, shared.local.peer_id),
         lan=parts.lan,
         answered=parts.answered,
     )
@@ -205,12 +199,10 @@ def _company(
     shared: Shared,
     meeting: Meeting,
     reaching: ReachingTransport,
-    puncher: Puncher | None,
 ) -> Company:
     return Company(
         meeting,
         reaching=reaching,
-        puncher=puncher,
         storage=parts.storage,
         directory=shared.directory,
         clock=parts.clock,
@@ -221,27 +213,19 @@ def _company(
 
 
 def _coordinating(
-    settings: Settings,
-    membership: Membership,
-    parts: Parts,
-    shared: Shared,
-    own: Credentials,
-    meeting: Meeting,
+    settings: Settings, parts: Parts, shared: Shared, own: Credentials, meeting: Meeting
 ) -> Coordinating | None:
     """Make the loop with the coordinator, if the settings or the ticket name one."""
     url = settings.network.coordinator
     if not url:
         return None
     return Coordinating(
+        shared.local,
         url,
-        membership.identity,
-        membership.swarm.swarm_id,
         credentials=own,
         meeting=meeting,
-        directory=shared.directory,
         keeper=parts.office,
-        clock=parts.clock,
-        rng=_rng("coordinate", settings, membership.identity.peer_id),
+        rng=_rng("coordinate", settings, shared.local.peer_id),
         tally=shared.tally,
     )
 
@@ -254,19 +238,7 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
         frozenset(info.families),
         parts.policy,
         SizeGate.of(sampling.group_size, sampling.max_new_tokens),
-        own_tasks="" if sampling.common_share else peer_id,
-    )
-
-
-def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
-    return Credentials(
-        membership.identity,
-        membership.swarm,
-        membership.chain,
-        members=members,
-        office=parts.office,
-        wall=parts.clock.wall,
-        use_secret=parts.transport.use_secret,
+        own_tasks="" if parts.common_share else peer_id,
     )
 
 
@@ -283,14 +255,11 @@ def _serve(
         shared.tally.groups.taken += 1
 
     Server(
+        shared.local,
         transport=parts.transport,
         credentials=own,
         storage=parts.storage,
-        members=shared.members,
-        directory=shared.directory,
         traffic=shared.traffic,
-        rejected=shared.tally.rejected,
-        clock=parts.clock,
         rng=rng,
         further=further,
         on_pull=on_pull,
@@ -308,25 +277,9 @@ def _probing(
     members for one."""
     if parts.knock is None:
         return {}, None, None
-    asker, transport, directory = exchange.asker, parts.transport, shared.directory
-    server = ProbeServer(
-        asker,
-        transport=transport,
-        directory=directory,
-        members=shared.members,
-        knock=parts.knock,
-        clock=parts.clock,
-        rng=rng,
-    )
-    prober = Prober(
-        asker,
-        parts.reach,
-        transport=transport,
-        directory=directory,
-        members=shared.members,
-        clock=parts.clock,
-        rng=rng,
-    )
+    local, asker, transport = shared.local, exchange.asker, parts.transport
+    server = ProbeServer(local, asker, transport=transport, knock=parts.knock, rng=rng)
+    prober = Prober(local, asker, parts.reach, transport=transport, rng=rng)
     puncher = _puncher(exchange, parts, shared, reaching)
     answers = {PROBE: server.answer, PROBE_FOR: server.answer_for, PUNCH: puncher.answer}
     return answers, prober, puncher
@@ -357,7 +310,6 @@ def _puncher(
 
 def _exchange(
     own: Credentials,
-    membership: Membership,
     parts: Parts,
     shared: Shared,
     verifier: GroupVerifier,
@@ -372,19 +324,14 @@ def _exchange(
         shared.buffer.forget(peer_id)
 
     exchange = open_exchange(
+        shared.local,
         transport=parts.transport,
-        identity=membership.identity,
-        swarm_id=membership.swarm.swarm_id,
         credentials=own,
         let_go=let_go,
         storage=parts.storage,
         verifier=verifier,
-        members=shared.members,
-        directory=shared.directory,
         traffic=shared.traffic,
         effort=shared.effort,
-        rejected=shared.tally.rejected,
-        clock=parts.clock,
         rng=rng,
         relays=lambda: reaching.serves,
     )

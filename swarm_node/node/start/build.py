@@ -22,19 +22,20 @@ from swarm_node.node.control.control import ControlServer
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.home.logs import set_up_logging
+from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import (
+    Resolved,
     cache_shape,
     engine_plan,
     listen_addresses,
     trainer_settings,
 )
-from swarm_node.node.start.hangup import on_hangup
 from swarm_node.node.start.screen import Screen
+from swarm_node.node.start.system import on_hangup
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
@@ -46,9 +47,9 @@ from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
-from swarm_node.policy.training.hosts import Hosts, Needs
 from swarm_node.policy.training.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
+from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
 
 
@@ -190,11 +191,10 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
 
 
 async def run_node(
-    settings: Settings,
+    start: Resolved,
     home: Home,
     membership: Membership,
     model: Model,
-    found: Fit,
     screen: Screen,
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], None] | None = None,
@@ -206,8 +206,8 @@ async def run_node(
     Raises:
         SwarmNodeError: it cannot start.
     """
-    parts = build_parts(settings, home, membership, model, found)
-    node = assemble(settings, membership, parts)
+    parts = build_parts(start.settings, home, membership, model, start.fit)
+    node = assemble(start.settings, membership, parts)
 
     def reload() -> Reloaded:
         changed, told = reloading.reload(node.settings)

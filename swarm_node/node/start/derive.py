@@ -1,13 +1,20 @@
-"""Translation of a node's settings into those of its components: the only place for it. Pure, but
-for `resumed`, which reads what the newest checkpoint trains."""
+"""Settings of a start, resolved once (`resolve_start`), and their translation into those of the
+components: the only place for both. Pure, but for `resumed`, which reads what the newest checkpoint
+trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarm_node.config import Settings
-from swarm_node.node.preflight.fit import Fit, rows_at_once
+from swarm_node.config.model import differing
+from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.defaults import for_model, for_training
+from swarm_node.node.preflight.fit import Fit, Machine, fit, rows_at_once
+from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
 from swarm_node.policy.experience.replay import ReplaySettings
@@ -28,6 +35,56 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
         return settings
     training = settings.training.model_copy(update={"lora_rank": rank})
     return settings.model_copy(update={"training": training})
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings of one start with nothing left open, and the use of the machine. `origins` has the
+    source of every key that is not at its default."""
+
+    settings: Settings
+    fit: Fit
+    origins: Mapping[str, str]
+
+
+def resolve_start(
+    given: Settings,
+    origins: Mapping[str, str],
+    home: Home,
+    named: Sequence[str],
+    shape: Qwen2Config,
+    machine: Machine,
+) -> Resolved:
+    """Resolve the settings `given` of a start, once: by the newest checkpoint of `home`, a model of
+    `shape`, the `machine`, and the addresses that the ticket `named`. What the user set stays.
+
+    Raises:
+        ModelError, ConfigError: see `fit`.
+    """
+    going_on = resumed(given, home.checkpoints)
+    suited = for_model(going_on, shape)
+    found = fit(suited, shape, machine)
+    trained = for_training(suited, shape, found.training)
+    settings = _dialling(trained, named)
+    told, before = dict(origins), given
+    for source, after in (
+        ("the newest checkpoint", going_on),
+        ("the model", suited),
+        ("what is trained", trained),
+        ("the ticket", settings),
+    ):
+        told |= dict.fromkeys(differing(before, after), source)
+        before = after
+    return Resolved(settings, found, told)
+
+
+def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
+    """Return `settings` with the peers and the coordinator among the addresses `named`."""
+    network, urls = settings.network, [coordinator_url(address) for address in named]
+    peers = [address for address, url in zip(named, urls, strict=True) if url is None]
+    changed: dict[str, Any] = {"bootstrap": [*network.bootstrap, *peers]}
+    changed["coordinator"] = network.coordinator or next(filter(None, urls), "")
+    return settings.model_copy(update={"network": network.model_copy(update=changed)})
 
 
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
@@ -101,9 +158,6 @@ def replay_settings(settings: Settings) -> ReplaySettings:
         own=own,
         external=external,
         max_lag=experience.max_lag,
-        max_age=experience.max_age,
-        filter_own=experience.filter_own,
-        merge=settings.sampling.common_share > 0,
     )
 
 

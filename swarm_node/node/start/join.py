@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import structlog
 from pydantic import SecretStr
 
 from swarm_node.config import Settings, Sources, default_home
 from swarm_node.config.reloading import Reloading
+from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.errors import ConfigError, TicketError, TicketExpiredError
+from swarm_node.environments.presets import check_choice
+from swarm_node.errors import (
+    ConfigError,
+    MachineError,
+    ModelError,
+    TicketError,
+    TicketExpiredError,
+    reason_of,
+)
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.home.logs import MAX_LOG_BYTES, keep_log, set_up_logging
-from swarm_node.node.preflight.defaults import for_model, for_training
+from swarm_node.node.members.admitting import admissions, holders, out_of_date
 from swarm_node.node.preflight.doctor import examine, machine_of, refuse
 from swarm_node.node.preflight.facts import Seen, gather
 from swarm_node.node.preflight.first_lines import (
@@ -24,18 +34,22 @@ from swarm_node.node.preflight.first_lines import (
     download_line,
     finding_line,
     invite_line,
+    remembered_lines,
     start_lines,
+    tickets_line,
 )
-from swarm_node.node.preflight.fit import check_disk, fit
+from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.start.screen import Screen
-from swarm_node.node.start.service import notify
+from swarm_node.node.start.system import notify
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import TINY, Model, resolve
 from swarm_node.policy.placement import hardware
+from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 _MAX_TICKET_FILE = 16 * 1024
+_log = structlog.get_logger(__name__)
 
 
 def join_swarm(
@@ -51,109 +65,147 @@ def join_swarm(
     screen = screen or Screen()
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
     with screen:
-        _join(settings, Reloading(sources, settings), code, screen)
+        before, origins = sources.remembered(), sources.origins()
+        used = {key: kept.value for key, kept in before.items() if origins[key] == HOME_SOURCE}
+        try:
+            _join(settings, sources, code, screen)
+        except (ConfigError, MachineError, ModelError) as error:
+            said = str(error)
+            named = [key for key, held in used.items() if key in said or any(_said(said, held))]
+            if not named:
+                raise
+            raise type(error)(f"{said} ({forgetting(sources.home, named)})") from error
 
 
-def _join(settings: Settings, reloading: Reloading, code: str | None, screen: Screen) -> None:
+def _said(said: str, value: object) -> Iterator[bool]:
+    """For each text in a value of a setting: True if an error says it."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
+        yield (
+            isinstance(item, str)
+            and re.search(rf"(?<!\w){re.escape(item)}(?!\w)", said) is not None
+        )
+
+
+def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -> None:
     screen.step("home")
     # Before anything is founded or started: a download may take long and may be interrupted.
-    from swarm_node.node.start.derive import resumed  # imports torch
+    from swarm_node.node.start.derive import Resolved, resolve_start  # imports torch
 
-    home = Home(settings.home)
+    home, run, origins = Home(given.home), given.run, sources.origins()
     home.check()
-    settings = with_ticket(redeemed(settings, home, code))
-    settings = resumed(settings, home.checkpoints)
-    wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
-    run = settings.run
-    facts = gather(home, run.device, wanted, ticket_text(settings), seen, run.trainer_processes)
-    refuse(examine(facts, settings, None))
-    machine = machine_of(facts, settings)
+    home.refuse_in_use()
+    environment = given.environment
+    check_choice(environment.name, environment.options, environment.families)
+    ticket = redeemed(given, home, code)
+    seen = Seen(hardware(run.device))
+    facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
+    refuse(examine(facts, given, None))
+    machine, named = machine_of(facts, given), _named(home, ticket)
     screen.step("model")
     downloads: list[Download] = []
+    started: list[Resolved] = []
 
     def admit(shape: Qwen2Config) -> None:
-        wanted = for_model(settings, shape)
-        found = fit(wanted, shape, machine)
-        check_disk(wanted, shape, found, facts.disk)
-        findings = examine(facts, wanted, shape)
+        start = resolve_start(given, origins, home, named, shape, machine)
+        check_disk(facts.home, shape, start.fit, facts.disk)
+        findings = examine(facts, start.settings, shape, start.fit)
         refuse(findings)
-        wanted = for_training(wanted, shape, found.training)
         screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        screen.tell([*start_lines(wanted, facts, machine, found, shape)])
+        screen.tell([*start_lines(start.settings, facts, machine, start.fit, shape)])
+        screen.tell([*remembered_lines(origins)])
+        started.append(start)
 
     def download(wanted: Download) -> None:
         downloads.append(wanted)
         screen.tell([download_line(wanted)])
 
-    directory = resolve(settings.model, admit, download)
-    if not downloads and settings.model != TINY:
+    directory = resolve(given.model, admit, download)
+    (start,) = started
+    if not downloads and given.model != TINY:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
-    model = Model.read(settings.model, directory)
-    settings = for_model(settings, model.config)
-    found = fit(settings, model.config, machine)
-    settings = for_training(settings, model.config, found.training)
-    with home.lock():
-        membership, founded = belong(settings, home)
-        bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
-        coordinator = settings.network.coordinator or home.coordinator()
-        network = settings.network.model_copy(
-            update={"bootstrap": bootstrap, "coordinator": coordinator}
-        )
-        settings = settings.model_copy(update={"network": network})
+    model = Model.read(given.model, directory)
+    with home.lock(), home.using_database():
+        membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
+        _log.debug("settings of this start", **start.origins)
         from swarm_node.node.start.build import run_node  # imports torch and the network stack
 
         def on_running(addresses: Sequence[str]) -> None:
             screen.done()
+            sources.remember()
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
+            screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
                 screen.tell([invite_line(membership.swarm.name, home.path, default_home())])
             notify("READY=1")
 
-        node = run_node(settings, home, membership, model, found, screen, reloading, on_running)
-        asyncio.run(node)
+        reloading = Reloading(sources, given)
+        asyncio.run(run_node(start, home, membership, model, screen, reloading, on_running))
 
 
-def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
-    """Return this node's membership, and True if it just founded the swarm.
+def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
+    """Say which tickets made here lead nobody to this node at `addresses`."""
+    from swarm_node.node.start.derive import listen_addresses  # imports torch
+
+    present = [address.rpartition("/p2p/")[0] for address in addresses]
+    if settings.network.announce:  # it listens elsewhere too
+        present += listen_addresses(settings, home.port)
+    stale = out_of_date(admissions(home).entries(), holders(home), present, time.time())
+    if stale:
+        endpoints = dict.fromkeys(place for ticket in stale for place in ticket.endpoints)
+        yield tickets_line([*dict.fromkeys(ticket.name for ticket in stale)], [*endpoints])
+
+
+def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:
+    """Return this node's membership, by a `ticket` or by an earlier one, and True if it just
+    founded the swarm.
 
     Raises:
         HomeError, TicketError: no membership can be had; the message says what to do.
     """
-    text = ticket_text(settings)
     now = time.time()
-    if text is not None:
+    if ticket is not None:
         try:
-            return home.join_swarm(parse_ticket(text, now), now), False
+            return home.join_swarm(parse_ticket(ticket, now), now), False
         except TicketExpiredError as error:
             # A service starts with the same command every time; a member needs no ticket.
             if not home.has_swarm or home.swarm().swarm_id != error.swarm_id:
                 raise
     if home.has_swarm:
         return home.membership(), False
-    name = f"swarm of {home.identity().peer_id[-6:]}"
+    name = f"swarm of {home.begin().peer_id[-6:]}"
     return home.found_swarm(name, now), True
 
 
-def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
-    """Return `settings` with a ticket for `code`, if this home belongs to no swarm yet. A service
-    starts with the same command every time, so later starts ignore the code.
+def _named(home: Home, ticket: str | None) -> Sequence[str]:
+    """The addresses in the ticket by which this node is a member: this one, or an earlier one."""
+    try:
+        if ticket is not None:
+            return parse_ticket(ticket, time.time()).addresses
+    except TicketExpiredError:  # a member needs none; `belong` refuses a stranger's
+        pass
+    return [*home.bootstraps(), *filter(None, [home.coordinator()])]
+
+
+def redeemed(settings: Settings, home: Home, code: str | None) -> str | None:
+    """Return the text of the ticket for this start: that of `settings`, or one that a coordinator
+    gives for `code` if this home belongs to no swarm yet. A service starts with the same command
+    every time, so later starts ignore the code.
 
     Raises:
         ConfigError, CoordinatorError, TicketError: none can be had; the message says why.
     """
     if code is None or home.has_swarm:
-        return settings
+        return ticket_text(settings)
     url = settings.network.coordinator
     if not url:
         raise ConfigError("--code is redeemed by a coordinator: name it with --coordinator URL")
     from swarm_node.node.loops.coordinator_client import redeem
 
-    home.create()
-    ticket = asyncio.run(redeem(url, code, home.identity(), time.time))
-    return settings.model_copy(update={"ticket": SecretStr(ticket)})
+    return asyncio.run(redeem(url, code, home.begin(), time.time))
 
 
 def with_ticket(settings: Settings) -> Settings:
@@ -191,4 +243,5 @@ def ticket_text(settings: Settings) -> str | None:
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:
-        raise TicketError(f"cannot read the ticket file {path}: {error}") from error
+        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
+        raise TicketError(f"cannot read the ticket file {path}: {why}") from error

@@ -10,8 +10,8 @@ import msgspec
 import structlog
 
 from swarm_node.node.figures.snapshot import Ended, Snapshot
-from swarm_node.node.home.logs import SAID
 from swarm_node.node.preflight.first_lines import Line
+from swarm_node.program.logs import SAID
 
 _log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.membership.membership import Chain
-from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import (
     Agent,
@@ -34,14 +34,14 @@ from swarm_node.p2p.wire.wire import (
 )
 
 MAX_TARGET_CHARS: Final = 256
-MAX_CALL_BYTES: Final = 576
+MAX_CALL_BYTES: Final = SEALED_BYTES[Kind.CALL]
 #: A call, two certificates and their headers.
 MAX_SHOWN_BYTES: Final = MAX_CALL_BYTES + 2 * 320 + 10
-MAX_REPORT_BYTES: Final = 32 * 1024
+MAX_REPORT_BYTES: Final = SEALED_BYTES[Kind.REPORT]
 MAX_REPORTED_PEERS: Final = 64
 MAX_REPORTED_FAMILIES: Final = 64
 MAX_REASONS: Final = 12
-MAX_BATCH_BYTES: Final = 320
+MAX_BATCH_BYTES: Final = SEALED_BYTES[Kind.BATCH]
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Nonce = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -67,7 +67,7 @@ class Shown(Body, frozen=True):
     member: Certificate
 
 
-class Finding(Body, frozen=True):
+class PeerFigures(Body, frozen=True):
     """Results of a node's own checks of the peer with this `key`: groups received from it, and
     refused ones by reason."""
 
@@ -93,10 +93,10 @@ class Report(Body, frozen=True):
     trained_own: Counter
     trained_external: Counter
     held_out: Annotated[tuple[tuple[Label, Share], ...], Meta(max_length=MAX_REPORTED_FAMILIES)]
-    peers: Annotated[tuple[Finding, ...], Meta(max_length=MAX_REPORTED_PEERS)]
+    peers: Annotated[tuple[PeerFigures, ...], Meta(max_length=MAX_REPORTED_PEERS)]
 
 
-class Batch(Body, frozen=True):
+class ReportBatch(Body, frozen=True):
     """Kind.BATCH, sealed by a coordinator: batch `number` holds reports whose digest is `content`
     (`content_digest`). `previous` is sha256 of the sealed batch before it, zeros for the first."""
 
@@ -111,7 +111,7 @@ B = TypeVar("B", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SealedStatement:
     """A statement with a valid signature by `author` (peer id), with its sealed bytes."""
 
     author: str
@@ -120,8 +120,8 @@ class Signed:
 
 
 @dataclass(frozen=True, slots=True)
-class SignedBatch(Signed):
-    body: Batch
+class SignedBatch(SealedStatement):
+    body: ReportBatch
 
     @property
     def digest(self) -> bytes:
@@ -130,12 +130,12 @@ class SignedBatch(Signed):
 
 
 @dataclass(frozen=True, slots=True)
-class SignedReport(Signed):
+class SignedReport(SealedStatement):
     body: Report
 
 
 @dataclass(frozen=True, slots=True)
-class SignedCall(Signed):
+class SignedCall(SealedStatement):
     body: Call
     chain: Chain
 
@@ -168,7 +168,7 @@ def open_report(data: bytes, swarm_id: bytes) -> SignedReport | Rejected:
 
 def open_batch(data: bytes, swarm_id: bytes) -> SignedBatch | Rejected:
     """Open a batch, with the coordinator that sealed it."""
-    opened = _open(data, swarm_id, Kind.BATCH, Batch, MAX_BATCH_BYTES)
+    opened = _open(data, swarm_id, Kind.BATCH, ReportBatch, MAX_BATCH_BYTES)
     if isinstance(opened, Rejected):
         return opened
     return SignedBatch(opened[0].author, opened[0].author_key, data, opened[1])
@@ -178,7 +178,7 @@ def next_batch(
     key: Identity, swarm_id: bytes, last: SignedBatch | None, items: Sequence[bytes], issued_ms: int
 ) -> bytes:
     """The sealed batch after `last`, of `items` (see `content_digest`)."""
-    body = Batch(
+    body = ReportBatch(
         1,
         1 if last is None else last.body.number + 1,
         bytes(32) if last is None else last.digest,
@@ -222,11 +222,11 @@ def follow(
 
 def _open(
     data: bytes, swarm_id: bytes, kind: Kind, body_type: type[B], most: int
-) -> tuple[Signed, B] | Rejected:
+) -> tuple[SealedStatement, B] | Rejected:
     opened = open_sealed(data, swarm_id, kind, max_bytes=most)
     if isinstance(opened, Rejected):
         return opened
     body = unpack(body_type, opened.body, max_bytes=most)
     if isinstance(body, Rejected):
         return body
-    return Signed(opened.author, opened.author_key, data), body
+    return SealedStatement(opened.author, opened.author_key, data), body

@@ -86,7 +86,7 @@ class Reported(Wire, frozen=True):
     report: ReportBytes
 
 
-class Taken(Struct, frozen=True):
+class ReportReceipt(Struct, frozen=True):
     """Receipt for a stored report. `number` is that of the newest batch. The report goes into the
     next."""
 
@@ -168,7 +168,7 @@ class ReportView(Struct, frozen=True):
     peers: list[FindingRow]
 
 
-class HistoryRow(Struct, frozen=True):
+class ReportRow(Struct, frozen=True):
     """One report of a member at `at`, in Unix seconds; `held_out` is the mean over families."""
 
     id: Counter
@@ -185,7 +185,7 @@ class HistoryRow(Struct, frozen=True):
 class History(Struct, frozen=True):
     """Rows in order of arrival. `next` is the `after` of the next page, 0 at the end."""
 
-    rows: Annotated[list[HistoryRow], Meta(max_length=MAX_ROWS)]
+    rows: Annotated[list[ReportRow], Meta(max_length=MAX_ROWS)]
     next: Counter
 
 
@@ -198,7 +198,7 @@ class Picture(Struct, frozen=True):
     time: Seconds
     members: Annotated[list[MemberRow], Meta(max_length=MAX_ROWS)]
     reputation: Annotated[list[ReputationRow], Meta(max_length=MAX_ROWS)]
-    history: Annotated[list[HistoryRow], Meta(max_length=MAX_ROWS)]
+    history: Annotated[list[ReportRow], Meta(max_length=MAX_ROWS)]
     next: Counter
 
 
@@ -241,7 +241,8 @@ class NewCode(Wire, frozen=True):
 
 
 class CodeRow(Struct, frozen=True):
-    """A code without its text, which is shown once. A `withdrawn` code is not redeemed."""
+    """A code without its text, which is shown once. A `withdrawn` code is not redeemed. `tickets`
+    are the names of those that it was redeemed for."""
 
     id: Counter
     name: Name
@@ -249,6 +250,7 @@ class CodeRow(Struct, frozen=True):
     left: Counter
     expires: UnixSeconds
     withdrawn: bool
+    tickets: tuple[Name, ...] = ()
 
 
 class MadeCode(Struct, frozen=True):

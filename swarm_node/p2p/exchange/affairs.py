@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
-from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
-from swarm_node.p2p.exchange.serving import RENEW, REVOKED, SECRET
+from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.limits.turns import drawn_in_turn
+from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials, Shelf
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import CLAIMS, RENEW, REVOKED, SECRET
 
 #: Peers that a node tells of a new statement. Each of them tells as many. Three beats reach 4,096
 #: nodes.
@@ -34,20 +34,18 @@ class Affairs:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         credentials: Credentials,
-        members: Members,
-        directory: Directory,
         let_go: Callable[[str], None],
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._credentials = credentials
-        self._members = members
-        self._directory = directory
+        self._members = local.members
+        self._directory = local.directory
         self._let_go = let_go
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
 
     async def tend(self) -> None:
@@ -59,6 +57,8 @@ class Affairs:
         await self._spread(own.lists, REVOKED, self._members.holding(revoked=own.lists.number))
         self.dismiss()
         await self._spread(own.secrets, SECRET, self._members.holding(secret=own.secrets.number))
+        await self._compare()
+        self.dismiss()
         await self._renew()
 
     def dismiss(self) -> None:
@@ -83,6 +83,22 @@ class Affairs:
         if refused is not None:
             self._asker.reject(refused, peer.peer_id)
 
+    async def _compare(self) -> None:
+        """Ask some peers for claims of limited tickets, while this node holds any."""
+        known = self._members.claims()
+        if not known:
+            return
+        request = wire.pack(wire.ClaimsRequest(digest(known)))
+        peers = self._directory.draw(self._rng, _ASKED, self._clock.now())
+        await asyncio.gather(*(self._ask_claims(peer, request) for peer in peers))
+
+    async def _ask_claims(self, peer: Peer, request: bytes) -> None:
+        reply = await self._asker.ask_for(wire.ClaimsReply, peer, CLAIMS, request)
+        for claim in reply.claims if reply else ():
+            refused = self._members.learn(claim, peer.peer_id)
+            if refused is not None:
+                return self._asker.reject(refused, peer.peer_id)
+
     async def _renew(self) -> None:
         """Ask a steward for a renewal in the last third of this node's membership."""
         me = self._credentials.me()
@@ -92,15 +108,10 @@ class Affairs:
         if not self._credentials.ends_soon(me):
             return
         for peer in self._some(self._members.stewards(), _ASKED):
-            reply = await self._asker.ask(peer, RENEW, b"", max_reply=MAX_SMALL_REPLY)
-            if reply is None:
+            renewed = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
+            if renewed is None:
                 continue
-            renewed = wire.unpack(wire.RenewReply, reply, max_bytes=MAX_SMALL_REPLY)
-            refused = (
-                renewed
-                if isinstance(renewed, Rejected)
-                else self._credentials.adopt((renewed.issuer, renewed.member))
-            )
+            refused = self._credentials.adopt((renewed.issuer, renewed.member))
             if refused is None:
                 return
             self._asker.reject(refused, peer.peer_id)
@@ -112,11 +123,6 @@ class Affairs:
         of any. Their claims are their own, and a ticket can make many peers."""
         known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
         peers = [peer for peer in known if peer is not None]
-        self._rng.shuffle(peers)
-        before: Counter[str] = Counter()
-        turns: dict[str, int] = {}
-        for peer in peers:
-            issuer = self._members.issuer(peer.peer_id)
-            turns[peer.peer_id] = before[issuer]
-            before[issuer] += 1
-        return sorted(peers, key=lambda peer: turns[peer.peer_id])[:count]
+        return drawn_in_turn(
+            self._rng, peers, lambda peer: self._members.issuer(peer.peer_id), count
+        )

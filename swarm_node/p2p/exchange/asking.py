@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
+from typing import TypeVar
 
 import structlog
+from msgspec import Struct
 
-from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.exchange.serving import HELLO, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.exchange.refusals import refused_by
+from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Member, Members
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.members import Member
+from swarm_node.p2p.peers.causes import AT_LEAST, Cause, of_reason
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
+from swarm_node.p2p.wire.protocols import HELLO
+from swarm_node.p2p.wire.reasons import BAD_REQUEST, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
@@ -24,6 +29,7 @@ _REQUEST_SECONDS = 10.0
 #: Deadline for a new or a lost peer. TCP, Noise and the greeting take six round trips.
 _FEEL_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
+_Reply = TypeVar("_Reply", bound=Struct)
 
 
 class Asker:
@@ -31,22 +37,18 @@ class Asker:
 
     def __init__(
         self,
+        local: Local,
         *,
         transport: Transport,
-        swarm_id: bytes,
         credentials: Credentials,
-        members: Members,
-        directory: Directory,
-        rejected: Counter[str],
-        clock: Clock,
     ) -> None:
         self._transport = transport
-        self._swarm_id = swarm_id
+        self._swarm_id = local.swarm_id
         self._credentials = credentials
-        self._members = members
-        self._directory = directory
-        self._rejected = rejected
-        self._clock = clock
+        self._members = local.members
+        self._directory = local.directory
+        self._rejected = local.rejected
+        self._clock = local.clock
 
     async def ask(
         self,
@@ -73,12 +75,12 @@ class Asker:
                 try:
                     reply = await ask()
                 except RefusedError as error:
-                    if UNKNOWN_MEMBER not in str(error):
+                    if error.code != UNKNOWN_MEMBER.code:
                         raise
                     await self._greet(peer)  # it restarted and forgot us
                     reply = await ask()
         except (TransportError, TimeoutError) as error:
-            if isinstance(error, RefusedError) and NOT_HERE in str(error):
+            if isinstance(error, RefusedError) and error.code == NOT_HERE.code:
                 peer.answered(self._clock.now())  # no failure: a peer need not hold a group
                 self._rejected["not_here"] += 1
                 return None
@@ -86,14 +88,33 @@ class Asker:
                 at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
                 self.reject(Rejected("size", str(error)), at_fault)
                 return None
-            if isinstance(error, RefusedError) and NO_MEMBER in str(error):
-                peer.refusal = wire.printable(str(error), 80)
-            peer.failed(self._clock.now())
+            self._note_failure(peer, error)
+            peer.missed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None
         peer.answered(self._clock.now())
-        peer.refusal = ""
+        self._directory.failures.answered(peer.peer_id)
+        return reply
+
+    async def ask_for(
+        self,
+        kind: type[_Reply],
+        peer: Peer,
+        protocol: str,
+        payload: bytes,
+        *,
+        max_reply: int = MAX_SMALL_REPLY,
+    ) -> _Reply | None:
+        """Send one request as `ask` does, and read the reply. A malformed one is rejected and
+        returned as None."""
+        raw = await self.ask(peer, protocol, payload, max_reply=max_reply)
+        if raw is None:
+            return None
+        reply = wire.unpack(kind, raw, max_bytes=max_reply)
+        if isinstance(reply, Rejected):
+            self.reject(reply, peer.peer_id)
+            return None
         return reply
 
     async def greet(self, peer: Peer) -> bool:
@@ -103,11 +124,13 @@ class Asker:
             async with asyncio.timeout(_FEEL_SECONDS):
                 await self._greet(peer)
         except (TransportError, TimeoutError) as error:
+            self._note_failure(peer, error)
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
             return False
         peer.answered(self._clock.now())
+        self._directory.failures.admitted_here(peer.peer_id)
         return True
 
     async def introduce(self, peer_id: str) -> bool:
@@ -145,6 +168,32 @@ class Asker:
         self.reject(opened, author)
         return None
 
+    def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
+        """Record why a peer refuses this node. A silent one says nothing: its addresses are tried
+        from time to time (node/loops/dialing.py)."""
+        if not isinstance(error, RefusedError):
+            return
+        if error.code == NO_MEMBER.code:
+            self._refused_by(peer.peer_id, error.named, error.apart)
+        elif error.code == BAD_REQUEST.code and error.named == "schema":
+            self._refused_by(peer.peer_id, "schema")
+
+    def _refused_by(self, peer_id: str, reason: str, apart: int | None = None) -> None:
+        shown = self._members.shown(self._transport.peer_id)
+        own, wall = shown[0] if shown else None, self._clock.wall()
+        cause = refused_by(peer_id, self._members.name(peer_id), reason, apart, own, wall)
+        self._directory.failures.failed(cause, self._clock.now())
+
+    def note_clock(self, peer_id: str, rejected: Rejected, *, told_itself: bool = False) -> None:
+        """Record that times which this peer signed are not those of this clock. Old times are those
+        of another clock only if the peer `told_itself`; others keep what a silent peer signed."""
+        reasons = ("future", "not_yet_valid", *(("outdated",) if told_itself else ()))
+        if rejected.reason in reasons and rejected.seconds:
+            detail = "" if told_itself else AT_LEAST  # others may keep an older one
+            seconds, name = -rejected.seconds, self._members.name(peer_id)
+            cause = Cause("clock", peer_id, name, detail=detail, seconds=seconds)
+            self._directory.failures.failed(cause, self._clock.now())
+
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains. Raise TransportError if the peer is no member."""
         reached = not peer.addresses or await self._transport.dial(
@@ -159,10 +208,14 @@ class Asker:
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
         if isinstance(hello, Rejected):
             self.reject(hello, peer.peer_id)
+            self._refused_by(peer.peer_id, hello.reason)
             raise TransportError(f"{peer.peer_id} sent a malformed greeting: {hello.detail}")
         member = self._members.admit(hello.chain, peer.peer_id)
         if isinstance(member, Rejected):
             self.reject(member, peer.peer_id)
+            self.note_clock(peer.peer_id, member)
+            if of_reason(member.reason) == "other_swarm":
+                self._refused_by(peer.peer_id, member.reason)
             raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
         self._members.note(peer.peer_id, hello.revoked, hello.secret)
         peer.greeted = True

@@ -14,23 +14,20 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.affairs import Affairs
-from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
-from swarm_node.p2p.exchange.serving import PEERS
+from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.addressbook import AddressBook, Known
-from swarm_node.p2p.peers.peers import ANCHORS, PARTNERS, Directory, Peer
-from swarm_node.p2p.peers.revisits import Revisits
+from swarm_node.p2p.peers.liveness import PEER, Retry, came_back, choose
+from swarm_node.p2p.peers.peers import ANCHORS, PARTNERS, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.p2p.wire.transport import Transport
-from swarm_node.schema import KnownPeer
-from swarm_node.storage import MAX_PEERS, Storage
+from swarm_node.storage import MAX_PEERS, KnownPeer, Storage
 
 _PEERS_LIMIT = 8
 #: Heartbeats of the transport's table that are checked per read, and beats between two reads once
@@ -50,35 +47,30 @@ class Meeting:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         book: AddressBook,
         *,
         transport: Transport,
-        identity: Identity,
         credentials: Credentials,
-        members: Members,
         affairs: Affairs,
-        swarm_id: bytes,
         storage: Storage,
-        directory: Directory,
-        clock: Clock,
         rng: random.Random,
         relays: Callable[[], bool],
     ) -> None:
         self._asker = asker
         self._book = book
         self._transport = transport
-        self._identity = identity
+        self._identity = local.identity
         self._credentials = credentials
-        self._members = members
+        self._members = local.members
         self._affairs = affairs
-        self._swarm_id = swarm_id
+        self._swarm_id = local.swarm_id
         self._storage = storage
-        self._directory = directory
-        self._clock = clock
+        self._directory = local.directory
+        self._clock = local.clock
         self._rng = rng
         self._relays = relays
-        self._revisits = Revisits(rng)
         self._unread = 0  # further beats before the next read of the transport's table
         self._next_feeler = 0.0
         self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
@@ -88,7 +80,8 @@ class Meeting:
         Anchors and these addresses are tried first."""
         now, wall = self._clock.now(), self._clock.wall()
         for row in await self._storage.run(self._storage.known_peers, MAX_PEERS):
-            known = Known(row.peer_id, row.addresses, row.issuer, "", failures=row.failures)
+            known = Known(row.peer_id, row.addresses, row.issuer, "")
+            known.retry = Retry(PEER, failures=row.failures)
             known.answered = now - max(0.0, wall - row.last_seen)
             self._book.restore(known, anchor=row.anchor)
         self.name(bootstraps)
@@ -149,61 +142,50 @@ class Meeting:
         few at once while there are FEW peers.
         """
         now = self._clock.now()
-        if self._revisits.due(now):
-            early = self._revisits.next(self._silent(now), now)
-            if early is not None:
-                return await self._revisit(early)
-        lost = self._directory.lost(self._rng, now)
-        if lost is not None and (self._rng.random() < 0.5 or not self._searching(now)):
-            return await self._retry(lost)
-        if not self._searching(now):
-            return None
-        known = self._book.pick(self._rng, now, self._passed)
-        if known is None:
-            return None
-        self._next_feeler = now + _FEELER_SECONDS
-        return await self._try(known)
+        alone = self._directory.fewer(1, now)
+        lost = choose(self._rng, self._silent(now), now, alone=alone)
+        if self._searching(now) and (lost is None or self._rng.random() < 0.5):
+            known = self._book.pick(self._rng, now, self._passed)
+            if known is not None:
+                self._next_feeler = now + _FEELER_SECONDS
+                return await self._try(known)
+        return None if lost is None else await self._retry(lost)
 
-    def _silent(self, now: float) -> dict[str, float]:
-        """Peer id -> time of the last answer, for each peer that stopped answering."""
+    def _silent(self, now: float) -> dict[str, Retry]:
+        """The states of the peers that stopped answering and may be retried, by peer id."""
         known = self._book.silent().items()
-        left = {peer: answered for peer, answered in known if self._directory.get(peer) is None}
+        left = {peer: retry for peer, retry in known if self._directory.get(peer) is None}
         return left | self._directory.silent(now)
 
-    async def _revisit(self, peer_id: str) -> bool | None:
-        """Retry a lost peer before its turn. Return True if it answers."""
-        peer, known = self._directory.get(peer_id), self._book.get(peer_id)
-        if peer is not None and peer.silent:
-            return await self._retry(peer)
-        return await self._try(known, early=True) if known is not None else None
-
-    async def _retry(self, lost: Peer) -> bool:
+    async def _retry(self, peer_id: str) -> bool | None:
         """Retry a lost peer. Return True if it answers."""
-        asked_before, since = lost.felt_at, lost.last_seen
-        lost.feel(self._clock.now())
+        lost, known = self._directory.get(peer_id), self._book.get(peer_id)
+        if lost is None:
+            return await self._try(known) if known is not None else None
+        asked_before, since, lost_at = lost.retry.tried_at, lost.last_seen, lost.retry.lost_at
+        lost.retry.begin(self._clock.now())
         answered = await self._asker.greet(lost)
         self._note(lost.peer_id, answered, since)
         self._directory.dismiss(lost, asked_before)
         if answered:
-            self._came_back(since)
+            self._came_back(lost_at)
         return answered
 
-    def _came_back(self, since: float) -> None:
-        """Note that a peer that was silent `since` then answers again."""
+    def _came_back(self, lost_at: float) -> None:
+        """Note that a peer that was lost then answers again."""
         now = self._clock.now()
-        self._revisits.returned(self._silent(now), since, now)
+        came_back(self._silent(now).values(), lost_at, now)
 
-    async def _try(self, known: Known, *, early: bool = False) -> bool:
-        """Try a peer of the book. Return True if it answers. A failure of an `early` try is not
-        recorded."""
+    async def _try(self, known: Known) -> bool:
+        """Try a peer of the book. Return True if it answers."""
         now = self._clock.now()
-        since = known.answered if known.tried and known.failures else None
+        lost_at = known.retry.lost_at if known.tried and known.retry.failures else now
+        known.retry.begin(now)
         peer = self._directory.get(known.peer_id)
         if peer is None:
             peer = Peer(known.peer_id, now, known.addresses)
             answered = await self._asker.greet(peer)
-            if answered or not early:
-                self._note(known.peer_id, answered)
+            self._note(known.peer_id, answered)
             if not answered:
                 return False
             met = self._directory.meet(known.peer_id, self._clock.now())  # it may have greeted us
@@ -213,8 +195,8 @@ class Meeting:
         self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
         if known.heartbeat:
             self._hear(known.heartbeat, expected=known.peer_id, teller=None)
-        if since is not None:
-            self._came_back(since)
+        if lost_at < now:
+            self._came_back(lost_at)
         return True
 
     def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:
@@ -257,8 +239,12 @@ class Meeting:
         times and lists."""
         heard = self._members.hear(raw, expected)
         if isinstance(heard, Rejected):
+            author = expected or teller
+            if author is not None and self._members.author(raw) == author:
+                self._asker.note_clock(author, heard, told_itself=teller == author)
             return self._asker.reject(heard, teller)
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
+        self._directory.failures.in_time(peer_id)
         issuer = heard.member.admitted_by.hex()
         self._book.tell(
             peer_id,
@@ -280,13 +266,8 @@ class Meeting:
 
     async def _exchange_peers(self, peer: Peer) -> None:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
-        reply = await self._asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY)
-        if reply is None:
-            return
-        peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
-        if isinstance(peers, Rejected):
-            return self._asker.reject(peers, peer.peer_id)
-        for raw in peers.presences[:_PEERS_LIMIT]:
+        reply = await self._asker.ask_for(wire.PeersReply, peer, PEERS, request)
+        for raw in reply.presences[:_PEERS_LIMIT] if reply else ():
             self._hear(raw, expected=None, teller=peer.peer_id)
 
     async def _save(self) -> None:
@@ -296,7 +277,8 @@ class Meeting:
         anchors = {peer.peer_id for peer in partners[:ANCHORS]}
         tried = self._book.tried()
         saved = [
-            (k.peer_id, k.addresses, k.issuer, k.failures, k.peer_id in anchors) for k in tried
+            (k.peer_id, k.addresses, k.issuer, k.retry.failures, k.peer_id in anchors)
+            for k in tried
         ]
         if saved == self._saved:
             return
@@ -308,7 +290,7 @@ class Meeting:
                 known.addresses,
                 last_seen=wall - (now - max(known.answered, seen.get(known.peer_id, 0.0))),
                 issuer=known.issuer,
-                failures=known.failures,
+                failures=known.retry.failures,
                 anchor=known.peer_id in anchors,
             )
             for known in tried

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm_node.clock import Clock
 from swarm_node.p2p.exchange.verify import GroupVerifier, stored_group
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
-from swarm_node.p2p.wire.identity import Identity
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
 from swarm_node.storage import Storage, StoredGroup
 
@@ -18,18 +17,16 @@ class Publisher:
 
     def __init__(
         self,
+        local: Local,
         *,
-        identity: Identity,
-        swarm_id: bytes,
         storage: Storage,
         verifier: GroupVerifier,
-        clock: Clock,
     ) -> None:
-        self._identity = identity
-        self._swarm_id = swarm_id
+        self._identity = local.identity
+        self._swarm_id = local.swarm_id
         self._storage = storage
         self._verifier = verifier
-        self._clock = clock
+        self._clock = local.clock
         #: Groups announced since the start.
         self.announced = 0
 
@@ -43,7 +40,7 @@ class Publisher:
         `claimed` rewards of its own groups, so they are the verified rewards as well.
 
         Raises:
-            HomeError: the disk is full or the database damaged.
+            HomeError: the database is damaged. StorageError: it failed for now.
         """
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch

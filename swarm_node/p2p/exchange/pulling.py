@@ -8,17 +8,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.exchange.asking import Asker
-from swarm_node.p2p.exchange.serving import LIST, PULL
 from swarm_node.p2p.exchange.verify import GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.conduct import BLAMELESS
-from swarm_node.p2p.peers.peers import Directory, Offer, Peer
+from swarm_node.p2p.peers.peers import Offer, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.rollout import VerifiedGroup
 
 _LIST_LIMIT = 128
@@ -41,23 +40,21 @@ class Puller:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         *,
         verifier: GroupVerifier,
-        directory: Directory,
-        members: Members,
         traffic: Traffic,
         effort: Effort,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._verifier = verifier
-        self._directory = directory
-        self._members = members
+        self._directory = local.directory
+        self._members = local.members
         self._traffic = traffic
         self._effort = effort
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._pulling: Counter[str] = Counter()
         self._listing: set[str] = set()
@@ -77,9 +74,9 @@ class Puller:
         asked: set[str] = set()
         return [Turn(limit, asked) for _ in range(count)]
 
-    async def list_one(self, turn: Turn) -> int:
+    async def list_one(self, turn: Turn) -> Counter[str]:
         """List a random peer. A peer that does not answer costs this call ten seconds, and then
-        another is asked. Return the number of new offers that the peer states."""
+        another is asked. Return the number of new offers that the peer states, under its id."""
         for _ in range(_LIST_TRIES):
             without = turn.asked | self._listing
             drawn = self._directory.draw(self._rng, 1, self._clock.now(), without)
@@ -93,8 +90,8 @@ class Puller:
             finally:
                 self._listing.discard(peer_id)
             if offered is not None:
-                return offered
-        return 0
+                return Counter({peer_id: offered})
+        return Counter()
 
     def on_offer(self, slots: Callable[[str | None], int]) -> int:
         """Count the groups that could still be pulled now. Together with the pulls under way they
@@ -164,6 +161,7 @@ class Puller:
             self._asker.reject(entry, peer.peer_id)
             return 0
         peer.environment = entry.environment, entry.version
+        peer.policy = entry.model, entry.tokenizer
         seen = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
         if seen is not None and seen.reason not in BLAMELESS:
             self._asker.reject(seen, peer.peer_id)
@@ -199,6 +197,8 @@ class Puller:
                     self._asker.reject(result, peer.peer_id)
                     continue
                 self._asker.reject(result, offer.author)
+                if result.reason == "unjudged":  # this machine may judge it later
+                    self._directory.give_back(offer)
                 return None
             if self._asker.ended(offer.author):  # while it was judged
                 return None

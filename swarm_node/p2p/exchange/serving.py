@@ -14,28 +14,41 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from swarm_node.clock import Clock
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.refusals import refused_caller
 from swarm_node.p2p.limits.budgets import Traffic
+from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.conduct import REASONS, Blame
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import (
+    CLAIMS,
+    HELLO,
+    LIST,
+    PEERS,
+    PULL,
+    RENEW,
+    REVOKED,
+    SECRET,
+)
+from swarm_node.p2p.wire.reasons import (
+    BAD_REQUEST,
+    CUT_OFF,
+    NO_MEMBER,
+    NO_RENEWAL,
+    NOT_HERE,
+    RATE,
+    REFUSED,
+    UNKNOWN_MEMBER,
+    Blame,
+    blame_of,
+    with_seconds,
+)
 from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES, Handler, Transport
 from swarm_node.storage import Storage
 
-HELLO = "/swarm-node/hello/1"
-LIST = "/swarm-node/list/1"
-PULL = "/swarm-node/pull/1"
-PEERS = "/swarm-node/peers/1"
-REVOKED = "/swarm-node/revoked/1"
-SECRET = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
-RENEW = "/swarm-node/renew/1"
-UNKNOWN_MEMBER = "say hello first"
-NO_MEMBER = "no member of this swarm"
-NOT_HERE = "not here (any more)"
 #: Seconds for which the link of a stranger is cut after it broke the protocol.
 _STRANGER_SECONDS = 60.0
 
@@ -63,15 +76,12 @@ class Server:
 
     def __init__(
         self,
+        local: Local,
         *,
         transport: Transport,
         credentials: Credentials,
         storage: Storage,
-        members: Members,
-        directory: Directory,
         traffic: Traffic,
-        rejected: Counter[str],
-        clock: Clock,
         rng: random.Random,
         further: Mapping[str, Answer] = MappingProxyType({}),
         on_pull: Callable[[], None] = lambda: None,
@@ -81,11 +91,11 @@ class Server:
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
-        self._members = members
-        self._directory = directory
+        self._members = local.members
+        self._directory = local.directory
         self._traffic = traffic
-        self._rejected = rejected
-        self._clock = clock
+        self._rejected = local.rejected
+        self._clock = local.clock
         self._rng = rng
         self._on_pull = on_pull
         for_members: dict[str, Handler] = {
@@ -95,19 +105,21 @@ class Server:
             REVOKED: self._revoked,
             SECRET: self._secret,
             RENEW: self._renew,
+            CLAIMS: self._claims,
             **{name: functools.partial(self._further, answer) for name, answer in further.items()},
         }
         transport.serve(HELLO, functools.partial(self._answer, self._hello))
         for protocol, handler in for_members.items():
             admitted = functools.partial(self._admit, handler)
             transport.serve(protocol, functools.partial(self._answer, admitted))
-        transport.screen(members.vouches, members.is_member, members.issuer)
+        known = local.members
+        transport.screen(known.vouches, known.is_member, known.issuer, gate=self)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if the caller's budget allows it, and charge the reply."""
         self._allow(caller)
         reply = await handler(caller, payload)
-        self._traffic.sent(caller, self._clock.now(), len(reply))
+        self.sent(caller, len(reply))
         return reply
 
     async def _hello(self, caller: str, payload: bytes) -> bytes:
@@ -116,10 +128,17 @@ class Server:
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._refuse(caller, member)
-            raise TransportError(f"{NO_MEMBER}: {member.reason}")
+            # A chain that begins later than this clock has a caller whose clock is ahead of it.
+            name = self._members.claimed(hello.chain, caller)
+            self._directory.failures.refuse(
+                refused_caller(caller, name, member, self._clock.wall()), now
+            )
+            raise NO_MEMBER.error(with_seconds(member.reason, member.seconds))
+        self._directory.failures.admitted(caller)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
-        peer.last_seen = peer.failed_until = now
+        peer.last_seen = now
+        peer.retry.greeted(now)
         # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
         peer.greeted = True
         if hello.addresses:
@@ -137,7 +156,7 @@ class Server:
         request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
-            raise TransportError(NOT_HERE)
+            raise NOT_HERE.error()
         self._directory.took(caller)
         self._on_pull()
         return sealed
@@ -162,8 +181,14 @@ class Server:
     async def _renew(self, caller: str, payload: bytes) -> bytes:
         chain = self._credentials.renewal_of(caller)
         if isinstance(chain, Rejected):
-            raise TransportError(f"no renewal: {chain.reason}")
+            raise NO_RENEWAL.error(chain.reason)
         return wire.pack(wire.RenewReply(*chain))
+
+    async def _claims(self, caller: str, payload: bytes) -> bytes:
+        request = self._parse(caller, wire.ClaimsRequest, payload)
+        same = request.known == digest(self._members.claims())
+        told = () if same else self._members.told_claims(self._rng)
+        return wire.pack(wire.ClaimsReply(told))
 
     async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
         return self._exchanged(caller, await answer(caller, payload))
@@ -173,34 +198,72 @@ class Server:
         because it checks each that it passes on."""
         if isinstance(answer, Rejected):
             self._refuse(caller, answer)
-            raise TransportError(f"refused: {answer.reason}")
+            raise REFUSED.error(answer.reason)
         return answer
 
     async def _admit(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if its caller has greeted this node and is a member now."""
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
-            raise TransportError(UNKNOWN_MEMBER)
+            raise UNKNOWN_MEMBER.error()
         peer.heard(self._clock.now())
         return await handler(caller, payload)
 
     def _allow(self, caller: str) -> None:
         now = self._clock.now()
         peer = self._directory.get(caller)
-        if cut := self._directory.cut(caller, now):
-            self._transport.sever(caller, cut)  # it may have been cut before a restart
-            raise TransportError("you broke the protocol: ask again later")
+        if self._is_cut(caller):
+            raise CUT_OFF.error()
         if not self._traffic.asks(caller, now, guest=peer is None or peer.standing.useful < 1.0):
-            self._rejected["rate"] += 1
-            if self._traffic.floods(caller, now):
-                self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
-            raise TransportError("too many requests; slow down")
+            self._turn_away(caller, "rate")
+            raise RATE.error()
+
+    def _is_cut(self, caller: str) -> bool:
+        """Check that the caller is cut off, and cut its link again: it may have been cut before a
+        restart."""
+        seconds = self._directory.cut(caller, self._clock.now())
+        if seconds:
+            self._transport.sever(caller, seconds)
+        return bool(seconds)
+
+    def asks(self, caller: str) -> bool:
+        """See `TableGate`."""
+        now, peer = self._clock.now(), self._directory.get(caller)
+        guest = peer is None or peer.standing.useful < 1.0
+        if self._is_cut(caller):
+            return False
+        if not self._traffic.looks_up(caller, now, guest=guest):
+            self._turn_away(caller, "rate")
+            return False
+        return True
+
+    def sent(self, caller: str, size: int) -> None:
+        """See `TableGate`."""
+        self._traffic.sent(caller, self._clock.now(), size)
+
+    def refused(self, caller: str) -> None:
+        """See `TableGate`."""
+        self._turn_away(caller, "unknown_member")
+
+    def broke(self, caller: str, rejected: Rejected) -> None:
+        """See `TableGate`."""
+        self._refuse(caller, rejected)
+
+    def over(self, reason: str, count: int) -> None:
+        """See `TableGate`."""
+        self._rejected[reason] += count
+
+    def _turn_away(self, caller: str, reason: str) -> None:
+        """Count a refused request. A caller that goes on after many refusals is cut off."""
+        self._rejected[reason] += 1
+        if self._traffic.floods(caller, self._clock.now()):
+            self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
 
     def _parse(self, caller: str, kind: type[Body], payload: bytes) -> Body:
         body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
         if isinstance(body, Rejected):
             self._refuse(caller, body)
-            raise TransportError(f"bad request: {body.reason}")
+            raise BAD_REQUEST.error(body.reason)
         return body
 
     def _refuse(self, caller: str, rejected: Rejected) -> None:
@@ -227,5 +290,5 @@ def refuse(
     honest program sends such a request."""
     counts[rejected.reason] += 1
     cut = directory.refused(caller, rejected.reason, now)
-    if REASONS.get(rejected.reason) is Blame.VIOLATION:
+    if blame_of(rejected.reason) is Blame.VIOLATION:
         transport.sever(caller, cut or _STRANGER_SECONDS)

@@ -3,10 +3,16 @@
 size and hash → signature → author → schema → replay window → task → length → tokens → content →
 verifier. The fields of an announcement are checked before the group is pulled. The result is a
 `VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
+
+A signature proves the sender of a group, not its maker: a member can sign groups that others made,
+or repeat one task. So the digests of accepted groups are kept (`Storage.accept`), own groups
+included. Nobody can prove which of two authors of equal texts was first, because times are claims.
+So only one finding counts against an author: a task that this node chose for itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +20,6 @@ from typing import Protocol
 import msgspec
 
 from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskError
-from swarm_node.p2p.exchange.content import content_digest, digests, task_digest
 from swarm_node.p2p.limits.gates import SizeGate, Windows
 from swarm_node.p2p.peers.peers import Offer
 from swarm_node.p2p.wire import wire
@@ -24,8 +29,8 @@ from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """The result of judging a group: the derived prompt, one reward per text, and `lost`. `lost` is
-    "" or describes how the texts ended the judging process."""
+    """The result of judging a group: the derived prompt and one reward per text. `lost` is "" or
+    describes how the texts ended the judging process, `unjudged` how this node failed to judge."""
 
     @property
     def prompt(self) -> str: ...
@@ -33,6 +38,8 @@ class Judged(Protocol):
     def rewards(self) -> tuple[float, ...]: ...
     @property
     def lost(self) -> str: ...
+    @property
+    def unjudged(self) -> str: ...
 
 
 #: Judges the texts of a group by the author. The author's share of the judging time is limited.
@@ -123,8 +130,12 @@ class GroupVerifier:
             return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
+        if judged.lost == "asleep":
+            return Rejected("asleep", "its texts make the process that judges sleep")
         if judged.lost:
             return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
+        if judged.unjudged:
+            return Rejected("unjudged", f"this node could not judge it ({judged.unjudged})")
         verified = VerifiedGroup(
             id=offer.id,
             author=offer.author,
@@ -244,14 +255,24 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
     )
 
 
-def restored_groups(storage: Storage) -> list[VerifiedGroup]:
-    """Load the stored groups that were not trained on, oldest first. Damaged ones are deleted."""
-    groups = []
+def restored_groups(storage: Storage, environment: str, version: str) -> list[VerifiedGroup]:
+    """Load the stored groups of this environment that were not trained on, oldest first. Damaged
+    ones are deleted. Those of another environment or version are retired: their texts may be held
+    out now."""
+    groups: list[VerifiedGroup] = []
+    others: list[bytes] = []
     for row in storage.live(1):
         try:
-            groups.append(restored_group(row))
+            group = restored_group(row)
         except HomeError:  # one group is no reason to stop
             storage.forget(row.id)
+            continue
+        same = (group.group.task.environment, group.group.task.version) == (environment, version)
+        if same:
+            groups.append(group)
+        else:
+            others.append(group.id)
+    storage.retire(others)
     return groups
 
 
@@ -275,3 +296,31 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
         rewards=row.rewards,
         arrived=row.arrived,
     )
+
+
+def task_digest(task: TaskRef, author: str) -> bytes:
+    """The digest of "this author made a group of this task"."""
+    return _digest("task", *_named(task), author)
+
+
+def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
+    """The digest of a group's task and texts, regardless of their order and white space. With
+    `prompt`, the digest of the prompt and the texts: several seeds of a data set may have the same
+    prompt."""
+    texts = sorted(" ".join(each.text.split()) for each in group.completions)
+    return _digest("content", *([prompt] if prompt else _named(group.task)), *texts)
+
+
+def digests(group: RolloutGroup, prompt: str, author: str) -> tuple[bytes, ...]:
+    """All digests that are stored for a group accepted from `author`."""
+    return task_digest(group.task, author), content_digest(group), content_digest(group, prompt)
+
+
+def _named(task: TaskRef) -> tuple[str, str, str, str]:
+    return task.environment, task.version, task.family, str(task.seed)
+
+
+def _digest(*parts: str) -> bytes:
+    # A text may hold lone surrogates, which have no UTF-8 encoding.
+    encoded = [part.encode(errors="surrogatepass") for part in parts]
+    return hashlib.sha256(msgspec.msgpack.encode(encoded)).digest()

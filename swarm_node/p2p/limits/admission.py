@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.wire.transport import RELAY, RELAYED
+from swarm_node.p2p.limits.links import STREAMS_PER_PEER
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.reasons import BUSY, QUEUE_FULL
 from swarm_node.recent import Recent
 
 #: Streams of one peer that may wait while others of it run, and the limit for all peers together.
@@ -47,10 +50,10 @@ class PeerSlots:
             BusyError: its queue, its group's share or the node is full.
         """
         if self._streams[key] >= most + MAX_WAITING_PER_PEER:
-            raise BusyError("too many of your requests at once: slow down")
+            raise BusyError(QUEUE_FULL.words())
         free = MAX_STREAMS - self._streams.total()
         if free <= (0 if group is None else self._groups[group]):
-            raise BusyError("busy: ask again later")
+            raise BusyError(BUSY.words())
         self._streams[key] += 1
         self._groups[group or ""] += 1
         working = self._working.setdefault(key, asyncio.Semaphore(most))
@@ -81,6 +84,14 @@ class Severed:
         return isinstance(peer, str) and self._until.get(peer, 0.0) > self._now()
 
 
+class Entry(NamedTuple):
+    """A stream that is served: of whom, and of which issuer's member when it began."""
+
+    peer: str
+    issuer: str
+    stranger: bool
+
+
 class Admission:
     """Admits the streams of one transport. `per_peer` streams of one peer run at once."""
 
@@ -92,22 +103,38 @@ class Admission:
         self._now = now
         self._slots = PeerSlots()
         self._early_ends = PeerGates(*_EARLY_ENDS)
-        self._open = self._strangers = 0
+        self._open: Counter[str] = Counter()
+        self._members: Counter[str] = Counter()
+        self._strangers = 0
 
-    def enter(self, peer: str, stranger: bool) -> bool:
-        """Admit a stream if the limits allow it. If it is admitted, the caller calls `leave`
-        afterwards."""
-        full = self._open >= 2 * MAX_STREAMS  # too many even to refuse each
-        if peer in self.severed or full or (stranger and self._strangers >= MAX_STRANGERS_STREAMS):
-            return False
-        self._open += 1
-        self._strangers += stranger
-        return True
+    def enter(self, peer: str, stranger: bool) -> Entry | None:
+        """Admit a stream, None if a limit does not allow it. Whoever gets an entry passes it to
+        `leave` afterwards. The members of an issuer have at most as many as are free."""
+        entry = Entry(peer, self.issuer(peer), stranger)
+        if peer in self.severed:
+            return None
+        if self._open[peer] >= STREAMS_PER_PEER:
+            self.ended_early(peer, junk=False)
+            return None
+        free = 2 * MAX_STREAMS - self._open.total()  # without any, too many even to refuse each
+        taken = 0 if stranger else self._members[entry.issuer]
+        if free <= taken or (stranger and self._strangers >= MAX_STRANGERS_STREAMS):
+            return None
+        self._count(entry, 1)
+        return entry
 
-    def leave(self, stranger: bool) -> None:
-        """Release a stream that has ended. `stranger` is the value passed to `enter`."""
-        self._open -= 1
-        self._strangers -= stranger
+    def leave(self, entry: Entry) -> None:
+        """Release a stream that has ended."""
+        self._count(entry, -1)
+
+    def _count(self, entry: Entry, change: int) -> None:
+        self._open[entry.peer] += change
+        self._strangers += change * entry.stranger
+        self._members[entry.issuer] += change * (not entry.stranger)
+        if not self._open[entry.peer]:
+            del self._open[entry.peer]
+        if not self._members[entry.issuer]:
+            del self._members[entry.issuer]
 
     def hold(self, peer: str, protocol: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Wait for this peer's turn. Requests for a third peer wait only for each other. A relay

@@ -19,6 +19,9 @@ from swarm_node.recent import Recent
 _ALL, _ISSUER, _PEER = 4.0, 3.0, 2.0
 #: Requests per second besides those for groups: lists, greetings, heartbeats.
 _OTHER_REQUESTS = 4.0
+#: Calls of the table of heartbeats per second. In a large swarm its holders get calls of all
+#: members, so they have a budget of their own and cost nobody a pull.
+_TABLE_CALLS = 4.0
 _BURST_SECONDS = 5.0
 #: Burst of one peer, as a multiple of this node's demand of all peers per second.
 AT_ONCE: Final = _PEER * _BURST_SECONDS
@@ -155,6 +158,7 @@ class Traffic:
         rate = wants.groups * wants.size
         self._issuer = issuer
         self._requests = Budget(wants.groups + _OTHER_REQUESTS)
+        self._table = Budget(_TABLE_CALLS)
         self._bytes_out = Budget(rate)
         self._bytes_in = Budget(rate)
         self._tolerance = PeerGates(*_TOLERANCE)
@@ -167,6 +171,15 @@ class Traffic:
         if not all(budget.open(issuer, peer, now, guest=guest) for budget in budgets):
             return False
         self._requests.charge(issuer, peer, now, 2.0 if guest else 1.0)
+        return True
+
+    def looks_up(self, peer: str, now: float, *, guest: bool) -> bool:
+        """Admit a call of the table of heartbeats and charge it, as `asks` does a request."""
+        issuer = self._issuer(peer)
+        budgets = self._table, self._bytes_out
+        if not all(budget.open(issuer, peer, now, guest=guest) for budget in budgets):
+            return False
+        self._table.charge(issuer, peer, now, 1.0)
         return True
 
     def floods(self, peer: str, now: float) -> bool:

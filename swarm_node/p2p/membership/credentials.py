@@ -10,8 +10,9 @@ import msgpack
 import structlog
 
 from swarm_node.errors import Rejected
-from swarm_node.p2p.membership.members import Keeper, Member, Members
-from swarm_node.p2p.membership.membership import Chain, SwarmInfo, open_chain
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.members import Keeper, Member
+from swarm_node.p2p.membership.membership import Chain, open_chain
 from swarm_node.p2p.membership.statements import (
     MAX_REVOKED,
     ROOT_ONLY,
@@ -22,7 +23,6 @@ from swarm_node.p2p.membership.statements import (
     verify_secret,
 )
 from swarm_node.p2p.membership.stewards import Signer, in_last_third, issue_renewal, next_list
-from swarm_node.p2p.wire.identity import Identity
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T", bound=Revocations | NewSecret)
@@ -134,38 +134,35 @@ class Credentials:
 
     def __init__(
         self,
-        identity: Identity,
-        swarm: SwarmInfo,
+        local: Local,
         chain: Chain,
         *,
-        members: Members,
         office: Office,
-        wall: Callable[[], float],
         use_secret: Callable[[bytes], None],
     ) -> None:
-        self.identity = identity
+        self.identity = local.identity
         self.chain = chain
         self.steward: Signer | None = None
-        self._swarm = swarm
-        self._members = members
+        self._swarm = local.swarm
+        self._members = local.members
         self._office = office
-        self._wall = wall
+        self._wall = local.clock.wall
         self._listed: set[bytes] = set()
         self.lists = Shelf(
             "revoked",
             office,
-            lambda raw, now: verify_revocations(raw, swarm, now),
+            lambda raw, now: verify_revocations(raw, local.swarm, now),
             self._obey,
-            wall,
+            local.clock.wall,
             passed=self._note_listed,
         )
         self.secrets = Shelf(
             "secret",
             office,
-            lambda raw, now: verify_secret(raw, swarm, now),
+            lambda raw, now: verify_secret(raw, local.swarm, now),
             lambda body: use_secret(body.secret),
-            wall,
-            swarm.secret_number,
+            local.clock.wall,
+            local.swarm.secret_number,
         )
         self.refresh()
         self.me()  # the first that an issuer with limited uses admits, as this node sees it

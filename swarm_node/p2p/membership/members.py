@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgpack
 import msgspec
 
 from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p.limits.turns import drawn_in_turn
+from swarm_node.p2p.membership.claims import Claims
 from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     MAX_USES,
@@ -35,14 +38,20 @@ MAX_MEMBERS = 4096
 #: Oldest accepted heartbeat. One is issued at least every five minutes. After two of these
 #: intervals and the tolerated clock error its peer has stopped.
 MAX_HEAD_SECONDS: Final = 900
-#: Limit of counted subjects, over all issuers whose uses are limited.
-_MAX_COUNTED = 65_536
+#: Milliseconds for which a claim of a limited issuer is told after its subject was first met. By
+#: then it has reached every node that was there.
+_TOLD_MS = 86_400_000
 #: Limit of verified issuer certificates in memory. A ticket has one, and all of its members present
 #: it.
 _MAX_ISSUERS = 1024
 #: Former members that are kept for the node's owner to see.
 _MAX_FORMER = 256
 _ADMITTED = "admitted"
+_StoredClaims = tuple[
+    wire.Digest,
+    Annotated[int, msgspec.Meta(ge=1, le=MAX_USES)],
+    list[tuple[wire.Digest, wire.Milliseconds]],
+]
 
 
 class Keeper(Protocol):
@@ -59,6 +68,7 @@ class Member:
     peer_id: str
     issuer: IssuerBody
     body: MemberBody
+    chain: tuple[bytes, ...]
 
     @property
     def name(self) -> str:
@@ -122,22 +132,27 @@ class Members:
         self._banned = banned
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
+        #: The keys on the list. For each, the time (Unix seconds) of the oldest list known here
+        #: that names it.
         self._revoked: frozenset[bytes] = frozenset()
+        self._listed: dict[bytes, int] = {}
         self._expelled: set[bytes] = set()
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
         #: The list and the bans at the last walk of `dismiss`, its time, and the earliest end of
         #: the memberships known since then.
-        self._walked: tuple[frozenset[bytes], frozenset[str]] | None = None
+        self._walked: tuple[frozenset[bytes], frozenset[str], int] | None = None
         self._walked_at = self._ends = 0.0
-        self._admitted = _load_admitted(keeper)
+        self._claims = load_claims(keeper)
+        #: Chains of claims that stay, to be told to others.
+        self._chains: Recent[tuple[bytes, bytes], tuple[bytes, ...]] = Recent(MAX_MEMBERS)
         self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         """Check the chain that `peer_id` presents, and remember it as a member. The reasons are
-        those of `membership.verify_chain`, "revoked", and "used_up" for an issuer that has admitted
-        as many as it may."""
+        those of `membership.open_chain` and `membership.check_times`, "revoked", and "used_up" for
+        an issuer that has admitted as many as it may."""
         opened = self._open(chain, peer_id)
         if isinstance(opened, Rejected):
             return opened
@@ -165,6 +180,29 @@ class Members:
         refused = self._refused(member)
         return member, refused.reason if refused else "member"
 
+    def name(self, peer_id: str) -> str:
+        """The name in the certificate that a peer presented, also a former member's, "" for any
+        other peer."""
+        shown = self.shown(peer_id)
+        return shown[0].name if shown else ""
+
+    def author(self, presence: bytes) -> str:
+        """Return the peer id of who signed a presence, also one of another time, and "" for none
+        that a member's chain vouches for."""
+        heard = self._read(presence)
+        return "" if isinstance(heard, Rejected) else heard.member.peer_id
+
+    def expelled_at(self, peer_id: str) -> int:
+        """Unix second of the oldest list known here that names this peer, 0 without one."""
+        shown = self.shown(peer_id)
+        return (self._expelled_since(shown[0]) or 0) if shown is not None else 0
+
+    def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
+        """Return the name in a chain that leads from the root to this peer, member or not, and ""
+        for any other chain."""
+        opened = self._open(chain, peer_id)
+        return "" if isinstance(opened, Rejected) else opened.name
+
     def issuer(self, peer_id: str) -> str:
         """Key (hex) of the issuer that admitted a peer known to this node, "" for any other."""
         known = self._known.get(peer_id)
@@ -187,9 +225,9 @@ class Members:
             return Rejected("author", "the presence of another peer")
         age = self._wall() - head.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
-            return Rejected("future", f"issued {-age:.0f} s ahead")
+            return Rejected("future", f"issued {-age:.0f} s ahead", -age)
         if age > MAX_HEAD_SECONDS:
-            return Rejected("outdated", f"issued {age:.0f} s ago")
+            return Rejected("outdated", f"issued {age:.0f} s ago", -age)
         known = self._known.get(member.peer_id)
         if known is not None and known.shown and not self._refused(known.member):
             same = known.member.admitted_by == member.admitted_by
@@ -246,6 +284,9 @@ class Members:
     def obey(self, body: Revocations) -> None:
         """Refuse exactly the keys that this list names from now on."""
         revoked = frozenset(body.keys)
+        self._listed = {
+            key: min(body.issued, self._listed.get(key, body.issued)) for key in body.keys
+        }
         self._expelled |= revoked - self._revoked
         self._revoked = revoked
 
@@ -261,9 +302,10 @@ class Members:
         return sorted(expelled.union(gone))
 
     def _ended(self) -> list[str]:
-        """Find former members. All members are checked only if the list or the bans changed, if a
-        membership has ended, or if the clock was set back."""
-        state, now = (self._revoked, self._banned()), self._wall()
+        """Find former members. All members are checked only if the list or the bans changed, if
+        one has to go for another of its ticket, if a membership has ended, or if the clock was set
+        back."""
+        state, now = (self._revoked, self._banned(), self._claims.displaced), self._wall()
         walk = state != self._walked or not self._walked_at <= now <= self._ends
         self._walked, self._walked_at = state, now
         if not walk:
@@ -273,27 +315,68 @@ class Members:
         return [member.peer_id for member in known if self._refused(member)]
 
     def _refused(self, member: Member) -> Rejected | None:
-        keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
-        if not self._revoked.isdisjoint(keys):
-            return Rejected("revoked", "the swarm's owner has expelled it")
+        since = self._expelled_since(member)
+        if since is not None:
+            return Rejected("revoked", "the swarm's owner has expelled it", since - self._wall())
         if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
+        issuer, subject = member.admitted_by, member.body.subject
+        if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
+            return Rejected("used_up", "its ticket was used for another key first")
         return check_times(member.issuer, member.body, self._wall())
 
-    def _count(self, member: Member) -> Rejected | None:
-        """Count a subject of an issuer with limited uses."""
-        uses, key = member.issuer.uses, member.issuer.issuer_key
-        met = self._admitted.get(key, [])
-        if not uses or member.body.subject in met:
+    def _expelled_since(self, member: Member) -> int | None:
+        """Unix seconds of the oldest list known here that names the member or an issuer of it, None
+        without one."""
+        keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
+        listed = [self._listed[key] for key in keys if key in self._listed]
+        return min(listed, default=None)
+
+    def _count(self, member: Member, met_ms: int | None = None) -> Rejected | None:
+        """Count a subject of an issuer with limited uses, as met now or at `met_ms`."""
+        uses, key, subject = member.issuer.uses, member.issuer.issuer_key, member.body.subject
+        if not uses:
             return None
-        if len(met) >= uses:
+        now = int(self._wall() * 1000)
+        if met_ms is None:
+            changed = self._claims.arrive(key, uses, subject, now)
+        else:
+            changed = self._claims.meet(key, uses, subject, min(now, met_ms))
+        if changed and self._keeper is not None:
+            self._keeper.save(_ADMITTED, msgpack.packb(self._claims.rows()))
+        if self._claims.known(key, subject):
+            self._chains[key, subject] = member.chain
+        if not self._claims.stays(key, subject):
             return Rejected("used_up", f"its issuer may admit {uses}")
-        self._admitted[key] = [*met, member.body.subject]
-        while sum(map(len, self._admitted.values())) > _MAX_COUNTED:
-            del self._admitted[next(iter(self._admitted))]
-        if self._keeper is not None:
-            self._keeper.save(_ADMITTED, msgpack.packb(list(self._admitted.items())))
         return None
+
+    def claims(self) -> list[tuple[bytes, bytes, int]]:
+        """(issuer key, subject, first met in ms) of those that lately showed a ticket of limited
+        uses."""
+        return self._claims.since(int(self._wall() * 1000) - _TOLD_MS)
+
+    def told_claims(self, rng: random.Random) -> tuple[wire.Claim, ...]:
+        """A sample of `claims`, with their chains, by issuer in turn."""
+        held = [claim for claim in self.claims() if claim[:2] in self._chains]
+        drawn = drawn_in_turn(rng, held, lambda claim: claim[0].hex(), wire.MAX_CLAIMS)
+        return tuple(wire.Claim(s, self._chains[i, s], met) for i, s, met in drawn)
+
+    def learn(self, claim: wire.Claim, teller: str) -> Rejected | None:
+        """Take a claim that a member told. Members of the same ticket are no witnesses of it, so
+        what they tell was met now. Return a refusal that is the teller's fault."""
+        opened = self._open(claim.chain, peer_id_of(claim.subject))
+        if isinstance(opened, Rejected):
+            return opened
+        refused = self._refused(opened)
+        if refused is not None and refused.reason != "used_up":
+            return None  # lists and clocks differ, and are nobody's fault
+        witness = self.issuer(teller) not in ("", opened.admitted_by.hex())
+        self._count(opened, claim.met_ms if witness else None)
+        return None
+
+    def tried(self, issuer_key: bytes) -> list[str]:
+        """Peer ids of those that showed a ticket after it was used up."""
+        return [peer_id_of(subject) for subject in self._claims.tried(issuer_key)]
 
     def _remember(self, member: Member, *, shown: bool = False) -> Member:
         """Store the member. A certificate that the member presented itself wins over one that a
@@ -324,7 +407,7 @@ class Members:
 
     def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         opened = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
-        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened)
+        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened, chain)
 
     def _heard(self, presence: bytes) -> Heard | Rejected:
         shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
@@ -342,15 +425,23 @@ class Members:
         return member if isinstance(member, Rejected) else Heard(member, head)
 
 
-def _load_admitted(keeper: Keeper | None) -> dict[bytes, list[bytes]]:
-    raw = None if keeper is None else keeper.load(_ADMITTED)
+def load_claims(keeper: Keeper | None) -> Claims:
+    """Read the claims of tickets that admit a limited number of keys.
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+    claims, raw = Claims(), None if keeper is None else keeper.load(_ADMITTED)
     if raw is None:
-        return {}
+        return claims
     try:
-        rows = msgspec.msgpack.decode(raw, type=list[tuple[wire.Digest, list[wire.Digest]]])
+        rows = msgspec.msgpack.decode(raw, type=list[_StoredClaims])
     except (msgspec.DecodeError, RecursionError) as error:
         raise HomeError(
             f"the file {_ADMITTED!r} of this home is damaged: restore it from a backup, or remove "
             "it, and tickets that admit some members are counted anew"
         ) from error
-    return {issuer: subjects[:MAX_USES] for issuer, subjects in rows}
+    for issuer, uses, subjects in rows:
+        for subject, met_ms in subjects:
+            claims.meet(issuer, uses, subject, met_ms)
+    return claims

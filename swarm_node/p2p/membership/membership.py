@@ -41,6 +41,7 @@ MAX_MEMBER_SECONDS: Final = 10 * 366 * 24 * 3600
 MAX_USES: Final = 1000
 
 _SWARM_DOMAIN = b"swarm-node/swarm/v1"
+_FILE_DOMAIN = b"swarm-node/swarm-file/v2"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
@@ -84,13 +85,18 @@ class MemberBody(Body, frozen=True):
     admitted_by: Digest
 
 
+#: The version of swarm files. Those of swarm-node 0.1 have no digest of the secret.
+SWARM_FILE_VERSION: Final = 2
+
+
 class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
-    version: Version1
+    version: Annotated[int, Meta(ge=SWARM_FILE_VERSION, le=SWARM_FILE_VERSION)]
     name: Name
     root_key: str
     swarm_id: str
     secret: str
-    secret_number: Counter = 0
+    secret_number: Counter
+    check: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,12 @@ class SwarmInfo:
         digits = hashlib.sha256(self.root_key).hexdigest()[:16]
         return " ".join(digits[i : i + 4] for i in range(0, 16, 4))
 
+    @property
+    def _check(self) -> str:
+        """Digest of what a swarm file has, by which a changed bit of the secret is found."""
+        parts = self.swarm_id, self.secret, self.secret_number.to_bytes(8)
+        return hashlib.sha256(_FILE_DOMAIN + b"".join(parts)).hexdigest()
+
     def with_secret(self, secret: bytes, number: int) -> SwarmInfo:
         """The same swarm with its new secret."""
         return SwarmInfo(self.name, self.root_key, secret, number)
@@ -148,9 +160,12 @@ class SwarmInfo:
             )
             if info.swarm_id.hex() != stored.swarm_id:
                 raise ValueError("its swarm id does not match its name and root key")
+            if info._check != stored.check:
+                raise ValueError("its digest does not match its secret")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise HomeError(
-                f"{path} is not a usable swarm file ({error}): join again with a ticket"
+                f"{path} is not a usable swarm file ({error}): restore it from a backup, or join "
+                "again with a ticket"
             ) from error
         return info
 
@@ -170,12 +185,13 @@ class SwarmInfo:
             if there.secret_number >= self.secret_number:
                 return
         stored = _SwarmFile(
-            version=1,
+            version=SWARM_FILE_VERSION,
             name=self.name,
             root_key=self.root_key.hex(),
             swarm_id=self.swarm_id.hex(),
             secret=self.secret.hex(),
             secret_number=self.secret_number,
+            check=self._check,
         )
         try:
             replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
@@ -231,7 +247,7 @@ def issue_member(
 ) -> bytes:
     """Seal a member certificate. `name` is the issuer's own, unless a steward renews a membership
     of the issuer key `admitted_by`. Every peer checks it against the issuer's certificate with
-    `verify_chain`. Fractions of seconds are cut off.
+    `open_chain`. Fractions of seconds are cut off.
 
     Raises:
         ValueError: the key cannot be used, or a field is outside its bounds.
@@ -256,31 +272,17 @@ def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
     return body
 
 
-def verify_chain(
-    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
-) -> MemberBody | Rejected:
-    """Verify a chain. Return the body of the member certificate if the owner of `subject_key`,
-    which the link authenticated, is a member at `now`.
-
-    `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
-    "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "not_steward", "outside_issuer",
-    "too_long_period", "not_yet_valid", "expired".
-    """
-    opened = open_chain(chain, info, subject_key)
-    if isinstance(opened, Rejected):
-        return opened
-    issuer, member = opened
-    return check_times(issuer, member, now) or member
-
-
 def open_chain(
     chain: tuple[bytes, ...],
     info: SwarmInfo,
     subject_key: bytes,
     open_issuer: Callable[[bytes, SwarmInfo], IssuerBody | Rejected] = verify_issuer,
 ) -> tuple[IssuerBody, MemberBody] | Rejected:
-    """Open a chain for `subject_key` that starts at the root of `info`. Times are not checked. The
-    reasons are those of `verify_chain`. `open_issuer` may cache results of `verify_issuer`."""
+    """Open a chain (issuer certificate, member certificate) that starts at the root of `info`, for
+    `subject_key`, which the link authenticated. Times are not checked: see `check_times`.
+
+    Besides the reasons of `open_sealed`: "chain_depth", "wrong_root", "key", "wrong_issuer",
+    "wrong_subject", "not_steward". `open_issuer` may cache results of `verify_issuer`."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
     issuer = open_issuer(chain[0], info)
@@ -311,15 +313,16 @@ def _period(not_before: float, not_after: float) -> tuple[int, int]:
 
 def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
     """Check the periods of these certificates at `now`. Return the reason why their owner is no
-    member, None if it is one. Two honest clocks may differ by CLOCK_SKEW_SECONDS, in both
-    directions."""
+    member, None if it is one: "outside_issuer", "too_long_period", "not_yet_valid" or "expired".
+    Two honest clocks may differ by CLOCK_SKEW_SECONDS, in both directions."""
     earliest = issuer.not_before - CLOCK_SKEW_SECONDS
     if not earliest <= member.not_before <= issuer.not_after:
         return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")
     if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
         return Rejected("too_long_period", f"at most {issuer.member_seconds} s were allowed")
     if now < member.not_before - CLOCK_SKEW_SECONDS:
-        return Rejected("not_yet_valid", f"valid from {member.not_before}")
+        ahead = member.not_before - now
+        return Rejected("not_yet_valid", f"valid from {member.not_before}", ahead)
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
-        return Rejected("expired", f"valid until {member.not_after}")
+        return Rejected("expired", f"valid until {member.not_after}", member.not_after - now)
     return None

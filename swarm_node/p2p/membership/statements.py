@@ -20,7 +20,7 @@ from swarm_node.p2p.membership.membership import (
     UnixSeconds,
     verify_issuer,
 )
-from swarm_node.p2p.wire.envelope import Kind, content_id, open_sealed, seal
+from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, content_id, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import (
     Body,
@@ -33,8 +33,7 @@ from swarm_node.p2p.wire.wire import (
 )
 
 MAX_REVOKED: Final = 1000
-#: 1,000 keys of 34 packed bytes, and an envelope.
-MAX_LIST_BYTES: Final = 36 * 1024
+MAX_LIST_BYTES: Final = SEALED_BYTES[Kind.REVOKE]
 #: `Signed` adds a certificate to the sealed list.
 MAX_STATEMENT_BYTES: Final = MAX_LIST_BYTES + 512
 #: Numbers from here on are reserved for the root, so that it can outrank the thief of a steward's

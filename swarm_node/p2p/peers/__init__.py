@@ -1,4 +1,4 @@
-"""The peers of a node: partners, address book, early tries, and scores. Pure.
+"""The peers of a node: partners, address book, back-off, and scores. Pure.
 
 In: what peers offered, told and did.
 Out: the peer to try or draw from next.

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+from swarm_node.p2p.peers.liveness import PEER, TELLER, UNMET, Retry
 from swarm_node.recent import Recent
 
 NEW_BUCKETS: Final = 128
@@ -35,17 +36,12 @@ BUCKETS_PER_TELLER: Final = 4
 TRIED_BUCKETS: Final = 64
 BUCKETS_PER_ISSUER: Final = 16
 SLOTS: Final = 8
-#: ADDRMAN_MAX_FAILURES is 10 in Bitcoin Core, over at least a week. Peers of a swarm return by
-#: greeting.
-MAX_FAILURES: Final = 8
-IGNORED_SECONDS: Final = 3600.0
+#: It takes two hours. ADDRMAN_MAX_FAILURES is 10 in Bitcoin Core, over at least a week. Peers of a
+#: swarm return by greeting.
+MAX_FAILURES: Final = 64
 #: The teller of addresses from this node's settings, its ticket or earlier runs.
 CONFIGURED: Final = "configured"
 _MAX_IGNORED = 2048
-_RETRY_SECONDS = (60.0, 3600.0)
-#: Shortest and longest pause before the next peer that the same teller named is tried. The pause
-#: doubles with each of its peers that does not answer, until one answers.
-_MUTED_SECONDS = (2.0, 60.0)
 _MAX_TELLERS = 1024
 _NEVER = float("-inf")
 
@@ -61,9 +57,8 @@ class Known:
     teller: str
     heartbeat: bytes = b""
     tried: bool = False
-    failures: int = 0
+    retry: Retry = field(default_factory=lambda: Retry(UNMET))
     answered: float = _NEVER
-    retry_at: float = _NEVER
     counted: float = _NEVER
     bucket: int = 0
     issued_ms: int = 0
@@ -96,7 +91,7 @@ class AddressBook:
         self._tried = _Table()
         self._first: deque[str] = deque()
         self._ignored: Recent[str, tuple[float, tuple[str, ...]]] = Recent(_MAX_IGNORED)
-        self._muted: Recent[tuple[str, str], tuple[int, float]] = Recent(_MAX_TELLERS)
+        self._muted: Recent[tuple[str, str], Retry] = Recent(_MAX_TELLERS)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -125,7 +120,7 @@ class AddressBook:
         if known is not None:
             if issued_ms > known.issued_ms:
                 if known.addresses != tuple(addresses):
-                    known.retry_at = min(known.retry_at, now)
+                    known.retry.renew(now)
                 known.addresses, known.heartbeat = tuple(addresses), heartbeat
                 known.issued_ms = issued_ms
             return
@@ -165,8 +160,8 @@ class AddressBook:
 
     def pick(self, rng: random.Random, now: float, passed: Callable[[str], bool]) -> Known | None:
         """Choose a peer to try now. Return None if there is none. Peers for which `passed` holds
-        are left out. The caller reports the result to `answered` or `failed`. Until then, or for a
-        minute, the peer is not picked again."""
+        are left out, and so are `silent` ones, of which the caller knows. The caller reports the
+        result to `answered` or `failed`."""
         chosen = None
         while self._first and chosen is None:
             first = self._known.get(self._first.popleft())
@@ -175,7 +170,7 @@ class AddressBook:
         for table in rng.sample((self._tried, self._new), 2):
             chosen = chosen or self._draw(table, rng, now, passed)
         if chosen is not None:
-            chosen.retry_at = now + _RETRY_SECONDS[0]
+            chosen.retry.begin(now)
         return chosen
 
     def answered(self, peer_id: str, now: float, issuer: str) -> None:
@@ -185,7 +180,8 @@ class AddressBook:
         if known is None:
             return
         self._muted.pop((known.teller, known.issuer), None)
-        known.failures, known.answered = 0, now
+        known.retry.answered(now)
+        known.answered = now
         if not known.tried:
             self._new.remove(known)
             del self._known[peer_id]
@@ -204,23 +200,22 @@ class AddressBook:
             return
         if known.tried:
             known.answered = max(known.answered, seen)
+        known.retry.failed(now, counts=heard > known.counted)
         if heard > known.counted:
             known.counted = now
-            known.failures += 1
-        shortest, longest = _RETRY_SECONDS
-        known.retry_at = now + min(longest, shortest * 2.0**known.failures)
         if known.teller == CONFIGURED:
             return
         if not known.tried:
-            self._mute(known, now)
-        if known.failures >= (MAX_FAILURES if known.tried else 1):
+            key = known.teller, known.issuer
+            self._muted[key] = muted = self._muted.get(key) or Retry(TELLER)
+            muted.failed(now)
+        if known.retry.failures >= (MAX_FAILURES if known.tried else 1):
             self._remove(known)
-            self._ignored[peer_id] = now + IGNORED_SECONDS, known.addresses
+            self._ignored[peer_id] = now + UNMET.longest, known.addresses
 
-    def silent(self) -> dict[str, float]:
-        """Peer id -> time of the last answer, for each peer that answered once and failed the last
-        time."""
-        return {k.peer_id: k.answered for k in self._known.values() if k.tried and k.failures}
+    def silent(self) -> dict[str, Retry]:
+        """The states of the peers that answered once and failed the last time, by peer id."""
+        return {k.peer_id: k.retry for k in self._known.values() if k.tried and k.retry.failures}
 
     def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
         """Record a peer that connected by itself and named these addresses. It is no longer
@@ -251,27 +246,21 @@ class AddressBook:
         return rng.choice(rng.choice(due)) if due else None
 
     def _due(self, known: Known, now: float) -> bool:
-        if known.retry_at > now:
-            return False
-        _, muted_until = self._muted.get((known.teller, known.issuer), (0, _NEVER))
-        return known.tried or muted_until <= now
-
-    def _mute(self, known: Known, now: float) -> None:
-        key = known.teller, known.issuer
-        times, _ = self._muted.get(key, (0, 0.0))
-        shortest, longest = _MUTED_SECONDS
-        self._muted[key] = min(times + 1, 16), now + min(longest, shortest * 2.0**times)
+        if known.tried:
+            return not known.retry.failures and known.retry.due(now)
+        muted = self._muted.get((known.teller, known.issuer))
+        return known.retry.due(now) and (muted is None or muted.due(now))
 
     def _enter_tried(self, known: Known) -> bool:
         slot = self._hash("slot", known.peer_id) % BUCKETS_PER_ISSUER
         index = self._hash("tried", known.issuer, str(slot)) % TRIED_BUCKETS
         bucket = self._tried.bucket(index)
         if len(bucket) >= SLOTS:
-            failing = [other for other in bucket.values() if other.failures]
+            failing = [other for other in bucket.values() if other.retry.failures]
             if not failing:
                 return False
             self._remove(min(failing, key=lambda other: other.answered))
-        known.tried, known.bucket = True, index
+        known.tried, known.bucket, known.retry.backoff = True, index, PEER
         self._tried.bucket(index)[known.peer_id] = self._known[known.peer_id] = known
         return True
 

@@ -1,5 +1,4 @@
-"""Penalties for a peer's conduct: the class of every reason of refusal, and a peer's standing.
-Pure.
+"""Penalties for a peer's conduct: the consequences of refusals, and a peer's standing. Pure.
 
 A violation of the protocol cuts the peer off for a minute, and for twice as long after each further
 one. A group that broke no rule but is useless is a strike: the peer is asked for nothing for a
@@ -13,50 +12,16 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 
+from swarm_node.p2p.peers.liveness import OFFENCE, STRIKE
+from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
-class Blame(Enum):
-    """The class of a refusal: its meaning for the peer that caused it."""
-
-    NONE = auto()  # nothing: bad luck, a full buffer, a clock
-    USELESS = auto()  # a group that an honest peer with other settings might send
-    VIOLATION = auto()  # no honest program sends it
-
-
-def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
-    return dict.fromkeys(reasons.split(), blame)
-
-
-#: The class of each reason. tests/p2p/peers/test_conduct.py finds reasons that are missing here.
-REASONS: Final = {
-    **_table(
-        Blame.NONE,
-        "altered anew banned capacity copied duplicate elsewhere expired future not_here "
-        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unknown_member "
-        "unreachable used_up",
-    ),
-    **_table(
-        Blame.USELESS,
-        "environment implausible own_copied repeated slow_task too_large too_long zero_advantage",
-    ),
-    **_table(
-        Blame.VIOLATION,
-        "author chain_depth content encoding flood hash held_out judging key kind not_steward "
-        "outside_issuer route schema seq_jump sequence signature size task tokens too_long_period "
-        "wrong_issuer wrong_root wrong_subject",
-    ),
-}
-BLAMELESS: Final = frozenset(reason for reason, blame in REASONS.items() if blame is Blame.NONE)
+BLAMELESS: Final = frozenset(code for code, reason in REASONS.items() if reason.blame is Blame.NONE)
 
 #: Useless groups in a row that drop a peer. The last strike before that pauses it for 4 s, each
 #: earlier one for half as long: 8 s in all. An honest peer's single strike costs almost nothing.
 STRIKES: Final = 10
-_LAST_STRIKE_SECONDS = 4.0
-#: First and longest duration of a cut after a violation. After the longest duration without another
-#: violation, all are forgotten.
-FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS = 60.0, 86_400.0
 #: The prior of a peer's useful share, and the half-life of a group's count in later groups.
 _PRIOR = (1.0, 4.0)
 _HALF_LIFE = 256.0
@@ -87,7 +52,7 @@ class Standing:
 
     def refused(self, reason: str, now: float) -> Blame:
         """Count a refusal, and set its penalty."""
-        blame = REASONS.get(reason, Blame.USELESS)
+        blame = blame_of(reason)
         if blame is Blame.NONE:
             return blame
         self._count(useless=1.0)
@@ -95,8 +60,7 @@ class Standing:
         if blame is Blame.VIOLATION or self.strikes >= STRIKES:
             self._drop(now)
         else:
-            pause = _LAST_STRIKE_SECONDS * 2.0 ** (self.strikes - STRIKES + 1)
-            self.left_until = max(self.left_until, now + pause)
+            self.left_until = max(self.left_until, now + STRIKE.after(self.strikes - 1))
         if blame is Blame.VIOLATION:
             self.cut_until = self.off_until
         return blame
@@ -125,10 +89,9 @@ class Standing:
         self.strikes = 0
         if now < self.off_until:
             return  # what was under way when it was dropped prolongs nothing
-        if now > self.off_until + LONGEST_OFF_SECONDS:
+        if now > self.off_until + OFFENCE.longest:
             self.offences = 0
-        off = FIRST_OFF_SECONDS * 2.0**self.offences
-        self.off_until = now + min(LONGEST_OFF_SECONDS, off)
+        self.off_until = now + OFFENCE.after(self.offences)
         self.left_until = max(self.left_until, self.off_until)
         self.offences = min(self.offences + 1, 16)
 

@@ -3,7 +3,7 @@
 A peer is here because it answered this node or greeted it. `addressbook.py` keeps the peers that
 the node only heard of. Partners are the peers that this node chose. A peer that greets it is here
 too, and cannot displace a partner. A peer that stops answering gets only retries until it answers
-one. It leaves after LOST_TRIES retries.
+one. It leaves after LOST_TRIES retries. `liveness.py` says when they are due.
 
 The number of peers is bounded by `limit`: of those that are no partners, the one silent for longest
 is forgotten first. Offers per peer are bounded by `OFFERS_PER_PEER`: the oldest is forgotten first,
@@ -20,7 +20,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 
-from swarm_node.p2p.peers.conduct import Blame, Standing, draw
+from swarm_node.p2p.peers.causes import FailureLog
+from swarm_node.p2p.peers.conduct import Standing, draw
+from swarm_node.p2p.peers.liveness import PEER, Retry
+from swarm_node.p2p.wire.reasons import Blame
 from swarm_node.recent import Recent
 
 OFFERS_PER_PEER = 64
@@ -32,13 +35,9 @@ _ENOUGH = 8
 #: Partners that are kept over a restart: those with the longest partnership.
 ANCHORS = 8
 #: Retries of a peer that stopped answering.
-LOST_TRIES = 5
+LOST_TRIES = 12
 #: Requests for a group before its offer is forgotten.
 TRIES = 3
-_BACKOFF_SECONDS = (1.0, 60.0)
-#: Seconds between two retries of a peer that was heard, or while nobody answers. A retry takes five
-#: seconds.
-_SOON_SECONDS = 6.0
 #: Standings that are remembered of forgotten peers that were dropped once.
 _REMEMBERED = 4096
 
@@ -57,9 +56,9 @@ class Offer:
 
 @dataclass(slots=True)
 class Peer:
-    """The state of one peer. Times are seconds of the node's monotonic clock. `refusal` is the
-    peer's text for not accepting this node as a member. `environment` is the name and version in
-    its newest announcement, None without one."""
+    """The state of one peer. Times are seconds of the node's monotonic clock. `environment` is the
+    name and version, `policy` the digests of model and tokenizer, in its newest announcement; None
+    without one."""
 
     peer_id: str
     last_seen: float
@@ -75,61 +74,39 @@ class Peer:
     received: int = 0
     took: int = 0
     environment: tuple[str, str] | None = None
+    policy: tuple[bytes, bytes] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
-    failures: int = 0
-    failed_until: float = 0.0
-    refusal: str = ""
-    #: Start of the partnership; times of the last and the next retry; True while a retry runs.
+    retry: Retry = field(default_factory=lambda: Retry(PEER))
+    #: Start of the partnership.
     partner_since: float | None = None
-    felt_at: float = 0.0
-    feel_at: float = 0.0
-    feeling: bool = False
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
     @property
     def retry_at(self) -> float:
         """Monotonic second from which the peer may be asked again."""
-        return max(self.failed_until, self.standing.left_until)
+        return max(self.retry.ask_at, self.standing.left_until)
 
-    @property
-    def silent(self) -> bool:
-        """True if the peer stopped answering. Then it gets only retries."""
-        return self.failed_until == math.inf
-
-    def may_be_retried(self, now: float) -> bool:
-        """Check that the peer is silent, that no retry runs, and that no penalty is in force."""
-        return self.silent and not self.feeling and self.standing.left_until <= now
-
-    def feel(self, now: float) -> None:
-        """Begin a retry."""
-        self.felt_at, self.feeling = now, True
+    def missed(self, now: float) -> None:
+        """Record that a request was not answered. Those that were under way together, or with a
+        retry, count as one failure."""
+        if not self.retry.silent:
+            self.failed(now)
 
     def failed(self, now: float) -> None:
-        """Ask the peer nothing until it answers a retry. The pause before a retry doubles each
-        time. Requests that were under way together count as one failure."""
-        if self.silent and not self.feeling:
-            return
-        shortest, longest = _BACKOFF_SECONDS
-        self.failed_until, self.feeling = math.inf, False
-        self.feel_at = now + min(longest, shortest * 2.0**self.failures)
-        self.failures = min(self.failures + 1, 16)
-        if self.failures > 1:  # after a single lost message no new greeting is needed
+        """Ask the peer nothing until it answers a retry."""
+        self.retry.failed(now)
+        if self.retry.failures > 1:  # after a single lost message no new greeting is needed
             self.greeted = False
 
     def heard(self, now: float) -> None:
         """Record a request from the peer: it is online."""
         self.last_seen = now
-        self.hurry(now)
-
-    def hurry(self, now: float) -> None:
-        """Retry the peer soon, if it stopped answering."""
-        if self.silent:
-            self.feel_at = min(self.feel_at, max(now, self.felt_at + _SOON_SECONDS))
+        self.retry.soon(now)
 
     def answered(self, now: float) -> None:
-        self.failures, self.feeling = 0, False
-        self.failed_until = self.last_seen = now
+        self.last_seen = now
+        self.retry.answered(now)
 
 
 class Directory:
@@ -141,6 +118,8 @@ class Directory:
         self._peers: dict[str, Peer] = {}
         self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
         self._hints: Mapping[str, float] = {}
+        #: Failed tries and refused callers, also of peers that are not here.
+        self.failures = FailureLog()
         #: This node's newest heartbeat, for peers that ask for some.
         self.heartbeat = b""
 
@@ -240,7 +219,7 @@ class Directory:
         found = (
             1
             for peer in self._peers.values()
-            if peer.failed_until <= now
+            if peer.retry.ask_at <= now
             and peer.standing.left_until <= now
             and (peer.partner_since is not None or not partners)
         )
@@ -255,29 +234,18 @@ class Directory:
         found, _ = self._answering(now, ())
         return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
 
-    def lost(self, rng: random.Random, now: float) -> Peer | None:
-        """A random peer that stopped answering and may be retried now. While nobody answers, the
-        fault may be this node's own, so no pause is long then."""
-        alone = self.fewer(1, now)
-        due = [
-            peer
-            for peer in self._peers.values()
-            if peer.may_be_retried(now)
-            and (peer.feel_at <= now or (alone and peer.felt_at + _SOON_SECONDS <= now))
-        ]
-        return rng.choice(due) if due else None
-
-    def silent(self, now: float) -> dict[str, float]:
-        """Peer id -> time when it was last heard, for peers that stopped answering and may be
-        retried."""
+    def silent(self, now: float) -> dict[str, Retry]:
+        """The states of the peers that stopped answering and are under no penalty, by peer id."""
         return {
-            key: peer.last_seen for key, peer in self._peers.items() if peer.may_be_retried(now)
+            key: peer.retry
+            for key, peer in self._peers.items()
+            if peer.retry.silent and peer.standing.left_until <= now
         }
 
     def hurry(self, now: float) -> None:
         """Retry soon all peers that stopped answering, because the fault was this node's own."""
-        for peer in self._peers.values():
-            peer.hurry(now)
+        for retry in self.silent(now).values():
+            retry.soon(now)
 
     def befriend(
         self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
@@ -298,7 +266,7 @@ class Directory:
     def dismiss(self, peer: Peer, asked_before: float) -> None:
         """Forget a peer that answered none of LOST_TRIES retries, if another peer was heard since
         this node `asked_before`. Otherwise the fault may be this node's own."""
-        if peer.failures > LOST_TRIES and self.heard() > asked_before:
+        if peer.retry.failures > LOST_TRIES and self.heard() > asked_before:
             self._peers.pop(peer.peer_id, None)
 
     def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
@@ -308,7 +276,7 @@ class Directory:
         for key, peer in self._peers.items():
             # The condition of `retry_at`, written out in a quarter of its time: every list looks at
             # all peers.
-            if peer.failed_until <= now and peer.standing.left_until <= now and key not in without:
+            if peer.retry.ask_at <= now and peer.standing.left_until <= now and key not in without:
                 (others if peer.partner_since is None else partners).append(peer)
         return partners, others
 
@@ -334,7 +302,7 @@ class Directory:
         author = self._peers.get(offer.author)
         if author is not None:
             author.offers.append(offer)
-            author.failed_until = max(author.failed_until, now + _BACKOFF_SECONDS[0])
+            author.retry.busy(now)
 
     def draw_offer(
         self,

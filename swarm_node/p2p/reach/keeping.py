@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from swarm_node.clock import Clock
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
 from swarm_node.p2p.limits.admission import Severed
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.liveness import RELAY, Retry
+from swarm_node.p2p.wire.protocols import KEEP
+from swarm_node.p2p.wire.reasons import UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Transport
 from swarm_node.recent import Recent
 
-#: A member asks whether the other end relays for it.
-KEEP: Final = "/swarm-node/keep/1"
 #: Relays that a node keeps links to.
 KEPT: Final = 2
 #: Seconds between two checks of the relays, and limits for a relay's answer and for dialling one.
 KEEP_SECONDS: Final = 2.0
 DIAL_SECONDS: Final = 3.0
 _ANSWER_SECONDS = 2.0
-#: Candidates that are tried at once to replace a lost relay. A failed candidate is left out for so
-#: many seconds, and for fewer while there is no other: the fault may be this node's own.
+#: Candidates that are tried at once to replace a lost relay.
 _TRIED_AT_ONCE = 4
-_LEFT_SECONDS, _LEFT_ALONE_SECONDS = 30.0, 6.0
 _REMEMBERED = 512
 #: Longest address that still fits into a heartbeat as a circuit.
 _MAX_RELAY_CHARS = 148
@@ -51,27 +46,25 @@ class Relays:
 
     def __init__(
         self,
+        local: Local,
         inner: Transport,
         *,
         dialable: Callable[[], bool | None],
-        members: Members,
-        directory: Directory,
         severed: Severed,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         #: Greets a connected peer. It is set once the node can greet: a relay serves members only.
         self.introduce: Callable[[str], Awaitable[bool]] | None = None
         self._inner = inner
         self._dialable = dialable
-        self._members = members
-        self._directory = directory
+        self._members = local.members
+        self._directory = local.directory
         self._severed = severed
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._kept: dict[str, _Kept] = {}
         self._introducing: set[str] = set()
-        self._failed_at: Recent[str, float] = Recent(_REMEMBERED)
+        self._failing: Recent[str, Retry] = Recent(_REMEMBERED)
 
     def kept(self) -> dict[str, str]:
         """The address of each relay through which peers reach this node, by its id."""
@@ -94,7 +87,7 @@ class Relays:
         try:
             return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
         except RefusedError as error:
-            if UNKNOWN_MEMBER not in str(error) or not await self._introduced(relay):
+            if error.code != UNKNOWN_MEMBER.code or not await self._introduced(relay):
                 raise
         return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
 
@@ -131,12 +124,11 @@ class Relays:
             gone = not answers and not await self._inner.connected(relay)
             if gone or kept_relay.misses > 1 or relay in self._severed:
                 del self._kept[relay]
-                self._failed_at[relay] = self._clock.now()
+                self._failed(relay)
         if len(self._kept) >= KEPT:
             return
-        tried = (self._candidates(_LEFT_SECONDS) or self._candidates(_LEFT_ALONE_SECONDS))[
-            :_TRIED_AT_ONCE
-        ]
+        tried = self._candidates() or self._candidates(alone=True)
+        tried = tried[:_TRIED_AT_ONCE]
         taken = await in_parallel(self._take(relay, address) for relay, address in tried)
         found = [each for each, took in zip(tried, taken, strict=True) if took]
         while found and len(self._kept) < KEPT:
@@ -156,8 +148,9 @@ class Relays:
         hosts = {circuit.host_of(kept.address) for kept in self._kept.values()}
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
-    def _candidates(self, left_seconds: float) -> list[tuple[str, str]]:
-        """Members that claim to relay and did not fail for so many seconds, each with an address.
+    def _candidates(self, *, alone: bool = False) -> list[tuple[str, str]]:
+        """Members that claim to relay and may be tried now, each with an address. `alone` says that
+        there is no other: then those that failed come sooner.
         The first of each issuer come first, then the second ones. Within an issuer those that
         answer this node come first, otherwise the order is random."""
         now, nth, found = self._clock.now(), Counter[str](), []
@@ -171,7 +164,8 @@ class Relays:
             ]
             if not there or relay in self._kept or relay in self._severed:
                 continue
-            if now < self._failed_at.get(relay, -math.inf) + left_seconds:
+            failing = self._failing.get(relay)
+            if failing is not None and not failing.due(now, alone=alone):
                 continue
             issuer = self._members.issuer(relay)
             found.append((nth[issuer], relay, there[0]))
@@ -187,8 +181,13 @@ class Relays:
         """Try a candidate. Return True if it relays for this node."""
         took = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
         if not took:
-            self._failed_at[relay] = self._clock.now()
+            self._failed(relay)
         return took
+
+    def _failed(self, relay: str) -> None:
+        """Record that a relay does not relay for this node now."""
+        self._failing[relay] = retry = self._failing.get(relay) or Retry(RELAY)
+        retry.failed(self._clock.now())
 
     async def _answers(self, relay: str) -> bool:
         try:

@@ -53,8 +53,10 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
             return "open" if shown == public_key_of(peer_id) else "other"
     except TimeoutError:
         return "timeout" if writer is None else "silent"
-    except (OSError, EOFError):
+    except ConnectionError:
         return "refused" if writer is None else "other"
+    except (OSError, EOFError):  # without a way there, nobody refused anything
+        return "timeout" if writer is None else "other"
     finally:
         if writer is not None:
             writer.transport.abort()

@@ -21,21 +21,20 @@ from typing import Annotated, Final
 import structlog
 from msgspec import Meta
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses.addresses import is_here, is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.liveness import PROBE_ROUND
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import Transport
 
-PROBE: Final = "/swarm-node/probe/1"
-PROBE_FOR: Final = "/swarm-node/probe-for/1"
 MAX_PORTS: Final = 4
 _MAX_BODY = 512
 #: Rates and bursts of a member's dials: probes per caller, and ports per host.
@@ -49,11 +48,8 @@ _STRANGERS, _STRANGERS_SECONDS, _ASK_SECONDS = 3, 6.0, 15.0
 #: Members asked in a round, members drawn to choose them from, and members checked between rounds
 #: in search of one on the Internet.
 _ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
-#: Longest and shortest pause between two rounds. While nothing is certain, each pause is twice the
-#: last.
-_PAUSE, LEAST_PAUSE = 600.0, 15.0
 #: Age at which findings are forgotten, when nobody could be asked since.
-_FORGET_SECONDS = 3 * _PAUSE
+_FORGET_SECONDS = 3 * PROBE_ROUND.longest
 #: Seconds between two checks whether a round is due, and before the first round.
 _TICK, _FIRST_TICK = 5.0, 1.0
 _log = structlog.get_logger(__name__)
@@ -106,21 +102,19 @@ class ProbeServer:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         *,
         transport: Transport,
-        directory: Directory,
-        members: Members,
         knock: Knock,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._transport = transport
-        self._directory = directory
-        self._members = members
+        self._directory = local.directory
+        self._members = local.members
         self._knock = knock
-        self._clock = clock
+        self._clock = local.clock
         self._rng = rng
         self._callers = PeerGates(*_PER_CALLER)
         self._hosts = PeerGates(*_PER_HOST)
@@ -229,39 +223,36 @@ class Prober:
 
     def __init__(
         self,
+        local: Local,
         asker: Asker,
         reach: Reach,
         *,
         transport: Transport,
-        directory: Directory,
-        members: Members,
-        clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._reach = reach
         self._transport = transport
-        self._directory = directory
-        self._members = members
-        self._clock = clock
+        self._directory = local.directory
+        self._members = local.members
+        self._clock = local.clock
         self._rng = rng
         self._addresses: list[str] = []
         self._begun = self._next = self._answered = -math.inf
-        self._pause = LEAST_PAUSE
+        self._uncertain = 0
 
-    async def run(self) -> None:
-        """Ask at the start, after a change, and from time to time."""
-        while True:
-            now = self._clock.now()
-            if now >= self._begun + LEAST_PAUSE and await self._due():
-                await self._round()
-            if now > self._answered + _FORGET_SECONDS:
-                self._reach.probes = ()
-            await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
+    async def step(self) -> None:
+        """Ask at the start, after a change, and from time to time. The caller repeats it."""
+        now = self._clock.now()
+        if now > self._answered + _FORGET_SECONDS:
+            self._reach.probes = ()
+        if now >= self._begun + PROBE_ROUND.first and await self._due():
+            await self._round()
+        await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
 
     async def refresh(self) -> None:
         """Ask now, unless a round has just ended."""
-        if self._clock.now() >= self._begun + LEAST_PAUSE:
+        if self._clock.now() >= self._begun + PROBE_ROUND.first:
             await self._round()
 
     async def _due(self) -> bool:
@@ -306,8 +297,9 @@ class Prober:
             if (before.kind, before.nat) != (now.kind, now.nat):
                 _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
         certain = len(votes) > 1 and reach.dialable() is not None and 2 * sum(votes) != len(votes)
-        self._next = self._clock.now() + (_PAUSE if certain else self._pause)
-        self._pause = LEAST_PAUSE if certain else min(_PAUSE, 2.0 * self._pause)
+        pause = PROBE_ROUND.longest if certain else PROBE_ROUND.after(self._uncertain)
+        self._next = self._clock.now() + pause
+        self._uncertain = 0 if certain else self._uncertain + 1
         self._addresses = self._own()  # with what was found
 
     def _chosen(self, links: dict[str, str]) -> list[str]:
@@ -336,10 +328,10 @@ class Prober:
         # Over a link that punch.py passed on, a member sees the caller at its own machine.
         if place is None or (_loopback(place[0]) and not _loopback(at)):
             return None
-        shown, asked = self._members.shown(peer.peer_id), {*request.ports, place[1]}
+        asked = {*request.ports, place[1]}
         return Probed(
             peer.peer_id,
-            shown[0].name if shown else peer.peer_id[-8:],
+            self._members.name(peer.peer_id) or peer.peer_id[-8:],
             at,
             *place,
             here=is_here(place[0]),

@@ -29,7 +29,6 @@ from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
 from swarm_node.p2p.wire import wire
 
-PUNCH: Final = "/swarm-node/punch/1"
 #: Seconds for which a SYN is held, and for which the asker dials. A lost SYN is repeated after 1
 #: and 3 s.
 HOLD_SECONDS: Final = 8.0
@@ -152,23 +151,23 @@ class Puncher:
         self._asked.put_nowait(_Hold(own.listens, ip, port, issuer))
         return wire.pack(Punch(str(own)))
 
-    async def run(self) -> None:
-        """Hold the SYNs that were asked for, and pass connections on."""
-        await asyncio.gather(*(self._serve() for _ in range(_SPLICED)))
+    async def run(self, repeat: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]) -> None:
+        """Hold the SYNs that were asked for, and pass connections on. `repeat` takes one step after
+        the other."""
+        await asyncio.gather(*(repeat(self._serve) for _ in range(_SPLICED)))
 
     async def _serve(self) -> None:
-        while True:
-            asked = await self._asked.get()
-            self._free -= 1
-            self._held[asked.issuer] += 1
-            try:
-                met = await hold(asked.listens, asked.ip, asked.port)
-                if met is not None:
-                    await splice(met, asked.listens)
-            finally:
-                self._free += 1
-                self._held[asked.issuer] -= 1
-                self._held += Counter()  # forgets who has none left
+        asked = await self._asked.get()
+        self._free -= 1
+        self._held[asked.issuer] += 1
+        try:
+            met = await hold(asked.listens, asked.ip, asked.port)
+            if met is not None:
+                await splice(met, asked.listens)
+        finally:
+            self._free += 1
+            self._held[asked.issuer] -= 1
+            self._held += Counter()  # forgets who has none left
 
 
 def place_of(reach: Reach) -> Place | None:

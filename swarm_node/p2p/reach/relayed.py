@@ -19,28 +19,30 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
-from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
+from swarm_node.errors import Rejected
 from swarm_node.p2p.limits.admission import BusyError, PeerSlots
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed, seal
 from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply, answer, check_size
 from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
-from swarm_node.p2p.wire.transport import (
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    RELAY,
-    RELAYED,
-    Handler,
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.reasons import (
+    ASKER_CUT_OFF,
+    BAD_REQUEST,
+    NOT_ANSWERED,
+    NOT_SERVED,
+    RATE,
+    UNKNOWN_MEMBER,
 )
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 from swarm_node.recent import Recent
 
 NONCE_BYTES: Final = 16
 #: Largest overhead of a sealed request over its payload, and of a sealed reply.
 REQUEST_ROOM: Final = 512
-REPLY_ROOM: Final = 512
+REPLY_ROOM: Final = SEALED_BYTES[Kind.REPLY]
 MAX_PAYLOAD_BYTES: Final = MAX_REQUEST_BYTES - REQUEST_ROOM
 #: Rate and burst of requests that a relay passes on to one target. A target cuts the link of a
 #: relay that passes on twice as many, because the relay may invent their askers.
@@ -124,7 +126,7 @@ def seal_request(identity: Identity, swarm_id: bytes, body: Request) -> bytes:
 def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
     """Check a sealed request. Reasons besides those of `open_sealed`: "schema", and "route" for one
     that must not be forwarded, because it is for its asker or leads to a second relay."""
-    opened = open_sealed(data, swarm_id, Kind.RELAY, max_bytes=MAX_REQUEST_BYTES)
+    opened = open_sealed(data, swarm_id, Kind.RELAY)
     if isinstance(opened, Rejected):
         return opened
     body = wire.unpack(Request, opened.body, max_bytes=MAX_REQUEST_BYTES)
@@ -165,8 +167,8 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
     head = wire.unpack(ReplyHead, opened.body, max_bytes=REPLY_ROOM)
     if isinstance(head, Rejected) or head.nonce != asked.nonce:
         return Rejected("altered", "a relayed reply to another request")
-    if not head.refused:
-        check_size("reply", head.size, asked.most)
+    # Words of a refusal are read, shown and logged whatever was asked for, so they are short.
+    check_size("reply", head.size, MAX_REASON_BYTES if head.refused else asked.most)
     if hashlib.sha256(payload).digest() != head.digest or len(payload) != head.size:
         return Rejected("altered", "a relayed reply with other bytes than its author sealed")
     return Reply(payload, head.refused)
@@ -269,24 +271,24 @@ class Target:
         the relay, which runs the same checks. A fault of its asker is not."""
         if not self._pace.take(relay, self._clock.now()):
             self._refuse(relay, Rejected("flood", "it passes on more than any relay does"))
-            raise TransportError("too many requests; slow down")
+            raise RATE.error()
         if not self._is_member(relay):
-            raise TransportError(UNKNOWN_MEMBER)
+            raise UNKNOWN_MEMBER.error()
         asked = open_request(payload, self._swarm_id)
         if isinstance(asked, Asked) and asked.body.target != self._identity.public_key:
             asked = Rejected("route", "a request for another peer")
         if isinstance(asked, Rejected):
             self._refuse(relay, asked)
-            raise TransportError(f"bad request: {asked.reason}")
+            raise BAD_REQUEST.error(asked.reason)
         asker, body = asked.asker, asked.body
         if asker in self._severed:
-            raise TransportError("the asker broke the protocol: ask again later")
+            raise ASKER_CUT_OFF.error()
         seen = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
         if seen is not None:
-            raise TransportError(f"not answered: {seen.reason}")
+            raise NOT_ANSWERED.error(seen.reason)
         handler = self._handlers.get(body.protocol)
         if handler is None:
-            reply = Reply.refusal(f"the peer does not serve {body.protocol}")
+            reply = Reply.refusal(NOT_SERVED.words(body.protocol))
         else:
             try:
                 async with self._slots.hold(asker, PER_ASKER):

@@ -14,15 +14,23 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
-from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
 from swarm_node.p2p.limits.budgets import AT_ONCE, Budget, Traffic, Wants
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.reach.relayed import PASSED, PASSED_AT_ONCE, REPLY_ROOM, Asked, open_request
-from swarm_node.p2p.wire.transport import RELAYED, Onward
+from swarm_node.p2p.wire.protocols import RELAYED
+from swarm_node.p2p.wire.reasons import (
+    BAD_REQUEST,
+    CUT_OFF,
+    NO_CIRCUIT,
+    NO_RELAY,
+    NOT_CONNECTED,
+    OVER_BUDGET,
+    RATE,
+    UNKNOWN_MEMBER,
+)
+from swarm_node.p2p.wire.transport import Onward
 from swarm_node.p2p.wire.wire import MAX_SEALED_BYTES
 from swarm_node.recent import Recent
 
@@ -37,8 +45,6 @@ _SHARE = 4.0
 _TARGETS = 512
 #: Rate per second and burst of `keep` requests.
 _KEEPS = (2.0, 16.0)
-NOT_SERVING: Final = "no relay now"
-NOT_CONNECTED: Final = "not connected to that member"
 
 
 @dataclass
@@ -72,7 +78,7 @@ class Circuits:
                 while not self._fits(asker, target):
                     await self._freed.wait()
         except TimeoutError:
-            raise TransportError("the relay is busy: ask again later") from None
+            raise NO_CIRCUIT.error() from None
         keys = (
             *(("issuer", self._issuer(asker)), ("asker", asker)),
             *(("target", target), ("pair", asker, target)),
@@ -144,29 +150,25 @@ class Relaying:
 
     def __init__(
         self,
-        own_id: str,
-        swarm_id: bytes,
+        local: Local,
         *,
         serves: Callable[[], bool],
         connected: Callable[[str], Awaitable[bool]],
         refuse: Callable[[str, Rejected], None],
-        members: Members,
-        directory: Directory,
         wants: Wants,
-        clock: Clock,
     ) -> None:
         self.carried = Carried()
-        self._own_id = own_id
-        self._swarm_id = swarm_id
+        self._own_id = local.peer_id
+        self._swarm_id = local.swarm_id
         self._serves = serves
         self._connected = connected
         self._refuse = refuse
-        self._members = members
-        self._directory = directory
-        self._clock = clock
-        self._circuits = Circuits(members.issuer)
+        self._members = local.members
+        self._directory = local.directory
+        self._clock = local.clock
+        self._circuits = Circuits(local.members.issuer)
         self._keepers = PeerGates(*_KEEPS)
-        self._askers = Traffic(_wants(wants), members.issuer)
+        self._askers = Traffic(_wants(wants), local.members.issuer)
         self._targets: Recent[str, Budget] = Recent(_TARGETS)
 
     async def keep(self, caller: str, payload: bytes) -> bytes:
@@ -188,19 +190,19 @@ class Relaying:
             asked = Rejected("route", "a relay is no target of its own")
         if isinstance(asked, Rejected):
             self._refuse(caller, asked)
-            raise self._refusal(asked.reason, f"bad request: {asked.reason}")
+            raise self._refusal(asked.reason, BAD_REQUEST.error(asked.reason))
         target = asked.target
         if not await self._connected(target):
-            raise self._refusal("not_connected", NOT_CONNECTED)
+            raise self._refusal("not_connected", NOT_CONNECTED.error())
         leave = await self._circuits.enter(caller, target)
         if not (self._members.is_member(caller) and self._members.is_member(target)):
             leave()  # one is none, or was expelled meanwhile
-            raise self._refusal("not_connected", NOT_CONNECTED)
+            raise self._refusal("not_connected", NOT_CONNECTED.error())
         most = asked.body.most + REPLY_ROOM
         charge = _Charge(self.carried, self._askers, caller, self._clock.now)
         if not (self._bears(caller, target) and charge.reserves(len(payload) + most)):
             leave()
-            raise self._refusal("rate", "too much at once; slow down")
+            raise self._refusal("rate", OVER_BUDGET.error())
         self.carried.requests += 1
         charge.sent(len(payload))
 
@@ -219,21 +221,21 @@ class Relaying:
     def _admit(self, caller: str) -> None:
         if not self._members.is_member(caller):
             self._count(caller)
-            raise TransportError(UNKNOWN_MEMBER)
+            raise UNKNOWN_MEMBER.error()
         if not self._serves():
-            raise TransportError(NOT_SERVING)
+            raise NO_RELAY.error()
         if self._directory.cut(caller, self._clock.now()):
-            raise TransportError("you broke the protocol: ask again later")
+            raise CUT_OFF.error()
 
     def _flooded(self, caller: str) -> None:
         self._count(caller)
-        raise self._refusal("rate", "too many requests; slow down")
+        raise self._refusal("rate", RATE.error())
 
     def _count(self, caller: str) -> None:
         """Count a refusal against the caller."""
         if self._askers.floods(caller, self._clock.now()):
             self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
 
-    def _refusal(self, reason: str, text: str) -> TransportError:
+    def _refusal(self, reason: str, error: TransportError) -> TransportError:
         self.carried.refused[reason] += 1
-        return TransportError(text)
+        return error

@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.addresses import circuit
@@ -24,9 +22,9 @@ from swarm_node.p2p.addresses.circuit import Circuit
 from swarm_node.p2p.exchange.serving import refuse
 from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.limits.budgets import Wants
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.peers import Directory
-from swarm_node.p2p.reach.keeping import DIAL_SECONDS, KEEP, Relays, in_parallel
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.liveness import DIRECT, Retry
+from swarm_node.p2p.reach.keeping import DIAL_SECONDS, Relays, in_parallel
 from swarm_node.p2p.reach.lan import Lan, own_networks
 from swarm_node.p2p.reach.relayed import (
     NONCE_BYTES,
@@ -37,23 +35,18 @@ from swarm_node.p2p.reach.relayed import (
     seal_request,
 )
 from swarm_node.p2p.reach.relaying import Carried, Relaying
-from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import KEEP, RELAY, RELAYED
 from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
-    RELAY,
-    RELAYED,
     Handler,
     Route,
+    TableGate,
     Transport,
 )
 from swarm_node.recent import Recent
 
 #: Peers whose routes are remembered, and relays of one peer.
 _WAYS, _RELAYS_OF_A_PEER = 512, 4
-#: Seconds between two tries to reach a relayed peer directly.
-_DIRECT_SECONDS = 120.0
-#: The first such pause, and its growth, while one of the two ends may not know its position yet.
-_SOON_SECONDS, _LATER = 2.0, 1.25
 #: Relayed peers that are tried at once.
 _UPGRADES = 8
 #: Seconds for which a presence from the own network is valid.
@@ -69,8 +62,7 @@ class Way:
 
     relays: dict[str, str] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
-    direct_at: float = 0.0
-    soon: float = _SOON_SECONDS
+    upgrade: Retry = field(default_factory=lambda: Retry(DIRECT))
 
     def learn(self, relay: str, address: str) -> None:
         """Add a relay. The one that failed longest ago makes room."""
@@ -100,17 +92,12 @@ class ReachingTransport:
 
     def __init__(
         self,
+        local: Local,
         inner: Transport,
-        identity: Identity,
-        swarm_id: bytes,
         *,
         mode: Mode,
         dialable: Callable[[], bool | None],
-        members: Members,
-        directory: Directory,
         wants: Wants,
-        rejected: Counter[str],
-        clock: Clock,
         rng: random.Random,
         lan: Lan | None = None,
         answered: Journal | None = None,
@@ -121,36 +108,24 @@ class ReachingTransport:
         self.punch: Callable[[str], Awaitable[bool | None]] | None = None
         self._inner = inner
         self._lan = lan
-        self._identity = identity
-        self._swarm_id = swarm_id
+        self._identity = local.identity
+        self._swarm_id = local.swarm_id
         self.mode = mode
         self._dialable = dialable
-        self._members = members
-        self._directory = directory
-        self._rejected = rejected
-        self._clock = clock
+        self._members = local.members
+        self._directory = local.directory
+        self._rejected = local.rejected
+        self._clock = local.clock
         self._handlers: dict[str, Handler] = {}
-        self._severed = Severed(clock.now)
+        self._severed = Severed(local.clock.now)
         self._ways: Recent[str, Way] = Recent(_WAYS)
-        self.relays = Relays(
-            inner,
-            dialable=dialable,
-            members=members,
-            directory=directory,
-            severed=self._severed,
-            clock=clock,
-            rng=rng,
-        )
+        self.relays = Relays(local, inner, dialable=dialable, severed=self._severed, rng=rng)
         self._relaying = Relaying(
-            inner.peer_id,
-            swarm_id,
+            local,
             serves=lambda: self.serves,
             connected=inner.connected,
             refuse=self._refuse,
-            members=members,
-            directory=directory,
             wants=wants,
-            clock=clock,
         )
         inner.forward(RELAY, self._relaying.route)
         inner.serve(RELAYED, self._target(answered).answer)
@@ -214,8 +189,9 @@ class ReachingTransport:
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
-        self._inner.screen(vouches, is_member, issuer)
+        self._inner.screen(vouches, is_member, issuer, gate)
 
     def use_secret(self, secret: bytes) -> None:
         self._inner.use_secret(secret)
@@ -274,7 +250,8 @@ class ReachingTransport:
         for target, way in targets.items():
             own = tuple(text for text in direct if text.endswith("/" + target))
             if own != way.direct:
-                way.direct, way.direct_at = own, 0.0
+                way.direct = own
+                way.upgrade.renew(self._clock.now())
         reached = await in_parallel(self._approach(*item, patience) for item in targets.items())
         there = {target for target, found in zip(targets, reached, strict=True) if found}
         left = [text for text in direct if text.rpartition("/")[2] not in there]
@@ -299,9 +276,9 @@ class ReachingTransport:
         """Try to reach some relayed peers directly, those tried longest ago first."""
         now = self._clock.now()
         due = sorted(
-            (way.direct_at, peer)
+            (way.upgrade.tried_at, peer)
             for peer, way in self._ways.items()
-            if way.relays and way.direct_at <= now and self._directory.get(peer) is not None
+            if way.relays and way.upgrade.due(now) and self._directory.get(peer) is not None
         )
         await in_parallel(self._upgrade(peer, self._ways[peer]) for _, peer in due[:_UPGRADES])
 
@@ -352,7 +329,8 @@ class ReachingTransport:
             raise _UndeliveredError(reply.detail)
         self.usage.relayed += 1
         if self.usage.via.get(peer) == "":
-            self._way(peer).direct_at = 0.0  # it had a direct link, which can come back
+            # It had a direct link, which can come back.
+            self._way(peer).upgrade.renew(self._clock.now())
         self.usage.via[peer] = relay
         return reply.unwrap(max_reply)
 
@@ -366,13 +344,15 @@ class ReachingTransport:
 
     async def _upgrade(self, peer: str, way: Way) -> bool:
         now = self._clock.now()
-        way.direct_at = now + _DIRECT_SECONDS
+        way.upgrade.begin(now)
         if await self._inner.connected(peer):
+            way.upgrade.rest(now)
             return True
         punched = await self.punch(peer) if self.punch is not None else False
-        if punched is None:
-            way.direct_at = now + way.soon
-            way.soon = min(_DIRECT_SECONDS, _LATER * way.soon)
+        if punched is None:  # an end does not know its position yet
+            way.upgrade.failed(now)
+        else:
+            way.upgrade.rest(now)
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
     def _issued(self, presence: bytes, peer: str) -> int:

@@ -3,7 +3,7 @@
 The proof depends on the member's position. A probe from another public address proves Internet
 reachability, one from the LAN proves LAN reachability, one from this machine proves only loopback.
 A member may lie, so the majority counts, and one member alone never makes a node count as dialable.
-docs/sites.md explains the verdicts.
+docs/networking.md explains the verdicts.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from swarm_node.p2p.wire.frames import (
     send_request,
     stream_errors,
 )
+from swarm_node.p2p.wire.reasons import NO_ANSWER
 from swarm_node.p2p.wire.transport import Onward, Route
 
 #: Bytes that are copied at a time.
@@ -63,7 +64,7 @@ async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Rep
                 await send_request(source[1], onward.payload)
                 head = await read_head(source[0], onward.max_reply)
         except TimeoutError:
-            return Reply.refusal("the other peer did not answer in time")
+            return Reply.refusal(NO_ANSWER.words())
         except TransportError as error:
             return Reply.refusal(str(error))
         await _copy(head, source, sink, onward.sent)

@@ -21,6 +21,7 @@ from swarm_node.p2p.wire.transport import (
     MAX_REQUEST_BYTES,
     Handler,
     Route,
+    TableGate,
 )
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 
@@ -250,6 +251,7 @@ class MemoryTransport:
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
         self._vouches, self._is_member = vouches, is_member
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import OversizeError, TransportError
+from swarm_node.errors import OversizeError, SlowStartError, TransportError
 from swarm_node.p2p.addresses.addresses import (
     Address,
     accepts,
@@ -29,6 +29,7 @@ from swarm_node.p2p.addresses.addresses import (
 from swarm_node.p2p.limits.admission import Admission, BusyError
 from swarm_node.p2p.transports.dialing import Dialing
 from swarm_node.p2p.transports.forwarding import Stream, forward, routed
+from swarm_node.p2p.transports.patience import Patience
 from swarm_node.p2p.wire.frames import (
     Reply,
     answer,
@@ -39,27 +40,34 @@ from swarm_node.p2p.wire.frames import (
     send_request,
 )
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
 from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
-    RELAY,
-    RELAYED,
     Handler,
     Route,
+    TableGate,
 )
+from swarm_node.recent import Recent
 
 #: (protocol, remote peer id, reader, writer). It owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+#: Streams that may wait until this process accepts them from its daemon. With a full queue the
+#: daemon resets others' streams too.
+MAX_WAITING = 2048
 #: Limit from the acceptance of a stream to the ack of its reply, in seconds.
 STREAM_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
 #: Limit for opening a stream to a connected peer.
 ONWARD_SECONDS = 5.0
+#: Starts that a node makes before it gives up its own start.
+_STARTS = 3
 #: Addresses that one dial() tries. If there are more, `rng` chooses among them.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
+_REMEMBERED = 4096
 #: Seconds for a daemon to end.
 STOP_SECONDS = 3.0
 
@@ -99,8 +107,8 @@ class Daemon(Protocol):
         ...
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
-        """The connected peers, each with the other end's TCP multiaddrs. None if the process died
-        or does not answer in time."""
+        """The connected peers, each with the other end's TCP multiaddrs. None if the process died,
+        or does not answer in `patience` seconds in which this node's timers fire in time."""
         ...
 
     async def disconnect(self, peer_id: str) -> None:
@@ -159,24 +167,33 @@ class StreamTransport(ABC, Generic[Node]):
         self._routes: dict[str, Route] = {}
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
+        self._gate: TableGate | None = None
         self._admission = Admission(max_concurrent_per_peer, clock.now)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
+        self._disconnecting: set[str] = set()
+        #: When this node last opened a stream to a peer.
+        self._asked: Recent[str, float] = Recent(_REMEMBERED)
         self._node: Node | None = None
         self._started = False
         self._changing = asyncio.Lock()
         self._dialing = Dialing(configured)
         self._found = found
+        self._patience = Patience()
+        #: The addresses of the last daemon that ran. A start that fails does not forget its ports.
+        self._known: Sequence[str] = ()
 
     @abstractmethod
-    async def _start_node(self, listen: Sequence[str]) -> Node:
+    async def _start_node(self, listen: Sequence[str], patience: float) -> Node:
         """Start a daemon that listens on these multiaddrs and calls `_serve_stream`.
 
         Raises:
+            SlowStartError: it did not start in `patience` seconds.
             TransportError: it cannot be run or cannot listen.
         """
 
-    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
-        """Repair a running daemon that is connected to the peers `linked`. See `heal`."""
+    async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
+        """Repair a running daemon that is connected to the peers `linked`, each with the other
+        end's address per link. See `heal`."""
         if linked:
             return "ok"
         return "healed" if await self.dial(addresses) else "alone"
@@ -194,7 +211,15 @@ class StreamTransport(ABC, Generic[Node]):
         async with self._changing:
             if self._started:
                 raise RuntimeError("start() was called twice")
-            self._node = await self._start_node(self._listen)
+            for left in reversed(range(_STARTS)):
+                try:
+                    self._node = await self._begin(self._listen)
+                except SlowStartError as error:
+                    if not left:
+                        raise
+                    log.warning("the network daemon starts again, with more time", why=str(error))
+                else:
+                    break
             self._started = True
 
     async def stop(self) -> None:
@@ -224,10 +249,11 @@ class StreamTransport(ABC, Generic[Node]):
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
         if self._started:
             raise RuntimeError("screen() comes before start()")
-        self._vouches, self._is_member = vouches, is_member
+        self._vouches, self._is_member, self._gate = vouches, is_member, gate
         self._admission.issuer = issuer
 
     async def dial(
@@ -276,16 +302,18 @@ class StreamTransport(ABC, Generic[Node]):
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
         """
-        async with self._changing:
-            if not self._started:
-                raise TransportError("the transport is not running: start it first")
-            node = self._node
-            connections = None if node is None else await node.connections(PROBE_SECONDS)
-            if connections is None:
-                await self._restart_node()
+        node, began = self._node, self._clock.now()
+        connections = None if node is None else await node.connections(self._patience.silence)
         if connections is None:
+            async with self._changing:
+                if not self._started:
+                    raise TransportError("the transport is not running: start it first")
+                if self._node is node:
+                    await self._restart_node()
             await self.dial(addresses)
             return "restarted"
+        now = self._clock.now()
+        self._patience.answered(now, now - began)
         return await self._mend(connections, addresses)
 
     async def request(
@@ -295,6 +323,7 @@ class StreamTransport(ABC, Generic[Node]):
         check_size("request", len(payload), MAX_REQUEST_BYTES)
         if not is_peer_id(peer) or peer == self.peer_id:
             raise TransportError(f"{peer[:64]!r} is not the id of another peer")
+        self._asked[peer] = self._clock.now()
         reader, writer = await node.open_stream(peer, protocol, OPEN_SECONDS)
         try:
             await send_request(writer, payload)
@@ -319,18 +348,35 @@ class StreamTransport(ABC, Generic[Node]):
         if not self._started:
             raise TransportError("the transport is not running: start it first")
         if self._node is None or self._node.dead:
-            raise TransportError("the network daemon died: heal() restarts it")
+            raise TransportError("the network daemon died: the node starts it again")
         return self._node
 
     async def _restart_node(self) -> None:
         """Replace a dead or stuck daemon, on the same ports if they are free."""
-        known = [] if self._node is None else self._node.addresses
+        if self._node is not None:
+            self._known = self._node.addresses
+            if not self._node.dead:
+                self._patience.alarmed(self._clock.now())
         await self._stop_node(grace=0.0)
-        log.warning("the network daemon died or got stuck: starting a new one")
+        log.warning(
+            "the network daemon died or got stuck: starting a new one",
+            seconds=self._patience.start,
+            next_silence=self._patience.silence,
+        )
         try:
-            self._node = await self._start_node(pin_ports(self._listen, known))
+            self._node = await self._begin(pin_ports(self._listen, self._known))
+        except SlowStartError:
+            raise  # other ports would make it no faster
         except TransportError:
-            self._node = await self._start_node(self._listen)
+            self._node = await self._begin(self._listen)
+
+    async def _begin(self, listen: Sequence[str]) -> Node:
+        """Start a daemon. A start that was too slow lengthens the patience with the next."""
+        try:
+            return await self._start_node(listen, self._patience.start)
+        except SlowStartError:
+            self._patience.failed(self._clock.now())
+            raise
 
     async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
         # Let streams end by their deadline: asyncio logs a cancelled connection as an error.
@@ -345,11 +391,12 @@ class StreamTransport(ABC, Generic[Node]):
     async def _serve_stream(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        stranger = not self._is_member(peer)
-        if not self._admission.enter(peer, stranger):
+        entry = self._admission.enter(peer, not self._is_member(peer))
+        if entry is None:
             writer.transport.abort()
-            if peer in self._admission.severed and self._node is not None:
-                await self._node.disconnect(peer)
+            self._refused("streams", 1)
+            if peer in self._admission.severed:
+                await self._disconnect(peer)
             return
         stream = _Stream(protocol, peer, reader, writer)
         task = asyncio.current_task()
@@ -366,12 +413,27 @@ class StreamTransport(ABC, Generic[Node]):
             if not (stream.read and protocol in (RELAY, RELAYED)):
                 self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
         finally:
-            self._admission.leave(stranger)
+            self._admission.leave(entry)
             del self._streams[task]
             if finished:
                 writer.close()
             else:
                 writer.transport.abort()  # close() would wait for a peer that may not read
+
+    async def _disconnect(self, peer: str) -> None:
+        """Close the links of a peer, once for all of its streams that are refused meanwhile."""
+        if peer in self._disconnecting or self._node is None:
+            return
+        self._disconnecting.add(peer)
+        try:
+            await self._node.disconnect(peer)
+        finally:
+            self._disconnecting.discard(peer)
+
+    def _refused(self, reason: str, count: int) -> None:
+        """Count connections, links or streams over a limit."""
+        if self._gate is not None:
+            self._gate.over(reason, count)
 
     async def _answer(self, stream: _Stream) -> None:
         reader, writer, protocol = stream.reader, stream.writer, stream.protocol
@@ -399,4 +461,5 @@ class StreamTransport(ABC, Generic[Node]):
         await forward(onward, self._open_onward, sink)
 
     async def _open_onward(self, peer: str, protocol: str) -> Stream:
+        self._asked[peer] = self._clock.now()
         return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

@@ -26,7 +26,15 @@ from msgspec import Meta
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
-from swarm_node.p2p.wire.wire import MAX_SEALED_BYTES, Body, unpack
+from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES
+from swarm_node.p2p.wire.wire import (
+    MAX_ANNOUNCEMENT_BYTES,
+    MAX_CERTIFICATE_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_SEALED_BYTES,
+    Body,
+    unpack,
+)
 
 #: Longer bodies are signed by their sha256, so that signing costs one pass over the body.
 DIGEST_ABOVE_BYTES: Final = 64 * 1024
@@ -71,6 +79,23 @@ class Kind(StrEnum):
     SECRET = "application/vnd.swarm.secret.v1+msgpack"  # noqa: S105 - the name of a kind
 
 
+#: The largest envelope of each kind. docs/protocol.md has them from here.
+SEALED_BYTES: Final = {
+    Kind.ROLLOUT: MAX_SEALED_BYTES,
+    Kind.RECORD: MAX_ANNOUNCEMENT_BYTES,
+    Kind.HEAD: MAX_HEAD_BYTES,
+    Kind.CERT: MAX_CERTIFICATE_BYTES,
+    Kind.ISSUER: MAX_CERTIFICATE_BYTES,
+    Kind.REVOKE: 36 * 1024,  # 1,000 keys of 34 packed bytes, and an envelope
+    Kind.SECRET: 36 * 1024,
+    Kind.RELAY: MAX_REQUEST_BYTES,
+    Kind.REPLY: 512,
+    Kind.CALL: 576,
+    Kind.REPORT: 32 * 1024,
+    Kind.BATCH: 320,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An envelope with a valid signature. `author` is the peer id of `author_key` (32 bytes), `id`
@@ -103,14 +128,16 @@ def seal(identity: Identity, swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
 
 
 def open_sealed(
-    data: bytes, swarm_id: bytes, kind: Kind, *, max_bytes: int = MAX_SEALED_BYTES
+    data: bytes, swarm_id: bytes, kind: Kind, *, max_bytes: int | None = None
 ) -> Opened | Rejected:
-    """Check an envelope, the cheapest test first, and return its body unparsed.
+    """Check an envelope of at most `max_bytes`, by default those of its kind, the cheapest test
+    first, and return its body unparsed.
 
     The caller checks that `author` is the expected one. Reasons of a refusal, in order: "size",
     "schema", "kind", "encoding", "key", "signature".
     """
-    outer = unpack(_Outer, data, max_bytes=max_bytes)
+    most = SEALED_BYTES[kind] if max_bytes is None else max_bytes
+    outer = unpack(_Outer, data, max_bytes=most)
     if isinstance(outer, Rejected):
         return outer
     if outer.type != kind:

@@ -4,10 +4,10 @@
     reply     1 status byte (0 done, 1 refused), 8-byte big-endian length, payload, sha256(payload)
     ack       1 byte from the reader of the reply, after it checked the reply
 
-A refused reply carries a short UTF-8 reason. A stream carries one request. The reader checks a
-length against the caller's limit before it reads the payload, and memory grows with the bytes that
-arrive, never with the stated length. The writer of a reply waits for the ack (or the end of the
-stream) before it closes, because a transport may drop bytes written right before closing.
+A refused reply carries a short UTF-8 text (reasons.py). A stream carries one request. The reader
+checks a length against the caller's limit before it reads the payload, and memory grows with the
+bytes that arrive, never with the stated length. The writer of a reply waits for the ack (or the end
+of the stream) before it closes, because a transport may drop bytes written right before closing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import TypeVar
 
 import structlog
 
-from swarm_node.errors import OversizeError, RefusedError, TransportError
+from swarm_node.errors import OversizeError, TransportError
+from swarm_node.p2p.wire.reasons import INTERNAL, read_refusal
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 
 CHUNK_BYTES = 256 * 1024
@@ -55,13 +56,11 @@ class Reply:
         """The payload, at most `limit` bytes.
 
         Raises:
-            RefusedError: it is a refusal; the text is the peer's.
+            RefusedError: it is a refusal.
             TransportError: it is over `limit` bytes.
         """
         if self.refused:
-            # Logs and terminals show the reason, so a peer must not send control characters.
-            reason = self.payload.decode("utf-8", "replace")
-            raise RefusedError("".join(c if c.isprintable() else "?" for c in reason))
+            raise read_refusal(self.payload)
         check_size("reply", len(self.payload), limit)
         return self.payload
 
@@ -95,7 +94,7 @@ async def outcome(call: Awaitable[T], peer: str, protocol: str) -> T | Reply:
         return Reply.refusal(str(error))
     except Exception:  # a bug in one handler must not end the node
         log.exception("a request handler failed", protocol=protocol, peer=peer)
-        return Reply.refusal("internal error")
+        return Reply.refusal(INTERNAL.words())
 
 
 async def send_request(writer: asyncio.StreamWriter, payload: bytes) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import base58
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarm_node.durable import create_private
+from swarm_node.durable import create_private, open_regular
 from swarm_node.errors import HomeError
 
 KEY_BYTES = 32
@@ -91,7 +91,7 @@ def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
         HomeError: missing, or readable by others. The message calls the file `what`.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(most + 1)
     except OSError as error:

@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from swarm_node.errors import Rejected
+
 #: (remote peer id, request payload) -> reply payload. A `TransportError` is sent to the caller as
 #: an error. Any other exception is a bug: it is logged and answered with an error.
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
-MAX_REQUEST_BYTES = 64 * 1024
-MAX_REPLY_BYTES = 8 * 1024 * 1024
-#: Requests for a third peer (reach/), on both hops: asker to relay, relay to target. One such link
-#: carries requests of many askers, so its peer is not blamed for all of them.
-RELAY: Final = "/swarm-node/relay/1"
-RELAYED: Final = "/swarm-node/relayed/1"
+MAX_REQUEST_BYTES: Final = 64 * 1024
+MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,31 @@ class Onward:
 
 #: (remote peer id, request payload) -> the request to pass on. Errors are as those of a `Handler`.
 Route = Callable[[str, bytes], Awaitable[Onward]]
+
+
+class TableGate(Protocol):
+    """The price and the consequences of what reaches a node besides the requests that it serves:
+    calls of the table of heartbeats, and links and streams over the limits."""
+
+    def asks(self, caller: str) -> bool:
+        """Charge a call to its caller. Return False if its budgets do not allow it."""
+        ...
+
+    def sent(self, caller: str, size: int) -> None:
+        """Charge an answer of `size` bytes."""
+        ...
+
+    def refused(self, caller: str) -> None:
+        """Count a call that was refused. A caller that goes on is cut off."""
+        ...
+
+    def broke(self, caller: str, rejected: Rejected) -> None:
+        """Count a call that no honest program sends. Its caller is cut off."""
+        ...
+
+    def over(self, reason: str, count: int) -> None:
+        """Count what was over a limit of connections, links or streams."""
+        ...
 
 
 class Transport(Protocol):
@@ -78,11 +101,13 @@ class Transport(Protocol):
         vouches: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
+        gate: TableGate | None = None,
     ) -> None:
         """Set the filter for heartbeats that this node stores for others. `vouches` must hold for
         the presence and its peer id, at any time, and the peer must be a member now. `issuer` names
         the issuer that admitted a member. Members of one issuer never keep those of another
-        waiting. Call before `start`."""
+        waiting. `gate` prices calls of the table of heartbeats, if the stack has one. Call before
+        `start`."""
         ...
 
     def use_secret(self, secret: bytes) -> None:

@@ -47,6 +47,8 @@ MAX_PRESENCE_BYTES: Final = MAX_HEAD_BYTES + 2 * MAX_CERTIFICATE_BYTES + 10
 #: addresses.
 MAX_HEARTBEAT_ADDRESS_CHARS: Final = 480
 MAX_ADDRESS_CHARS: Final = 160
+#: Claims in one reply.
+MAX_CLAIMS: Final = 8
 #: Log-softmax in f32 can round to just above zero (one ulp at |logit| = 100 is 8e-6).
 MAX_LOGPROB: Final = 1e-4
 
@@ -188,6 +190,27 @@ class RenewReply(Body, frozen=True):
 
     issuer: Certificate
     member: Certificate
+
+
+class Claim(Body, frozen=True):
+    """A key (`subject`) that an issuer of limited uses admitted, its chain, and the time at which a
+    member first met it."""
+
+    subject: Digest
+    chain: Chain
+    met_ms: Milliseconds
+
+
+class ClaimsRequest(Body, frozen=True):
+    """`/swarm-node/claims/1`: the digest of the claims that the caller holds."""
+
+    known: Digest
+
+
+class ClaimsReply(Body, frozen=True):
+    """Some claims of the answering node, none if it holds the caller's."""
+
+    claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 
 
 class _Task(Body, frozen=True):

@@ -3,7 +3,7 @@
 A completion is compared with the other completions of the same task, so that no value model is
 needed. `choices.py` describes each advantage in one line.
 
-Where nodes sample common tasks (`sampling.common_share`), the baseline of a group includes all
+Where nodes sample common tasks (`environments/common.py`), the baseline of a group includes all
 answers to its task that this node has seen from the same base model and tokenizer. Own and kin
 groups are of one class, and each foreign model is another. `Baselines` remembers rewards only, so a
 group still counts after it was trained on, and no group waits for another.

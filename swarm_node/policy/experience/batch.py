@@ -23,7 +23,7 @@ from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 #: it (arXiv 2509.08721). "sampler": all rows; kin rows have importance weights from the log-probs
 #: that their author states, which the trainer checks and the loss truncates. Lowering the
 #: probability of answers that our policy hardly gives has no bound: it makes "own" forget
-#: (docs/benchmarks.md).
+#: (docs/research/benchmarks.md).
 Correction = Literal["positive", "own", "sampler"]
 Encode = Callable[[str], Sequence[int]]
 
@@ -101,7 +101,8 @@ def build_batch(
     """The training rows of `groups`. `advantage` is computed from rewards found here, and never
     from claimed ones. `other_rewards` has an entry for each group, the rewards of other groups of
     its task, which its baseline includes; when empty, every group is its own baseline. An advantage
-    in a peer's group is at most what a group of `group_size` can give, √(G − 1).
+    in a peer's group is at most what a group of `group_size` can give, √(G − 1). A larger group's
+    are scaled down, so that it weighs as much as one of `group_size`.
 
     `encode_answer` tokenises foreign text; `eos_id` follows an answer that stopped by itself. A
     completion without tokens is left out, but its reward counts in its group.
@@ -116,6 +117,8 @@ def build_batch(
         others = other_rewards[number] if other_rewards else ()
         most = math.inf if verified.provenance is _OWN else math.sqrt(group_size - 1)
         advantages = broad(ADVANTAGES[advantage], verified.rewards, others).clip(-most, most)
+        if verified.provenance is not _OWN:  # however many its answers, it weighs as an own group
+            advantages *= min(1.0, group_size / len(verified.rewards))
         for completion, value in zip(verified.group.completions, advantages.tolist(), strict=True):
             if value < 0 and correction == "positive" and verified.provenance is not _OWN:
                 continue

@@ -88,6 +88,11 @@ class MixtureSettings:
             raise ConfigError("memory must be 1 update or more")
 
     @property
+    def kept(self) -> float:
+        """The part of a count that is left after an update."""
+        return 1.0 - 1.0 / self.memory
+
+    @property
     def most_external(self) -> int:
         """The largest J."""
         return min(self.batch - self.least_own, math.floor(self.external_share * self.batch))
@@ -187,7 +192,7 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
     Whatever the estimates say, peers' groups that an update left make room in the next one. They
     would otherwise fill the buffer and be old when they are drawn.
     """
-    kept = 1.0 - 1.0 / settings.memory
+    kept = settings.kept
     state = replace(
         state,
         made=state.made * kept + seen.made,

@@ -1,26 +1,33 @@
 """Replay buffer: the choice of the verified groups for the next update. Pure: no clock, no I/O.
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
-rewards are all equal carry no gradient and are never admitted; own groups are filtered only with
-`filter_own`. Ages count this node's own updates. A draw never waits for peers. The mixture of I and
-J can be changed at any time (`ReplayBuffer.aim`), within the limits of the settings. `slots.py`
-derives from the buffer how many more groups may be under way.
+rewards are all equal carry no gradient and are never admitted; own groups are not filtered. Ages
+count this node's own updates. A draw never waits for peers. The mixture of I and J can be changed
+at any time (`ReplayBuffer.aim`), within the limits of the settings. `slots.py` derives from the
+buffer how many more groups may be under way.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.advantage import Baselines
 from swarm_node.policy.experience.mixture import Mixture
+from swarm_node.policy.experience.worth import MOST_AUTHORS, Worth
+from swarm_node.recent import Recent
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 #: Number of ids of departed groups that the buffer keeps, as a multiple of both capacities, so that
 #: it refuses a group that arrives again. The stored replay windows stop older ones.
 _MEMORY = 8
+#: Updates after which an external group is too old. Weights by age were measured, and lost
+#: (docs/research/mixture.md); this bounds only what a slow node has missed.
+MAX_AGE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,39 +41,37 @@ class ReplaySettings:
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
     capacity). `own` and `external` (I and J) are the first mixture, and they bound the capacities.
 
-    With `filter_own`, own groups whose rewards are all equal leave at once: every batch is then
-    full of informative groups (DAPO's dynamic sampling, arXiv 2503.14476), at the price of more
-    sampling. With `merge`, the groups of one task share a
-    baseline (`advantage.Baselines`).
+    With `merge`, the groups of one task share a baseline (`advantage.Baselines`).
 
     Raises:
         ConfigError: a value is impossible; the message names it.
     """
 
-    own: int = 4
-    external: int = 4
-    max_lag: int = 8
-    max_age: int = 32
+    own: int
+    external: int
+    max_lag: int
+    max_age: int = MAX_AGE
     own_batches: int = 4
     external_batches: int = 8
     peer_share: float = 0.25
     peer_minimum: int = 8
-    filter_own: bool = False
     merge: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("own", "external", "max_lag", "max_age"):
+        for name in ("own", "external", "max_lag"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"experience.{name} must be 0 or more")
+        if self.max_age < 0:
+            raise ConfigError("max_age must be 0 or more")
         for name in ("own_batches", "external_batches", "peer_minimum"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"experience.{name} must be 1 or more")
+                raise ConfigError(f"{name} must be 1 or more")
         if self.own + self.external < 1:
             raise ConfigError(
                 "experience.own and experience.external are both 0: nothing to train on"
             )
         if not 0.0 <= self.peer_share <= 1.0:
-            raise ConfigError("experience.peer_share must be within 0 and 1")
+            raise ConfigError("peer_share must be within 0 and 1")
 
     @property
     def capacity_own(self) -> int:
@@ -113,7 +118,6 @@ class ReplayStats:
     external_drawn: int
     expired: int
     evicted: int
-    own_filtered: int
     merged: int
     rejected: dict[str, int]
 
@@ -130,8 +134,12 @@ class ReplayBuffer:
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
         self.mixture = Mixture(settings.own, settings.external)
-        #: External groups that the last draw left.
+        #: External groups that the last draw left, of those for which authors had credit.
         self.left = 0
+        #: What peers' groups teach, which limits their places in batches.
+        self.worth = Worth()
+        #: Places that each author may have in the next batch.
+        self._credits: Recent[str, float] = Recent(MOST_AUTHORS)
         self._own: dict[bytes, _Held] = {}
         self._external: dict[bytes, _Held] = {}
         self._holdings: Counter[str] = Counter()
@@ -180,8 +188,10 @@ class ReplayBuffer:
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
-        External groups are drawn uniformly, own groups in the order of their arrival. Where fewer
-        than `external` are held, own groups take their places.
+        External groups are drawn uniformly among those for which their authors have credit
+        (`worth.py`), or among all where the mixture has no own groups to hold them against. Own
+        groups are drawn in the order of their arrival. Where fewer than `external` are left, own
+        groups take their places.
         """
         if not self.ready(version):
             return None
@@ -190,7 +200,7 @@ class ReplayBuffer:
         own = list(self._own.values())[:wanted]
         for held in (*own, *external):
             self._depart(held)
-        self.left = len(self._external)
+        self._credit(len(own), external)
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = tuple(held.group for held in (*own, *external))
@@ -218,6 +228,10 @@ class ReplayBuffer:
         """Drop the external groups of an author that is no member any more."""
         for held in [h for h in self._external.values() if h.group.author == author]:
             self._evict(held)
+
+    def quota(self, author: str) -> int:
+        """Most external groups held of `author`."""
+        return math.ceil(self.worth.share(author) * self.settings.peer_quota)
 
     def held_own(self) -> int:
         """Own groups held."""
@@ -247,14 +261,33 @@ class ReplayBuffer:
             external_drawn=totals["external_drawn"],
             expired=totals["expired"],
             evicted=totals["evicted"],
-            own_filtered=totals["own_filtered"],
             merged=totals["merged"],
             rejected=dict(self._rejected),
         )
 
     def _draw_external(self, rng: random.Random) -> list[_Held]:
-        held = list(self._external.values())
-        return rng.sample(held, min(self.mixture.external, len(held)))
+        """Draw among the groups for which their authors have credit."""
+        by_author: dict[str, list[_Held]] = {}
+        for held in self._external.values():
+            by_author.setdefault(held.group.author, []).append(held)
+        offered: list[_Held] = []
+        for author, groups in by_author.items():
+            if author not in self._credits:
+                self._credits[author] = max(1.0, self.mixture.own)
+            most = int(self._credits[author]) if self.mixture.own else len(groups)
+            offered += groups if len(groups) <= most else rng.sample(groups, most)
+        drawn = rng.sample(offered, min(self.mixture.external, len(offered)))
+        self.left = len(offered) - len(drawn)
+        return drawn
+
+    def _credit(self, own: int, drawn: Sequence[_Held]) -> None:
+        """Credit each author with its share of as many places as own groups have, or of an equal
+        part of the external ones where that is more. Take off the places that it had."""
+        places = max(own, self.mixture.external / max(1, len(self._credits)))
+        had = Counter(held.group.author for held in drawn)
+        for author, credit in list(self._credits.items()):
+            left = credit + self.worth.share(author) * places - had[author]
+            self._credits[author] = max(0.0, min(left, float(self.mixture.size)))
 
     def _admit(self, held: _Held, version: int) -> Rejected | None:
         group = held.group
@@ -270,10 +303,6 @@ class ReplayBuffer:
             return Rejected("stale", f"{behind} versions behind")
         self._totals["own_admitted"] += 1
         self._totals["own_informative"] += held.group.informative
-        if self.settings.filter_own and not held.group.informative:
-            self._totals["own_filtered"] += 1
-            self._remember(held.group.id)
-            return None
         if len(self._own) >= self.settings.capacity_own:
             self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
         self._own[held.group.id] = held
@@ -290,7 +319,7 @@ class ReplayBuffer:
             return Rejected("capacity", "no external groups are wanted")
         holdings = self._holdings
         refused = None
-        if holdings[group.author] >= settings.peer_quota:
+        if holdings[group.author] >= self.quota(group.author):
             refused = self._displace(group, group.author, "quota")
         elif len(self._external) >= settings.capacity_external:
             largest = max(holdings, key=lambda author: (holdings[author], author))

@@ -104,7 +104,7 @@ class Slots:
         buffer.expire(version)
         free = settings.capacity_external - buffer.held_external()
         if author is not None:
-            free = min(free, settings.peer_quota - buffer.held_external(author))
+            free = min(free, buffer.quota(author) - buffer.held_external(author))
         return max(0, free)
 
     def _not_ready(self, version: int) -> int:

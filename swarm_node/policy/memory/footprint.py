@@ -16,7 +16,7 @@ from swarm_node.policy.models.config import Qwen2Config
 Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
 #: Logits that may be held at once whatever the memory, in elements: smaller pieces read the head
-#: more often than they save memory (docs/benchmarks.md).
+#: more often than they save memory (docs/research/benchmarks.md).
 LEAST_LOGITS = 1 << 24
 #: Tokens of a typical prompt: a guess.
 PROMPT_TOKENS = 256
@@ -30,7 +30,7 @@ _CONTEXT = 512 * _MIB
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
 #: Activations on a CPU take one part in so many more: glibc keeps the memory freed between them
-#: (docs/gpu.md has the measurements).
+#: (docs/research/one-card.md has the measurements).
 _KEPT = 5
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).

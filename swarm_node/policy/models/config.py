@@ -14,6 +14,8 @@ from typing import Any, Self
 from swarm_node.errors import ModelError
 
 MAX_JSON_BYTES = 16 << 20
+MAX_JSON_DEPTH = 64
+_MAX_JSON_VALUES, _MAX_JSON_LISTS = 1 << 20, 1 << 19
 _ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _QWEN3_HEAD_DIM = 128
 #: Characters of a wrong value in an error.
@@ -177,7 +179,7 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of at most 16 MiB.
+    """A JSON object from a file of at most 16 MiB, within the bounds of `parse_json`.
 
     Raises:
         ModelError: missing, too large or not a JSON object.
@@ -189,13 +191,42 @@ def read_json(path: Path) -> dict[str, Any]:
             data = file.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
             raise ModelError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
-        value = json.loads(data)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}; is this a model?") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
+    return parse_json(data, str(path))
+
+
+def parse_json(data: bytes, name: str) -> dict[str, Any]:
+    """A JSON object whose values are few enough for memory, and nested no deeper than a model's.
+
+    Raises:
+        ModelError: it exceeds a bound, or is no JSON object.
+    """
+    # Characters inside strings count too: the tokenizer of a Qwen3 has 0.6 million of the first.
+    values, nested = data.count(b","), data.count(b"[") + data.count(b"{")
+    if values > _MAX_JSON_VALUES or nested > _MAX_JSON_LISTS:
+        raise ModelError(
+            f"{name} has {values} values and {nested} lists and objects; at most "
+            f"{_MAX_JSON_VALUES} and {_MAX_JSON_LISTS} are read, which no model needs"
+        )
+    try:
+        value = json.loads(data)
+    except RecursionError as error:
+        raise ModelError(f"{name} is nested deeper than {MAX_JSON_DEPTH} levels") from error
+    except ValueError as error:
+        raise ModelError(f"{name} is not JSON: {str(error)[:_SHOWN]}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
+        raise ModelError(f"{name} does not hold a JSON object")
+    level: list[Any] = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise ModelError(f"{name} is nested deeper than {MAX_JSON_DEPTH} levels")
     return value
 
 

@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Self
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, meant
+from swarm_node.policy.models.bounds import chat_template, check_directory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
 from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, to_stderr
@@ -18,6 +19,15 @@ from swarm_node.rollout import PolicyRef
 
 TINY = "tiny"
 _CHUNK_BYTES = 1 << 20
+
+
+def no_model(name: str, path: Path) -> ModelError:
+    """Return the error for a `name` that is no model, with the short name that it looks like."""
+    return ModelError(
+        f"no model at {path}{meant(name, [TINY, *ALIASES]) or '.'} Give a short name ({TINY}, "
+        f"{', '.join(ALIASES)}), organisation/name of the model hub, or a directory with "
+        "config.json, model.safetensors and tokenizer.json"
+    )
 
 
 def resolve(
@@ -29,7 +39,8 @@ def resolve(
     directory, or an alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
 
     `admit` gets the architecture before weights are downloaded, and raises to refuse it; `told`
-    gets what is about to be downloaded.
+    gets what is about to be downloaded. What is in a directory that is not this package's is
+    checked against `bounds`.
 
     Raises:
         ModelError: there is no such model, or it cannot be fetched or used.
@@ -40,14 +51,15 @@ def resolve(
         path = Path(name).expanduser()
         wanted = hub_model(name)
         if wanted is not None and not path.is_dir():
-            return fetch(wanted, admit, told)
+            fetched = fetch(wanted, admit, told)
+            check_directory(fetched, Qwen2Config.from_directory(fetched))
+            return fetched
     if not (path / "config.json").is_file():
-        raise ModelError(
-            f'no model at {path}: give "{TINY}", a short name ({", ".join(ALIASES)}), '
-            "organisation/name of the model hub, or a directory with config.json, "
-            "model.safetensors and tokenizer.json"
-        )
-    admit(Qwen2Config.from_directory(path))
+        raise no_model(name, path)
+    config = Qwen2Config.from_directory(path)
+    admit(config)
+    if name != TINY:
+        check_directory(path, config)
     return path.resolve()
 
 
@@ -66,7 +78,7 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
     for file in weight_files(path):
         model.update(_file_digest(file))
     rules = read_json(path / "tokenizer.json")
-    template = _chat_template(path)
+    template = chat_template(path)
     kept = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
     tokenizer = hashlib.sha256(_canonical({"tokenizer": kept, "chat_template": template}))
     return model.digest(), tokenizer.digest()
@@ -92,17 +104,6 @@ class Model:
         config = Qwen2Config.from_directory(directory)
         codec, digests = Codec.from_directory(directory), policy_digests(directory)
         return cls(name, directory, config, codec, PolicyRef(*digests, 0))
-
-
-def _chat_template(path: Path) -> object:
-    separate = path / "chat_template.jinja"
-    if separate.is_file():
-        try:
-            return separate.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"cannot read {separate}: {error}") from error
-    settings = path / "tokenizer_config.json"
-    return read_json(settings).get("chat_template") if settings.is_file() else None
 
 
 def _canonical(value: object) -> bytes:

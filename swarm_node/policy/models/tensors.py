@@ -44,7 +44,7 @@ def _readable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch has no OSError of its own
         raise ModelError(f"cannot read {path}: {error}") from error
     except SafetensorError as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from error

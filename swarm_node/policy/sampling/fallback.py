@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from swarm_node.policy.sampling.sampler import (
     Sampler,
     SampleRequest,
     SharingSampler,
+    continued_seed,
     extended,
 )
 from swarm_node.rollout import Completion
@@ -198,11 +198,10 @@ class FallbackSampler:
 def _continued(request: SampleRequest, place: int, row: Row) -> SampleRequest:
     """The request for the rest of row number `place` of `request`."""
     done = row.token_ids.tolist()
-    digest = hashlib.sha256(f"{request.seed}:{place}:{len(done)}".encode()).digest()
     return SampleRequest(
         (*request.prompt_ids, *done),
         n=1,
-        seed=int.from_bytes(digest[:8], "big") >> 1,
+        seed=continued_seed(request.seed, place, len(done)),
         max_new_tokens=request.max_new_tokens - len(done),
         temperature=request.temperature,
     )

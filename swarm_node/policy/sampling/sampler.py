@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,12 @@ class Row:
     @classmethod
     def empty(cls) -> Self:
         return cls(np.zeros(0, np.uint32), np.zeros(0, np.float32), (), None)
+
+
+def continued_seed(seed: int, place: int, done: int) -> int:
+    """Seed (63 bits) for the rest of row `place` of a group after `done` tokens."""
+    digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def extended(

@@ -7,9 +7,6 @@ so a directory with the final name was once complete. The digests reveal later d
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,17 +23,20 @@ from swarm_node.errors import CheckpointError
 from swarm_node.policy.memory.footprint import KEPT_CHECKPOINTS
 from swarm_node.policy.memory.free import free_disk
 from swarm_node.policy.models.tensors import on_host
+from swarm_node.policy.training.stored import (
+    FILES,
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    checkpoints,
+    read_bounded,
+    sha256,
+)
 
-MAX_MANIFEST_BYTES = 1 << 16
 MAX_STATE_BYTES = 1 << 20
-_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
-_FILES = (_MODEL, _OPTIMIZER, _STATE)
-_MANIFEST = "manifest.msgpack"
-_FORMAT = 2
-_NAME = re.compile(r"v\d{10,19}")
 _WRITING, _REPLACED = ".writing-", ".replaced-"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,33 +114,12 @@ def save(
     return root / state.name
 
 
-def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
-    """The newest checkpoint under `root` whose files all match its manifest; None without any
-    checkpoint. Damaged ones are skipped and given to `on_damaged`, which logs them by default.
-
-    Raises:
-        CheckpointError: checkpoints exist, but none verifies.
-    """
-    report = on_damaged or _log_damaged
-    found = _checkpoints(root)
-    for path in found:
-        fault = _fault(path)
-        if fault is None:
-            return path
-        report(path, fault)
-    if found:
-        raise CheckpointError(
-            f"no checkpoint under {root} verifies; move the directory away to start from the base"
-        )
-    return None
-
-
 def stored_rank(root: Path) -> int | None:
     """The rank of the adapters (0: all weights) in the newest readable checkpoint; None without
     one. This verifies nothing; restoring the checkpoint does."""
-    for path in _checkpoints(root):
+    for path in checkpoints(root):
         try:
-            raw = msgpack.unpackb(_read_bounded(path / _STATE, MAX_STATE_BYTES))
+            raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
             rank = raw["settings"]["lora_rank"]
         except (OSError, ValueError, TypeError, KeyError):
             continue  # an older one may be readable
@@ -156,9 +135,9 @@ def read(path: Path) -> TrainingState:
         CheckpointError: `path` cannot be read as a checkpoint.
     """
     try:
-        raw = msgpack.unpackb(_read_bounded(path / _STATE, MAX_STATE_BYTES))
+        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
         return TrainingState(
-            weights=load_file(path / _MODEL), optimizer=load_file(path / _OPTIMIZER), **raw
+            weights=load_file(path / MODEL), optimizer=load_file(path / OPTIMIZER), **raw
         )
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise CheckpointError(
@@ -181,7 +160,7 @@ def remove_leftovers(root: Path) -> None:
 def _make_room(root: Path, keep: int, short: Callable[[], bool]) -> None:
     """Remove the checkpoints that a new one replaces. While the disk is `short` of room, remove
     further old ones, but never the newest."""
-    older = _checkpoints(root)[1:]
+    older = checkpoints(root)[1:]
     for age, path in reversed(list(enumerate(older, start=2))):
         if age >= keep or short():
             shutil.rmtree(path)
@@ -200,15 +179,15 @@ def _write_files(directory: Path, state: TrainingState) -> None:
     packed = msgpack.packb(rest)
     if len(packed) > MAX_STATE_BYTES:
         raise CheckpointError(f"the extra state must stay below {MAX_STATE_BYTES} bytes: shrink it")
-    save_file(dict(state.weights), directory / _MODEL)
-    save_file(dict(state.optimizer), directory / _OPTIMIZER)
-    (directory / _STATE).write_bytes(packed)
+    save_file(dict(state.weights), directory / MODEL)
+    save_file(dict(state.optimizer), directory / OPTIMIZER)
+    (directory / STATE).write_bytes(packed)
     files = {
-        name: {"size": (directory / name).stat().st_size, "sha256": _sha256(directory / name)}
-        for name in _FILES
+        name: {"size": (directory / name).stat().st_size, "sha256": sha256(directory / name)}
+        for name in FILES
     }
-    (directory / _MANIFEST).write_bytes(msgpack.packb({"format": _FORMAT, "files": files}))
-    for name in (*_FILES, _MANIFEST):
+    (directory / MANIFEST).write_bytes(msgpack.packb({"format": FORMAT, "files": files}))
+    for name in (*FILES, MANIFEST):
         sync(directory / name)
     sync(directory)
 
@@ -224,49 +203,3 @@ def _move_into_place(temporary: Path, target: Path) -> None:
     sync(target.parent)
     if aside.exists():
         shutil.rmtree(aside)
-
-
-def _checkpoints(root: Path) -> list[Path]:
-    """The checkpoints under `root`, newest first."""
-    if not root.is_dir():
-        return []
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[1:]), reverse=True)
-
-
-def _fault(path: Path) -> str | None:
-    """Describe the fault of a checkpoint; None when it verifies."""
-    try:
-        manifest = msgpack.unpackb(_read_bounded(path / _MANIFEST, MAX_MANIFEST_BYTES))
-        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-            return "the manifest has another format"
-        files = manifest.get("files")
-        if not isinstance(files, dict) or set(files) != set(_FILES):
-            return "the manifest does not list the files of a checkpoint"
-        for name, stated in files.items():
-            if (path / name).stat().st_size != stated["size"]:
-                return f"{name} has another size"
-            if _sha256(path / name) != stated["sha256"]:
-                return f"{name} has another digest"
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-    except (ValueError, TypeError, KeyError) as error:
-        return f"the manifest is malformed ({type(error).__name__})"
-    return None
-
-
-def _log_damaged(path: Path, fault: str) -> None:
-    _log.warning("skipping the damaged checkpoint %s: %s", path, fault)
-
-
-def _read_bounded(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path.name} is larger than {limit} bytes")
-    return data
-
-
-def _sha256(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()

@@ -17,7 +17,8 @@ from swarm_node.policy.models.config import read_json
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.training.checkpoint import TrainingState, newest_valid, read
+from swarm_node.policy.training.checkpoint import TrainingState, read
+from swarm_node.policy.training.stored import newest_valid
 
 Format = Literal["hf", "peft"]
 

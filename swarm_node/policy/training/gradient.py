@@ -28,7 +28,7 @@ from swarm_node.policy.training.losses import (
     check_claims,
 )
 from swarm_node.policy.training.packing import padded_tokens
-from swarm_node.policy.training.plausible import likely_tokens
+from swarm_node.policy.training.plausible import learnt, likely_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class Accumulated:
     sums: LossSums = field(default_factory=LossSums)
     #: Number of rows of each group that were left out as unlikely.
     unlikely: list[int] = field(default_factory=list)
+    #: For each group, the sum of `learnt` over its rows.
+    learnt: list[float] = field(default_factory=list)
 
 
 class GradientPass:
@@ -122,7 +124,8 @@ class GradientPass:
     def _accumulate(
         self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated:
-        done = Accumulated(unlikely=[0] * (1 + max(row.group for row in rows)))
+        groups = 1 + max(row.group for row in rows)
+        done = Accumulated(unlikely=[0] * groups, learnt=[0.0] * groups)
         references: dict[int, RowReference] | None = None
         mine = self._rounds(rows)
         if self._reference is not None:
@@ -137,9 +140,12 @@ class GradientPass:
                 continue
             known = [references[index] for index in indices] if references else None
             tokens = token_vectors(part, logp, version, known)
-            likely, left_out = likely_tokens(logp.detach().numpy(), part, floors)
+            found = logp.detach().numpy()
+            likely, left_out = likely_tokens(found, part, floors)
             for group in left_out:
                 done.unlikely[group] += 1
+            for row, value in zip(part, learnt(found, part, likely.numpy()), strict=True):
+                done.learnt[row.group] += value
             claimed = claimed_tokens(part)[likely]
             tokens, implausible = check_claims(tokens.select(likely), claimed)
             done.implausible += implausible
@@ -156,10 +162,12 @@ class GradientPass:
         """The sums over all processes."""
         counts = [done.loss, done.implausible, done.tokens, done.entropy]
         parts = astuple(done.sums)
-        added = self._ranks.sums([*counts, *parts, *done.unlikely])
+        added = self._ranks.sums([*counts, *parts, *done.unlikely, *done.learnt])
         loss, implausible, tokens, entropy, *rest = added
-        sums, unlikely = LossSums(*rest[: len(parts)]), [round(n) for n in rest[len(parts) :]]
-        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely)
+        sums, rest = LossSums(*rest[: len(parts)]), rest[len(parts) :]
+        unlikely = [round(n) for n in rest[: len(done.unlikely)]]
+        taught = rest[len(done.unlikely) :]
+        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely, taught)
 
     def _most_logits(self, tokens: int) -> int:
         way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)

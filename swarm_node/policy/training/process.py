@@ -7,7 +7,7 @@ else, and the child starts again from its last checkpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,7 +17,6 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, pack_batch
-from swarm_node.policy.training.hosts import Hosts
 from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import (
@@ -39,6 +38,30 @@ _PATIENCE = 600.0
 #: For the other hosts, which themselves wait without end.
 _HOSTS_PATIENCE = 120.0
 _Reply = TypeVar("_Reply", bound=msgspec.Struct)
+
+
+class FurtherHosts(Protocol):
+    """Admission of the other hosts of a trainer that has several."""
+
+    @property
+    def complete(self) -> bool:
+        """Check that no host was lost since `gather`."""
+        ...
+
+    async def gather(
+        self, patience: float, lost: Callable[[], Awaitable[object]]
+    ) -> dict[str, str]:
+        """Wait until all hosts are there, and tell them to begin. `lost` is called when one goes.
+        Returns variables for the node's own processes.
+
+        Raises:
+            ChildError: they were not there within `patience` seconds.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Tell the hosts that the node ends."""
+        ...
 
 
 class Trainer(Protocol):
@@ -107,11 +130,11 @@ class ProcessTrainer:
         digest: bytes | None = None,
         threads: int = 1,
         patience: float = _PATIENCE,
-        hosts: Hosts | None = None,
+        hosts: FurtherHosts | None = None,
     ) -> None:
         """`digest` is the sha256 of the model in `model_dir`; without one, the child hashes it.
-        `patience` in seconds: a child that is silent for longer is killed. `hosts` admits the other
-        hosts of a trainer that has several."""
+        `patience` in seconds: a child that is silent for longer is killed. `hosts` are those of a
+        trainer that has several."""
         self._start = StartTrainer(
             str(model_dir), str(checkpoints), str(weights), settings.plain(), threads, digest
         )

@@ -18,12 +18,24 @@ from swarm_node.policy.training.losses import LOSSES
 Published = Literal["merged", "adapter", "shared", "ipc"]
 #: Those of adapters alone.
 ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
+#: The key that a user sets, for each field that one decides. Other fields are constants.
+_KEYS = {
+    **{
+        name: f"training.{name}"
+        for name in ("loss", "learning_rate", "lora_rank", "base", "optimizer", "dtype")
+    },
+    "temperature": "sampling.temperature",
+    "longest_answer": "sampling.max_new_tokens",
+    "processes": "run.trainer_processes",
+    "hosts": "run.trainer_hosts",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
     """Settings of training: AdamW with a linear warm-up over `warmup_updates` and a constant
-    `learning_rate` after it.
+    `learning_rate` after it. What a user sets has its default in `swarm_node/config`, and none
+    here.
 
     `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
     memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
@@ -38,8 +50,18 @@ class TrainerSettings:
         ConfigError: a value makes no sense; the message names it.
     """
 
-    loss: LossName = "decoupled"
-    learning_rate: float = 3e-4
+    loss: LossName
+    learning_rate: float
+    temperature: float
+    longest_answer: int
+    lora_rank: int
+    base: BaseName
+    optimizer: OptimizerName
+    device: str
+    dtype: DtypeName
+    processes: int
+    hosts: int
+    seed: int
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     warmup_updates: int = 10
@@ -47,20 +69,10 @@ class TrainerSettings:
     clip_high: float = 0.28
     ratio_cap: float = 5.0
     max_grad_norm: float = 1.0
-    temperature: float = 1.0
     micro_batch_tokens: int = 8192
-    longest_answer: int = 24
     activation_checkpointing: bool = False
-    lora_rank: int = 0
-    base: BaseName = "whole"
     published: Published = "merged"
-    optimizer: OptimizerName = "adamw"
-    device: str = "cpu"
-    dtype: DtypeName = "float32"
-    processes: int = 1
-    hosts: int = 1
     gives_back: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         valid = {
@@ -86,7 +98,8 @@ class TrainerSettings:
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
-            raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
+            key = _KEYS.get(wrong[0], wrong[0])
+            raise ConfigError(f"{key} cannot be {getattr(self, wrong[0])!r}")
         several = self.processes * self.hosts > 1
         if self.optimizer == "adamw8bit" and several:
             raise ConfigError(

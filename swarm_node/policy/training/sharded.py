@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config, hf_parts, stored_weights
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.training.hosts import Rendezvous
+from swarm_node.policy.training.launching import Rendezvous
 
 #: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
 _PATIENCE = timedelta(days=365)

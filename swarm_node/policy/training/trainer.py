@@ -50,7 +50,9 @@ class UpdateStats:
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
     fit the model or its memory: they are too long, or have token ids outside its vocabulary.
     `implausible` have stated log-probs that were not believed. `too_long` and `unlikely` are the
-    numbers of peers' groups of which rows were refused, or left out by `likely_tokens`.
+    numbers of peers' groups of which rows were refused, or left out by `likely_tokens`. `learnt`
+    has, for each group up to the last informative one, the sum of what its rows teach
+    (`plausible.learnt`).
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
     over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
@@ -71,6 +73,7 @@ class UpdateStats:
     implausible: int
     too_long: tuple[int, ...]
     unlikely: tuple[int, ...]
+    learnt: tuple[float, ...]
     clipped_share: float
     mean_ratio: float
     kl: float
@@ -174,6 +177,7 @@ class TrainerCore:
             implausible=done.implausible,
             too_long=_peers_groups(row for row in batch.rows if not self._fits(row)),
             unlikely=tuple(group for group, count in enumerate(done.unlikely) if count),
+            learnt=tuple(done.learnt),
             clipped_share=done.sums.mean("clipped", 0.0),
             mean_ratio=done.sums.mean("ratio", 1.0),
             kl=done.sums.mean("kl", 0.0),

@@ -16,12 +16,13 @@ from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, unpack_batch
 from swarm_node.policy.memory.footprint import adapter_count
 from swarm_node.policy.models.tensors import on_host
-from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
+from swarm_node.policy.training.checkpoint import read, remove_leftovers
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.hosts import Rendezvous
+from swarm_node.policy.training.launching import Rendezvous
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import ADAPTERS, TrainerSettings
+from swarm_node.policy.training.stored import newest_valid
 from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
 from swarm_node.policy.weights.canary import text_ids
 from swarm_node.policy.weights.device import DeviceBuffers, in_place

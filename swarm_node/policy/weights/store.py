@@ -7,6 +7,7 @@ can read it even after newer versions replaced it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -59,12 +60,17 @@ def shared_memory_dir(owner: str, need: int = 0) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
+#: Too many open files, of this process or of the machine; too little memory.
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
 @contextlib.contextmanager
 def _written(directory: Path, need: int) -> Iterator[None]:
     """Around the writing of `need` bytes into `directory`.
 
     Raises:
         WeightsError: they do not fit, or the writing fails.
+        OSError: this process has too little now, and may have enough later.
     """
     try:
         free = shutil.disk_usage(directory).free
@@ -74,6 +80,12 @@ def _written(directory: Path, need: int) -> Iterator[None]:
         why = f"{_gb(free)} are free"
     except (OSError, SafetensorError) as error:
         why = str(error)
+        # Safetensors has the operating system's number in its words alone.
+        known = (
+            getattr(error, "errno", None) == each or f"os error {each})" in why for each in _SHORT
+        )
+        if any(known):
+            raise OSError(f"cannot write a policy version into {directory}: {why}") from error
     raise WeightsError(
         f"cannot write a policy version of {_gb(need)} into {directory}: {why}. Free space there, "
         "or give this node more (docker run --shm-size; TMPDIR)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarm_node.errors import ConfigError
 from swarm_node.simulation.report import SimulationReport
+from swarm_node.simulation.scenario import Scenario
 
 
 def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
@@ -20,12 +21,14 @@ def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
-    reward that arXiv 2509.08721 reports for it. `supervised` nodes are told right answers. They are
-    no arm, but the reference line of all arms. Other arms are `told` in so many first updates."""
+    reward that arXiv 2509.08721 reports for it. Nodes of a `filtered` arm drop own groups of equal
+    rewards. `supervised` nodes are told right answers. They are no arm, but the reference line of
+    all arms. Other arms are `told` in so many first updates."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: float | None = None
+    filtered: bool = False
     supervised: bool = False
     told: int = 0
 
@@ -33,6 +36,11 @@ class Arm:
     def directory(self) -> str:
         """The name of its directory."""
         return self.name.replace("/", "-").replace("+", "-")
+
+    def scenario(self, scenario: Scenario) -> Scenario:
+        """`scenario` with the nodes of this arm."""
+        filtered, supervised, told = self.filtered, self.supervised, self.told
+        return replace(scenario, filtered=filtered, supervised=supervised, told=told)
 
     def flags(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of this arm's nodes. `shared` are those of all arms; the arm's own
@@ -46,7 +54,7 @@ ARMS = (
     # It samples as little as a node can.
     Arm("supervised", batch_of(1, 0, 2), supervised=True),
     Arm("8/0", batch_of(8, 0), paper=561.79),
-    Arm("8/0+filter", batch_of(8, 0) | {"experience.filter_own": True}),
+    Arm("8/0+filter", batch_of(8, 0), filtered=True),
     Arm("6/2", batch_of(6, 2), paper=854.43),
     Arm("4/4", batch_of(4, 4), paper=1093.31),
     Arm("2/6", batch_of(2, 6), paper=945.87),

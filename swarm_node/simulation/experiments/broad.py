@@ -1,6 +1,6 @@
 """`swarm-node experiment broad`: the gain of nodes that sample the same tasks.
 
-The cases differ in `sampling.common_share` only: all nodes make and train on the same number of
+The cases differ in `Scenario.common` only: all nodes make and train on the same number of
 groups. A node judges the groups of a common task together (`policy/experience/advantage.py`). The
 table shows the share of the groups trained on that were judged so.
 """
@@ -8,7 +8,7 @@ table shows the share of the groups trained on that were judged so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,5 +75,5 @@ class Broad(RegimeExperiment[float]):
         finish((training, generation), "common share")
 
     def _case(self, share: float, scenario: Scenario) -> Case:
-        flags = {**batch_of(4, 4), **self.shared, "sampling.common_share": share}
-        return Case(f"share-{share:g}", scenario, flags)
+        flags = {**batch_of(4, 4), **self.shared}
+        return Case(f"share-{share:g}", replace(scenario, common=share), flags)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import swarm_node
 from swarm_node.errors import ConfigError, SwarmNodeError
+from swarm_node.process import die_with_parent
 from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.frontier_arms import (
     CANDIDATES,
@@ -94,7 +96,7 @@ class Frontier:
         for regime in self.regimes:
             GROUNDS[regime].models(self.models)  # before several processes want it
         context = multiprocessing.get_context("spawn")
-        helpers = [context.Process(target=self._work) for _ in range(jobs - 1)]
+        helpers = [context.Process(target=self._help, args=(os.getpid(),)) for _ in range(jobs - 1)]
         for helper in helpers:
             helper.start()
         self._work()
@@ -155,6 +157,12 @@ class Frontier:
         yield SUPERVISED, 1
         yield from ((rival, nodes) for rival in CENTRAL for nodes in self.sizes)
         yield from ((rival, SIZE) for rival in LATE)
+
+    def _help(self, parent: int) -> None:
+        die_with_parent(
+            parent
+        )  # else it makes runs on after a kill, beside those of the next start
+        self._work()
 
     def _work(self) -> None:
         quiet()

@@ -35,7 +35,6 @@ EVAL_TASKS = 64
 EVAL_NODES = 4
 #: When reward is measured, in shares of the updates.
 _MEASURED = (1 / 12, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 1.5, 2, 3, 4, 6, 8, 12)
-_FILTER = {"experience.filter_own": True}
 #: Families that a private node has, of nine.
 _FAMILIES = 9
 
@@ -44,7 +43,7 @@ _FAMILIES = 9
 class Rival:
     """One arm. `kind` is solo, swarm, candidate (a swarm with something tried out), central (one
     learner, whose samplers have weights of `lag` updates ago) or supervised. `own`, `past` and
-    `rows` are the groups of its batch, of its past, and rows (`Scenario`)."""
+    `rows` are the groups of its batch, of its past, and rows; `filtered` as in `Scenario`."""
 
     name: str
     kind: str
@@ -54,11 +53,7 @@ class Rival:
     past: int = 0
     rows: int = 0
     lag: int = 0
-
-    @property
-    def filtered(self) -> bool:
-        """Check that own groups of equal rewards are thrown away."""
-        return bool(self.settings.get("experience.filter_own"))
+    filtered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +87,9 @@ GROUNDS: Mapping[str, Ground] = {
 
 def _solo(groups: int, size: int, filtered: bool, past: bool) -> Rival:
     name = f"solo-{groups}x{size}" + "-filter" * filtered + "-past" * past
-    settings = batch_of(groups, 0, size) | (_FILTER if filtered else {})
-    return Rival(name, "solo", settings, groups, size, PAST if past else 0)
+    past_groups = PAST if past else 0
+    settings = batch_of(groups, 0, size)
+    return Rival(name, "solo", settings, groups, size, past_groups, filtered=filtered)
 
 
 SOLO = tuple(
@@ -210,6 +206,7 @@ def scenario_of(
         supervised=rival.kind == "supervised",
         own_past=rival.past,
         by_rows=rival.rows,
+        filtered=rival.filtered,
         fresh_tasks=True,
     )
 

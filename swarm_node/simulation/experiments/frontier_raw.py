@@ -29,7 +29,8 @@ class Raw(msgspec.Struct, frozen=True, omit_defaults=True):
     so many `answers` and trained on so many `informative` groups, and its reward was `unseen` on
     unseen texts and `seen` on those that training may draw. `share` is that of informative groups
     among those made since the measurement before. All are means over the `learners`, and `kinds`
-    are `unseen` by model where there are several.
+    are `unseen` by model where there are several. `hostile` is the share of hostile members' groups
+    among those that the learners trained on lately.
 
     `bytes` were sent in the whole run by all nodes, and `weights` are bytes of weights among them.
     `cpu` is processor time of all nodes, with sampling, judging of own and peers' groups, the check
@@ -59,6 +60,7 @@ class Raw(msgspec.Struct, frozen=True, omit_defaults=True):
     own_lag: float
     peers_lag: float
     kinds: list[list[float]] = []
+    hostile: float = 0.0
 
     @property
     def everybodys(self) -> list[float]:
@@ -125,6 +127,7 @@ def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> R
         own_lag=round(sum(node.own_lag for node in nodes) / len(nodes), 3),
         peers_lag=round(sum(node.peers_lag for node in nodes) / len(nodes), 3),
         kinds=[_short(reward for _, reward in model.curve) for model in models],
+        hostile=round(sum(node.trained_hostile for node in nodes) / len(nodes), _DIGITS),
     )
 
 

@@ -218,7 +218,9 @@ def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Tabl
     pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == _SOURCE]
     if not pilot:
         raise ConfigError(f"the pilot lacks {_SOURCE} in {source}")
-    learning = Learning(*(_means(pilot, name) for name in ("informative", "unseen", "share")))
+    groups, reward, share = (_means(pilot, name) for name in ("informative", "unseen", "share"))
+    # A share is that of the groups since the measurement before, which the first one lacks.
+    learning = Learning(groups, reward, [share[1], *share[1:]])
     specialised = GROUNDS[regime].regime.specialised
     table = results_table(
         f"{regime}: the default's reward, predicted before the run and measured",

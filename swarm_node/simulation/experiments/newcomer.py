@@ -59,7 +59,7 @@ class Newcomer(RegimeExperiment[str]):
         for name, chosen in _ARMS.items():
             (arm,) = chosen_arms((chosen,))
             count = rounds * (2 if name == _ALONE else 1)
-            scenario = replace(alone, rounds=count, supervised=arm.supervised)
+            scenario = arm.scenario(replace(alone, rounds=count))
             cases[name] = Case(name.replace("+", "-"), scenario, arm.flags(self.shared))
         return cases
 

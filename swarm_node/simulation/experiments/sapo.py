@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,7 @@ class Sapo(RegimeExperiment[Arm]):
             models=(self.model or regime.model(directory),),
         )
         return {
-            arm: Case(
-                arm.directory,
-                replace(scenario, supervised=arm.supervised, told=arm.told),
-                arm.flags(self.shared),
-            )
-            for arm in arms
+            arm: Case(arm.directory, arm.scenario(scenario), arm.flags(self.shared)) for arm in arms
         }
 
     def tables(self, results: Results[Arm]) -> Iterable[Table]:

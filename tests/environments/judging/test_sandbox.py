@@ -142,6 +142,9 @@ ATTACKS = {
     "take another's descriptor": "call(438, call(434, {outside}, 0), 1, 0)",
     "signal the node": "os.kill({outside}, 0)",
     "signal everybody": "os.kill(-1, 0)",
+    "end as if it were killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "end as if it were ended": "signal.pthread_kill(threading.get_ident(), signal.SIGTERM)",
+    "stop as if it were stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
     "signal the group": "os.kill(0, 0)",
     "signal through a descriptor": "os.pidfd_open({outside})",
     "queue a signal": "call(129, {outside}, 10, None)",
@@ -190,6 +193,7 @@ HARMFUL = {
     *("change another's limits", "change another's priority", "load a module", "reboot"),
     *("set the clock", "hoard", "hoard by parts", "grow the stack", "trace the node"),
     *("replace itself", "run from a descriptor", "take another's descriptor"),
+    *("end as if it were killed", "end as if it were ended", "stop as if it were stopped"),
 }
 UNCONFINED = """
 import os, sys
@@ -278,6 +282,31 @@ def test_nothing_that_a_text_tries_leaves_its_judge(
 
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
+@pytest.mark.parametrize(("files", "cramped"), [(100, False), (10, True)])
+def test_a_confined_process_is_killed_first_and_says_what_it_was_refused(
+    files: int, cramped: bool
+) -> None:
+    program = f"""
+import resource
+from pathlib import Path
+from swarm_node.environments.judging.sandbox import code_paths, confine
+resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))
+done = confine(iter([Path("/proc"), *code_paths()]))
+print(Path("/proc/self/oom_score_adj").read_text().strip(), done.cramped)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CPU)[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    most = min(files, 64)
+    assert done.stdout.splitlines() == [f"1000 {cramped}", f"({most}, {most}) 3600"], done.stderr
+
+
+@pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
 @pytest.mark.slow(reason="starts a process for every attack")
 def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
     """The control: without it, attacks that are misspelt would pass for attacks that are held."""
@@ -322,7 +351,7 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
         ("os.abort()", "crashed"),
         ("ctypes.string_at(0)", "crashed"),
         ("os.kill(os.getpid(), 40)", "crashed"),
-        ("os.kill(os.getpid(), signal.SIGPROF)", "timeout"),
+        ("os.kill(os.getpid(), signal.SIGPROF)", "crashed"),
         ("[os.write(n, b'x' * 99) for n in range(3, 9)]", "forged"),
         ("send(verdicts=[[1.0, '', '']] * 2)", "forged"),
         ("send(id=7, verdicts=[[1.0, '', '']])", "forged"),

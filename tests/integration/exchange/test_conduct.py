@@ -13,13 +13,14 @@ from exchange_sides import Side, right_answer, serve_raw
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Home
-from swarm_node.p2p.exchange.serving import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
 from swarm_node.p2p.membership.statements import NewSecret, Revocations, Signed, revocations
-from swarm_node.p2p.peers.conduct import FIRST_OFF_SECONDS, Standing
+from swarm_node.p2p.peers.conduct import Standing
+from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
 
 
 def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
@@ -151,7 +152,7 @@ def test_a_peer_that_breaks_the_protocol_is_asked_nothing_and_gets_no_answer(in_
         assert await bob.fetch() == []
         assert bob.rejected == {"signature": 1}
         now = SYSTEM_CLOCK.now()
-        assert 50 < bob.directory.cut(mallory.peer_id, now) <= FIRST_OFF_SECONDS
+        assert 50 < bob.directory.cut(mallory.peer_id, now) <= OFFENCE.first
         assert bob.directory.draw(random.Random(0), 9, now) == []
         with pytest.raises(TransportError, match="cut the link"):
             await mallory.transport.request(bob.peer_id, HELLO, b"")
@@ -198,7 +199,7 @@ def test_an_author_that_states_a_wrong_size_makes_no_holder_guilty(in_swarm) -> 
         assert bob.rejected["size"] > 0
         holder = bob.directory.get(carol.peer_id)
         assert holder is not None
-        assert (holder.rejected.total(), holder.failures) == (0, 0)
+        assert (holder.rejected.total(), holder.retry.failures) == (0, 0)
 
     in_swarm(body, 3)
 

@@ -9,7 +9,7 @@ from exchange_sides import Side, right_answer
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.exchange.serving import PEERS, hello_body
+from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.statements import revocations
 from swarm_node.p2p.membership.stewards import issue_renewal
@@ -18,6 +18,7 @@ from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import PEERS
 
 
 def _readers(network: MemoryNetwork) -> list[str]:

@@ -11,13 +11,13 @@ import pytest
 from exchange_sides import Side, announce_raw, larger, make_group, right_answer
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p.exchange.serving import LIST, PULL
 from swarm_node.p2p.limits.budgets import FREE_SECONDS
 from swarm_node.p2p.membership.statements import revocations
 from swarm_node.p2p.peers.conduct import STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.rollout import TaskRef
 
 
@@ -113,7 +113,7 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
         assert carol.rejected["not_here"] == 1
         innocent = carol.directory.get(bob.peer_id)
         assert innocent is not None
-        assert innocent.failures == 0
+        assert innocent.retry.failures == 0
         assert innocent.rejected.total() == 0
 
     in_swarm(body, 3)

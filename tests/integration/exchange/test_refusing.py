@@ -110,6 +110,44 @@ def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
     in_swarm(body)
 
 
+def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judged_later(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        judge = bob.verifier._judge
+
+        async def killed_once(*arguments: Any) -> Any:
+            bob.verifier._judge = judge
+            return replace(await judge(*arguments), unjudged="killed")
+
+        bob.verifier._judge = killed_once
+        await alice.publish(0)
+        assert len(await bob.fetch()) == 1
+        assert bob.rejected == {"unjudged": 1}
+        standing = bob.directory.get(alice.peer_id).standing
+        assert (standing.useless, standing.strikes, standing.cut_until) == (0.0, 0, 0.0)
+
+    in_swarm(body)
+
+
+def test_texts_that_make_the_judge_sleep_are_useless_and_not_pulled_again(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        judge, calls = bob.verifier._judge, []
+
+        async def sleeps(*arguments: Any) -> Any:
+            calls.append(arguments)
+            return replace(await judge(*arguments), lost="asleep")
+
+        bob.verifier._judge = sleeps
+        await alice.publish(0)
+        for _ in range(3):
+            assert await bob.fetch() == []
+        assert bob.rejected == {"asleep": 1}
+        assert len(calls) == 1
+        standing = bob.directory.get(alice.peer_id).standing
+        assert (standing.strikes, standing.cut_until) == (1, 0.0)
+
+    in_swarm(body)
+
+
 def test_a_task_too_slow_for_this_machine_cuts_nobody_off(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         async def slow(*arguments: Any) -> Any:

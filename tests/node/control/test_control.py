@@ -17,8 +17,8 @@ from control_servers import serving
 from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.history import HistoryReport, Ring
-from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, GroupCounts, NetworkReport
+from swarm_node.node.figures.history import GroupCounts, HistoryReport, Ring
+from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport
 from swarm_node.p2p.reach.verdict import Probed, Relay, judge
 from swarm_node.page import listening
 

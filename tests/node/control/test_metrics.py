@@ -13,10 +13,10 @@ from builders import history_row as row
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm_node.node.control.metrics import exposition
+from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import (
     BusyRow,
     EvalPoint,
-    GroupCounts,
     MembershipRow,
     PeerRow,
     Snapshot,

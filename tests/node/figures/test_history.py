@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,13 +17,23 @@ from in_memory import World, small_settings
 
 from swarm_node.environments.split import SPLIT
 from swarm_node.errors import HomeError
-from swarm_node.node.figures.history import HistoryRow, MetricsFile, Ring, Totals, means
+from swarm_node.node.figures.history import (
+    COUNTERS,
+    GAUGES,
+    GroupCounts,
+    HistoryRow,
+    Means,
+    MetricsFile,
+    Ring,
+    Sums,
+    Totals,
+)
 from swarm_node.node.start.assembly import assemble
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 
 def test_a_row_has_means_of_what_happened_in_between() -> None:
-    before = Totals(seconds=100.0, batches=10, updates=9, own=40, external=3, sampled=1000)
+    before = Totals(seconds=100.0, batches=10, updates=9, own=40, external=3, sampled_tokens=1000)
     now = Totals(
         seconds=110.0,
         batches=20,
@@ -36,21 +47,39 @@ def test_a_row_has_means_of_what_happened_in_between() -> None:
         age=8,
         made=50,
         informative=5,
-        sampled=3000,
-        trained=900,
+        sampled_tokens=3000,
+        trained_tokens=900,
         sampling=4.0,
         updating=12.0,
     )
-    found = means(before, now)
+    found = Means.between(before, now)
     assert (found.own_per_update, found.peers_per_update) == (3.6, 0.4)
     assert (found.lag, found.age) == (0.5, 2.0)
     assert (found.own_reward, found.informative_share) == (0.25, 0.1)
     assert (found.updates_per_second, found.rows) == (0.9, 64)
     assert (found.sampled_tokens_per_second, found.trained_tokens_per_second) == (200.0, 90.0)
     assert (found.sampler_busy, found.trainer_busy) == (0.4, 1.0), "an update began before"
-    quiet = means(now, now._replace(seconds=120.0))
+    quiet = Means.between(now, replace(now, seconds=120.0))
     assert quiet.own_per_update is quiet.lag is quiet.own_reward is quiet.informative_share is None
     assert (quiet.updates_per_second, quiet.sampler_busy) == (0.0, 0.0)
+
+
+def test_a_count_reaches_the_row_and_the_metrics_and_a_sum_reaches_the_means() -> None:
+    counts = {name: 10 + at for at, name in enumerate(GroupCounts.__struct_fields__)}
+    known = dict.fromkeys(("time", "version", "updates", "refused", "peers", "memory"), 1)
+    nothing = Totals()
+    made = HistoryRow.of(GroupCounts(**counts), Means.between(nothing, nothing), **known)
+    in_row = [getattr(made, name) for name in made.__struct_fields__]
+    assert set(counts.values()) <= set(in_row)
+    assert COUNTERS.keys() == counts.keys()
+    assert GAUGES.keys() <= set(made.__struct_fields__)
+    # No sum is kept for nothing: each changes a mean.
+    still = Means.between(nothing, Totals(seconds=1.0, own=1, external=1, own_answers=1))
+    for field in fields(Sums):
+        moved = Totals(**{"seconds": 1.0, "own": 1, "external": 1, "own_answers": 1, field.name: 7})
+        if field.name == "own_answers":
+            moved.own_reward = 7
+        assert Means.between(nothing, moved) != still, field.name
 
 
 @settings(max_examples=30)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -13,8 +16,9 @@ from swarm_node.environments.presets import environment_name
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.split import with_split
 from swarm_node.node.figures.samples import RecentRow
-from swarm_node.node.figures.snapshot import MembershipRow, PeerRow, Said, Snapshot
-from swarm_node.node.figures.verdict import ENOUGH_GROUPS, findings
+from swarm_node.node.figures.snapshot import EvalPoint, MembershipRow, PeerRow, Said, Snapshot
+from swarm_node.node.figures.verdict import ENOUGH_GROUPS, HOLD_SECONDS, Steady, findings
+from swarm_node.p2p.peers.causes import Cause
 
 DAY = 86_400.0
 MEMBER = MembershipRow("me", "boss", 0, int(90 * DAY), "member")
@@ -40,19 +44,56 @@ def node(**changes: Any) -> Snapshot:
     return quiet_snapshot(**{**well, **changes})
 
 
+def curve(*rewards: float) -> list[EvalPoint]:
+    return [
+        EvalPoint(float(n), n, reward, reward, None, {}, split=1)
+        for n, reward in enumerate(rewards)
+    ]
+
+
+REVOKED = Cause("revoked", "12D3KooWalice", "alice")
+AHEAD = Cause("clock", "12D3KooWalice", "alice", seconds=3602.0)
+CLOSED = Cause("nobody_listens", "12D3KooWalice", where="10.77.0.1:31330", tries=3)
+SATURATED = Said("saturated", "warning", "nearly all is learnt")
+
+
 CASES: list[tuple[dict[str, Any], str, str, str]] = [
-    ({}, "sharing", "learning and sharing", ""),
+    ({}, "sharing", "training and sharing", ""),
     ({"updates": 0}, "sharing", "sampling and sharing", ""),
     ({"state": "starting"}, "starting", "the node is starting", ""),
     ({"state": "stopping"}, "stopping", "the node is stopping", ""),
-    ({"peers": []}, "alone", "learning alone: no peers yet", "swarm-node invite --name"),
+    ({"peers": []}, "alone", "training alone: no peers yet", "swarm-node invite --name"),
     ({"peers": [peer(seen=61.0)]}, "alone", "no peer answers now", "doctor --network"),
-    ({"membership": None}, "sharing", "learning and sharing", ""),
+    ({"membership": None}, "sharing", "training and sharing", ""),
     ({"time": 78 * DAY}, "membership", "in 12 days", "ask for a new ticket"),
     ({"time": 91 * DAY, "membership": msgspec.structs.replace(MEMBER, standing="expired")},
      "membership", "membership ended on 1970-04-01", "--ticket-file"),
     ({"membership": msgspec.structs.replace(MEMBER, standing="revoked")},
-     "membership", "peers refuse this node (revoked)", "ask the owner"),
+     "membership", "the owner of the swarm revoked this node's membership",
+     "ask for a new ticket"),
+    ({"evals": curve(0.1, 0.2, 0.3, 0.4)}, "sharing", "learning and sharing", ""),
+    ({"evals": curve(0.5, 0.52, 0.48, 0.51, 0.5)}, "sharing", "training and sharing", ""),
+    ({"causes": [REVOKED], "peers": []}, "revoked", "revoked this node's membership, says alice",
+     "new ticket"),
+    ({"causes": [REVOKED], "peers": [peer("alice")]}, "revoked", "says alice", "new ticket"),
+    ({"causes": [AHEAD], "peers": []}, "clock", "this clock is 3,602 s ahead", "set-ntp"),
+    ({"causes": [Cause("link_down")], "peers": []}, "link_down", "no network interface", "cable"),
+    ({"causes": [CLOSED], "peers": [], "configured": 1}, "alone",
+     "training alone: 10.77.0.1:31330 refuses connections (3 tries, 0 s)", "on that port?"),
+    ({"causes": [CLOSED], "peers": [], "former": [peer(seen=99.0)]}, "alone",
+     "10.77.0.1:31330 refuses connections", "on that port?"),
+    ({"peers": [peer(seen=41.0, lost=True)]}, "alone", "no peer answers now, laptop left 41 s ago",
+     "doctor --network"),
+    ({"peers": [peer(seen=19.0, lost=True)]}, "sharing", "training and sharing", ""),
+    ({"peers": [peer(model="a1b2c3d4")]}, "sharing", "training and sharing", ""),
+    ({"membership": msgspec.structs.replace(MEMBER, standing="revoked", revoked=int(DAY))},
+     "membership", "revoked this node's membership on 1970-01-02", "ask for a new ticket"),
+    ({"causes": [CLOSED]}, "sharing", "training and sharing", ""),
+    ({"peers": [], "configured": 1}, "alone", "no peer has answered yet", "doctor --network"),
+    ({"peers": [peer(seen=75.0)]}, "alone", "no peer answers now, laptop left 75 s ago", ""),
+    ({"peers": [peer(seen=180.0), peer("b", 181.0)]}, "alone", "nobody since 3 min", ""),
+    ({"alarms": ["one peer costs much: see `swarm-node peers`"]}, "alarm", "one peer costs much",
+     "swarm-node peers"),
     ({"seconds_since_update": 301.0}, "stalled", "no update for 5 min", "swarm-node logs"),
     ({"seconds_since_update": 301.0, "faults": {"trainer": 7}}, "stalled", "7 trainer", ""),
     ({"seconds_since_update": 301.0, "seconds_between_updates": 60.0}, "sharing", "", ""),
@@ -89,6 +130,26 @@ def test_the_first_finding(changes: dict[str, Any], kind: str, text: str, remedy
     assert remedy in first.remedy
 
 
+def test_nobody_at_all_behind_a_dead_address_is_bad_and_a_peer_that_left_is_not() -> None:
+    dead = findings(node(causes=[CLOSED], peers=[], configured=1))[0]
+    assert (dead.kind, dead.level) == ("alone", "bad")
+    away = [peer(seen=99.0)]
+    for met in ({"peers": away}, {"peers": [], "former": away}):
+        left = findings(node(causes=[CLOSED], configured=1, **met))[0]
+        assert (left.kind, left.level) == ("alone", "warning")
+    assert findings(node(peers=[], configured=1))[0].level == "warning", "nothing has failed yet"
+
+
+def test_another_model_is_told_beside_the_verdict_and_is_nothing_wrong() -> None:
+    gone = peer("c", model="a1b2c3d4", seen=99.0)
+    first, said = findings(
+        node(peers=[peer("a", model="a1b2c3d4"), peer("b", model="a1b2c3d4"), gone])
+    )
+    assert (first.kind, said.kind, said.level) == ("sharing", "model", "good")
+    assert said.text.startswith("a, b use another model (a1b2c3d4, this node ")
+    assert "--model" in said.remedy
+
+
 def test_the_most_serious_comes_first_and_nothing_is_lost() -> None:
     found = findings(
         node(
@@ -106,6 +167,129 @@ def test_the_most_serious_comes_first_and_nothing_is_lost() -> None:
 def test_a_node_alone_is_told_so_beside_what_is_worse() -> None:
     found = findings(node(recent=RecentRow(256, 0, 0.0), peers=[]))
     assert [said.kind for said in found] == ["nothing_to_learn", "alone"]
+
+
+def test_an_expelled_node_is_told_so_first_and_then_that_it_trains_alone() -> None:
+    first, second = findings(node(causes=[REVOKED], peers=[], seconds_since_update=1e4))[:2]
+    assert (first.kind, first.level) == ("revoked", "bad")
+    assert second.kind == "stalled"
+    found = findings(node(causes=[REVOKED], peers=[peer("alice", seen=2.0)]))
+    assert [said.kind for said in found] == ["revoked", "alone"]
+    assert found[1].text == "training alone: peers take it for no member"
+
+
+def test_one_liar_among_peers_that_answer_does_not_expel_this_node() -> None:
+    peers = [peer("alice"), peer("bob"), peer("carl")]
+    first, *_ = findings(node(causes=[REVOKED], peers=peers))
+    assert (first.kind, first.level) == ("revoked", "warning")
+    assert first.text.endswith("(1 of 3 peers)")
+
+
+def test_whom_this_node_refused_is_told_and_does_not_change_its_verdict() -> None:
+    tried = Cause("used_up", "12D3KooWweb", "web", tries=12, seconds_since=41.0)
+    first, second = findings(node(refused_callers=[tried]))
+    assert first.kind == "sharing"
+    assert second.level == "good"
+    assert "web is used up" in second.text
+    assert "41 s ago, 12 times" in second.text
+
+
+def test_a_finding_is_said_once_it_holds_and_until_it_no_longer_does() -> None:
+    steady = Steady()
+    assert steady.settle([], 0.0) == []
+    for now in range(10, 90, 20):  # to and fro
+        assert steady.settle([SATURATED], now) == []
+        assert steady.settle([], now + 10) == []
+    for now in range(100, 220, 10):
+        assert steady.settle([SATURATED], now) == []
+    assert steady.settle([SATURATED], 100 + HOLD_SECONDS) == [SATURATED]
+    for now in range(230, 330, 20):
+        assert steady.settle([], now) == [SATURATED]
+        assert steady.settle([SATURATED], now + 10) == [SATURATED]
+    last = 320
+    assert steady.settle([], last + HOLD_SECONDS - 1) == [SATURATED]
+    assert steady.settle([], last + HOLD_SECONDS) == []
+
+
+def _walk(rng: random.Random, count: int) -> list[float]:
+    """Noise that lasts: each step keeps four fifths of the last."""
+    rewards = [0.5]
+    for _ in range(count - 1):
+        rewards.append(0.5 + 0.8 * (rewards[-1] - 0.5) + rng.gauss(0.0, 0.02))
+    return rewards
+
+
+#: An hour of a node that measures every twenty seconds, by kind: the reward on unseen texts, which
+#: has the noise of its tasks.
+HISTORIES: dict[str, Callable[[random.Random, int], list[float]]] = {
+    "flat": lambda rng, count: [0.5 + rng.gauss(0.0, 0.02) for _ in range(count)],
+    "noisy": _walk,
+    "rising": lambda rng, count: [0.2 + 0.004 * n + rng.gauss(0.0, 0.02) for n in range(count)],
+    "risen": lambda rng, count: [
+        0.2 + 0.01 * min(n, 50) + rng.gauss(0.0, 0.02) for n in range(count)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_word_learning_needs_a_rise_and_turns_at_most_once_in_ten_minutes(
+    kind: str, seed: int
+) -> None:
+    steady, evals, said = Steady(), list[EvalPoint](), list[tuple[float, bool]]()
+    for number, reward in enumerate(HISTORIES[kind](random.Random(seed), 180)):
+        evals.append(EvalPoint(20.0 * number, number, reward, reward, None, {}, split=1))
+        shot = node(evals=evals, seconds=20.0 * number)
+        text = findings(shot, steady)[0].text
+        assert findings(shot, steady)[0].text == text, "asking again turns nothing"
+        said.append((20.0 * number, text.startswith("learning")))
+    turns = [now for (_, a), (now, b) in pairwise(said) if a != b]
+    assert all(b - a >= 600.0 for a, b in pairwise(turns)), turns
+    if kind == "flat":
+        assert not any(learning for _, learning in said)
+    if kind == "rising":
+        assert all(learning for now, learning in said if now >= 900.0)
+    if kind == "risen":  # until second 1000
+        assert any(learning for _, learning in said)
+        assert not any(learning for now, learning in said if now >= 1900.0)
+
+
+#: Reward on unseen texts of a node with the tiny model, alone on two busy cores, every 15 s.
+RECORDED = [
+    *(0.149, 0.609, 0.748, 0.722, 0.792, 0.87, 0.894, 0.894, 0.891, 0.917, 0.896, 0.913, 0.882),
+    *(0.877, 0.892, 0.901, 0.896, 0.882, 0.877, 0.885),
+]
+
+
+def test_a_recorded_rise_is_told_once_and_no_longer_after_it_has_ended() -> None:
+    """Its last values go on for as long as it takes, in their order."""
+    rewards = [*RECORDED, *(RECORDED[-10:] * 12)]
+    evals = [EvalPoint(15.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
+    steady = Steady()
+    said = [steady.learns(evals[: end + 1]) for end in range(len(evals))]
+    turns = [n for n, (a, b) in enumerate(pairwise(said)) if a != b]
+    assert len(turns) == 2
+    first, last = turns
+    assert 15.0 * first <= 150.0
+    assert 600.0 <= 15.0 * (last - first) <= 900.0
+
+
+def test_the_word_learning_is_the_same_however_often_somebody_asks() -> None:
+    rewards = HISTORIES["rising"](random.Random(0), 120)
+    evals = [EvalPoint(20.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
+    often, once = Steady(), Steady()
+    told = [often.learns(evals[: end + 1]) for end in range(len(evals))]
+    assert once.learns(evals) == told[-1] is True
+    assert Steady().learns([]) is False
+
+
+def test_a_first_verdict_and_one_after_a_long_pause_say_what_is_so_now() -> None:
+    steady = Steady()
+    assert steady.settle([SATURATED], 0.0) == [SATURATED]
+    assert steady.settle([], HOLD_SECONDS + 1) == []
+    saturated = node(recent=RecentRow(256, 12, 0.97), seconds=1000.0)
+    assert findings(saturated, steady)[0].kind == "saturated"
+    assert findings(node(seconds=1010.0), steady)[0].kind == "saturated", "ten seconds are nothing"
 
 
 def test_a_preset_has_its_name_and_anything_else_its_version() -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import io
 import os
+import sqlite3
 import stat
 import tarfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from swarm_node.errors import HomeError
-from swarm_node.node.home.backup import Member, _Manifest, back_up, restore
+from swarm_node.node.home.backup import Member, _append, _Manifest, back_up, restore
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.policy.training.checkpoint import TrainingState, save
+from swarm_node.program.private_directory import with_head
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup
 
@@ -32,6 +37,11 @@ def home(tmp_path: Path) -> Home:
     publish(storage, 3)
     storage.close()
     return home
+
+
+def _state(version: int) -> TrainingState:
+    weights = {"w": torch.full((4, 3), 1.0)}
+    return TrainingState(version, version, weights, weights, b"rng", {}, b"m" * 32)
 
 
 def publish(storage: Storage, count: int) -> None:
@@ -54,9 +64,7 @@ def publish(storage: Storage, count: int) -> None:
 
 
 def test_a_restored_home_is_the_old_one(home: Home, tmp_path: Path) -> None:
-    newest = home.checkpoints / "v0000000042"
-    newest.mkdir(parents=True)
-    (newest / "model.safetensors").write_bytes(os.urandom(100_000))
+    newest = save(home.checkpoints, _state(42))
     (home.path / "log").write_text("not a part of the home")
     out = tmp_path / "backup"
     made = back_up(home, out, now=NOW, checkpoint=newest)
@@ -81,7 +89,10 @@ def test_a_restored_home_is_the_old_one(home: Home, tmp_path: Path) -> None:
     before.close()
     after.close()
     assert sorted(path.name for path in other.path.iterdir()) == sorted(
-        [*(name for name in made.files if "/" not in name), "checkpoints", "lock"]
+        [
+            *(name for name in made.files if "/" not in name),
+            *("checkpoints", "home.json", "lock", "recording"),
+        ]
     )
 
 
@@ -149,6 +160,62 @@ def test_every_cut_and_every_changed_byte_is_refused(home: Home, tmp_path: Path)
         refused(bad, tmp_path, "not a usable backup")
 
 
+def test_every_byte_between_the_files_is_checked_too(home: Home, tmp_path: Path) -> None:
+    home.database.unlink()
+    out, bad = tmp_path / "backup", tmp_path / "bad"
+    back_up(home, out, now=NOW)
+    good = out.read_bytes()
+    with tarfile.open(out) as archive:
+        members = archive.getmembers()
+    inside = {
+        place
+        for member in members
+        for place in range(member.offset_data, member.offset_data + member.size)
+    }
+    between = sorted(set(range(len(good))) - inside)
+    assert len(between) > 5000
+    for place in between[::41]:
+        bad.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        refused(bad, tmp_path, "not a usable backup")
+    bad.write_bytes(good + b"more")
+    refused(bad, tmp_path, "more than the end follows")
+    restore(Home(tmp_path / "fine"), out)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON groups BEGIN DELETE FROM windows; END",
+        "CREATE VIEW v AS SELECT * FROM groups",
+        "CREATE TABLE more (a)",
+        "DROP TABLE windows",
+        "ALTER TABLE peers ADD COLUMN more",
+        "PRAGMA user_version = 99",
+    ],
+)
+def test_a_database_with_anything_of_its_own_is_refused(
+    home: Home, tmp_path: Path, planted: str
+) -> None:
+    with closing(sqlite3.connect(home.database)) as database:
+        database.execute(planted)
+    out = tmp_path / "backup"
+    back_up(home, out, now=NOW)
+    refused(out, tmp_path, r"not a usable backup \(.*node\.db")
+
+
+def test_a_home_whose_files_do_not_fit_together_is_refused(home: Home, tmp_path: Path) -> None:
+    other, out = Home(tmp_path / "other"), tmp_path / "backup"
+    other.found_swarm("other", NOW)
+    (home.path / "node.key").write_bytes((other.path / "node.key").read_bytes())
+    back_up(home, out, now=NOW)
+    refused(out, tmp_path, r"node\.key does not fit this home")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", tmp_path, "no regular file")
+
+
 def refused(source: Path, tmp_path: Path, why: str) -> None:
     place = Home(tmp_path / "refused")
     with pytest.raises(HomeError, match=why):
@@ -192,13 +259,29 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "less than nothing": lambda: _stated("node.db", -512),
     "a date after all dates": lambda: archive(plain("manifest.json", b"{}", mtime=1 << 40)),
     "nothing": lambda: b"",
+    "an empty archive": lambda: _archive({}),
+    "no home": lambda: _archive({"port": with_head(b"4001\n")}),
+    "a swarm without a key": lambda: _archive({"swarm.json": b"{}"}),
+    "a sparse file": lambda: archive(plain("port", b"", type=tarfile.GNUTYPE_SPARSE)),
+    "a long name": lambda: archive(plain("port", b"", type=tarfile.GNUTYPE_LONGNAME)),
+    "a database larger than any": lambda: _stated("node.db", (4 << 30) + 1),
     "no tar": lambda: b"not a tar" * 1000,
 }
 
 
+def _archive(files: dict[str, bytes]) -> bytes:
+    """A tar as `back_up` writes it, of these files."""
+    out, members = io.BytesIO(), {}
+    for name, content in files.items():
+        members[name] = _append(out, name, io.BytesIO(content), NOW)
+    _append(out, "manifest.json", io.BytesIO(msgspec.json.encode(_Manifest(1, members))), NOW)
+    out.write(bytes(1024))
+    return out.getvalue()
+
+
 def _stated(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size = size
+    info.size, info.mode = size, 0o600
     return info.tobuf(tarfile.GNU_FORMAT) + bytes(4096)
 
 
@@ -212,8 +295,9 @@ def test_what_no_backup_holds_is_refused_and_nothing_is_made(tmp_path: Path, wha
 
 def test_more_than_the_disk_holds_is_refused_before_it_is_written(tmp_path: Path) -> None:
     source = tmp_path / "huge"
-    source.write_bytes(_stated("node.db", (1 << 40) - 1))
-    refused(source, tmp_path, r"no room for node\.db")
+    name = "checkpoints/v0000000001/model.safetensors"
+    source.write_bytes(_stated(name, (1 << 40) - 1))
+    refused(source, tmp_path, f"no room for {name}")
 
 
 def test_a_manifest_must_name_every_file(tmp_path: Path) -> None:

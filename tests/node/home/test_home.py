@@ -1,15 +1,20 @@
 """A node's directory: founding, joining by ticket, locking, file modes."""
 
+import asyncio
+import os
 import stat
 from pathlib import Path
 
 import pytest
+from swarm_keys import verify_chain
 
-from swarm_node.errors import HomeError, TicketError
+from swarm_node.durable import Journal
+from swarm_node.errors import HomeError, NotRunningError, TicketError
+from swarm_node.node.control.control import ControlClient
 from swarm_node.node.home.home import Home
-from swarm_node.p2p.membership.membership import MemberBody, verify_chain
+from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.identity import Identity, read_private
 
 NOW = 1_800_000_000.0
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
@@ -68,7 +73,7 @@ def test_small_files_that_cannot_be_written_are_said_in_a_line(tmp_path: Path) -
     (home.path / "membership").mkdir()
     with pytest.raises(HomeError, match="cannot write"):
         home.save("port", b"1")
-    with pytest.raises(HomeError, match="membership: Is a directory"):
+    with pytest.raises(HomeError, match=r"membership is damaged \(Is a directory\)"):
         home.found_swarm("team", NOW)
     assert not home.has_swarm
 
@@ -92,3 +97,59 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     assert Identity.load(tmp_path / "key").peer_id == identity.peer_id
     with pytest.raises(HomeError):
         Identity.generate().save(tmp_path / "key")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name", ["node.key", "swarm.json", "membership", "secret", "home.json", "port", "bootstrap"]
+)
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    (home.path / name).unlink(missing_ok=True)
+    os.mkfifo(home.path / name, 0o600)
+    judged = home.judged()
+    assert judged.state == "broken"
+    assert any(f"{name} is damaged (it is no regular file)" in str(e) for e in judged.errors)
+    with pytest.raises(HomeError, match="regular file"):
+        home.load(name)
+    assert home.kept_port() == 0
+    assert home.bootstraps() == []
+    with pytest.raises(HomeError, match="regular file"):
+        read_private(home.path / name, "file")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["lock", "recording", "editing"])
+def test_a_pipe_in_place_of_a_lock_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    (home.path / name).unlink(missing_ok=True)
+    os.mkfifo(home.path / name, 0o600)
+    (fault,) = home.judged().errors
+    assert str(fault) == (
+        f"{name} is damaged (it is no regular file): remove it: it is only locked, and holds "
+        "nothing"
+    )
+    assert not home.in_use()
+    blocked = {"lock": home.lock, "editing": home.editing, "recording": home.using_database}
+    with pytest.raises(HomeError, match="no regular file"), blocked[name]():
+        pass
+    (home.path / name).unlink()
+    home.database.touch()
+    with blocked[name]():
+        assert home.judged().state == "whole"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["node.db", "metrics.jsonl", "node.log", "control.json"])
+def test_a_pipe_in_place_of_a_file_of_a_running_node_is_not_waited_for(
+    tmp_path: Path, name: str
+) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    os.mkfifo(home.path / name, 0o600)
+    assert home.judged(deep=True).state == ("broken" if name == "node.db" else "whole")
+    assert [*Journal(home.metrics, 100).lines(), *Journal(home.log, 100).lines()] == []
+    with pytest.raises((HomeError, NotRunningError)):
+        asyncio.run(ControlClient(home.control_file).stop())

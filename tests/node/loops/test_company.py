@@ -156,7 +156,7 @@ class Moody(SilentTransport):
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         self.beats += 1
         if self.beats % 2:
-            raise TransportError("the network daemon died: heal() restarts it")
+            raise TransportError("the network daemon died: the node starts it again")
         await super().publish_heartbeat(heartbeat, ttl)
 
     async def heal(self, addresses: Sequence[str]) -> str:

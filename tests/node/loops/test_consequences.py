@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.node.loops.consequences import kept, peer_rows, recall, refusals, watch
+from swarm_node.node.loops.consequences import kept, peer_rows, recall, watch
 from swarm_node.node.loops.parts import Shared, Tally
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
-from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.conduct import FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS
-from swarm_node.p2p.peers.peers import Directory, Peer
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.liveness import OFFENCE
+from swarm_node.p2p.peers.peers import Directory
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
+from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import Seeded
 
 OWN = "me"
+OWN_POLICY = PolicyRef(b"m" * 32, b"t" * 32, 0)
 
 
 @pytest.fixture
 def shared() -> Shared:
-    buffer, issuer = ReplayBuffer(ReplaySettings()), "one ticket for all".format
+    buffer, issuer = ReplayBuffer(replay_settings()), "one ticket for all".format
+    wants = Wants(16.0, 4096, 1.0)
+    own = Seeded(0).memberships(1)[0]
     return Shared(
+        local=Local.of(own.identity, own.swarm, SYSTEM_CLOCK),
         tally=Tally(),
-        directory=Directory(OWN),
-        members=Members(Seeded(0).memberships(1)[0].swarm, SYSTEM_CLOCK.wall),
-        traffic=Traffic(Wants(16.0, 4096, 1.0), issuer),
+        wants=wants,
+        traffic=Traffic(wants, issuer),
         effort=Effort(1.0, issuer),
         buffer=buffer,
         slots=Slots(buffer, 8),
@@ -40,14 +45,14 @@ def test_who_was_cut_off_stays_so_after_a_restart_and_a_second_time_for_longer()
     before = Directory(OWN)
     before.meet("junk", 0.0)
     before.meet("honest", 0.0)
-    assert before.refused("junk", "hash", 1000.0) == FIRST_OFF_SECONDS
+    assert before.refused("junk", "hash", 1000.0) == OFFENCE.first
     rows = kept(before, _clock(now=1010.0, wall=5010.0))
     assert [row.peer_id for row in rows] == ["junk"]
     after = Directory(OWN)
     recall(after, rows, _clock(now=3.0, wall=5020.0))  # ten seconds later
-    assert after.cut("junk", 3.0) == FIRST_OFF_SECONDS - 20.0
-    assert after.meet("junk", 3.0).retry_at == 3.0 + FIRST_OFF_SECONDS - 20.0
-    assert after.refused("junk", "hash", 100.0) == 2 * FIRST_OFF_SECONDS
+    assert after.cut("junk", 3.0) == OFFENCE.first - 20.0
+    assert after.meet("junk", 3.0).retry_at == 3.0 + OFFENCE.first - 20.0
+    assert after.refused("junk", "hash", 100.0) == 2 * OFFENCE.first
 
 
 def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
@@ -57,7 +62,7 @@ def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
     rows = kept(before, _clock(now=0.0, wall=2e9))
     after = Directory(OWN)
     recall(after, rows, _clock(now=0.0, wall=1e9))
-    assert after.cut("junk", 0.0) == LONGEST_OFF_SECONDS
+    assert after.cut("junk", 0.0) == OFFENCE.longest
 
 
 def test_a_dropped_peer_keeps_its_standing_when_the_directory_forgets_it() -> None:
@@ -67,7 +72,7 @@ def test_a_dropped_peer_keeps_its_standing_when_the_directory_forgets_it() -> No
     for index in range(5):
         directory.meet(f"peer {index}", 1.0)
     assert directory.get("junk") is None
-    assert directory.meet("junk", 2.0).retry_at == FIRST_OFF_SECONDS
+    assert directory.meet("junk", 2.0).retry_at == OFFENCE.first
 
 
 def test_a_peer_that_costs_much_judging_raises_an_alarm_until_it_is_over(shared: Shared) -> None:
@@ -121,15 +126,18 @@ def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
     peer.standing.served()
     shared.directory.refused("a", "hash", 10.0)
     shared.tally.trained_by.update({OWN: 30, "a": 10})
-    (row,) = peer_rows(shared, 20.0, {}, None)
+    (row,) = peer_rows(shared, 20.0, {}, None, OWN_POLICY)
     assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
     assert row.score == peer.standing.score
 
 
-def test_a_node_that_peers_take_for_no_member_says_how_many_and_why() -> None:
-    peers = [Peer(name, 0.0) for name in ("anna", "bert", "carl")]
-    assert refusals(peers) == []
-    peers[0].refusal = peers[2].refusal = "no member of this swarm: used_up"
-    peers[1].refusal = "no member of this swarm: revoked"
-    (alarm,) = refusals(peers)
-    assert alarm.startswith("3 of 3 peers say that this node is no member (used_up)")
+def test_a_row_names_another_model_and_a_peer_that_failed_twice(shared: Shared) -> None:
+    peer, own = shared.directory.meet("a", 0.0), (OWN_POLICY.model, OWN_POLICY.tokenizer)
+    for policy, model in ((None, ""), (own, ""), ((b"\xab" * 32, own[1]), "abababab")):
+        peer.policy = policy
+        (row,) = peer_rows(shared, 1.0, {}, None, OWN_POLICY)
+        assert row.model == model
+    for second, lost in ((2.0, False), (9.0, True)):
+        peer.failed(second)
+        (row,) = peer_rows(shared, 30.0, {}, None, OWN_POLICY)
+        assert (row.lost, row.present) == (lost, not lost)

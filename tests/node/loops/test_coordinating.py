@@ -10,6 +10,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from swarm_keys import DAY, Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import ConfigError, CoordinatorError
-from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, GroupCounts, PeerRow
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, PeerRow
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.coordinating import Coordinating, hints_of, report_of
+from swarm_node.node.loops.coordinating import Coordinating, hints_of, next_pause, report_of
 from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.parts import Tally
+from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import MAX_REPORT_BYTES, SignedBatch, open_batch
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
@@ -57,26 +60,20 @@ class End:
         self.tally = Tally()
         self.alarms = self.tally.alarms
         self.credentials = Credentials(
-            member.identity,
-            member.swarm,
+            self.node.local,
             member.chain,
-            members=self.node.members,
             office=self.office,
-            wall=clock.wall,
             use_secret=lambda secret: None,
         )
         self.loop = self.make(url)
 
     def make(self, url: str) -> Coordinating:
         return Coordinating(
+            self.node.local,
             url,
-            self.member.identity,
-            self.member.swarm.swarm_id,
             credentials=self.credentials,
             meeting=self.node.exchange.meeting,
-            directory=self.node.directory,
             keeper=self.office,
-            clock=self.clock,
             rng=random.Random(1),
             tally=self.tally,
         )
@@ -180,7 +177,11 @@ def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
         dead = one.make("http://127.0.0.1:9")
         monkeypatch.setattr("swarm_node.node.loops.coordinating.asyncio.sleep", soon)
         one.node.directory.take_hints({"x": 0.5})
-        task = asyncio.create_task(dead.run(quiet_snapshot))
+        task = asyncio.create_task(
+            Supervisor(Counter(), {}, hand.clock()).repeat(
+                "coordinate", partial(dead.step, quiet_snapshot)
+            )
+        )
         async with asyncio.timeout(60):
             while len(pauses) < 15:
                 await real_sleep(0.01)
@@ -341,6 +342,16 @@ def test_a_forked_history_is_an_alarm_and_stays_one_over_a_restart(tmp_path: Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("coordinator.server.TICK_SECONDS", 0.05)
         play(tmp_path, scene)
+
+
+def test_rounds_become_rarer_while_peers_are_few_or_nobody_answers() -> None:
+    pauses = [next_pause(1.0, hurried=True)]
+    while pauses[-1] < 50.0:
+        pauses.append(next_pause(pauses[-1], hurried=True))
+    assert pauses[:4] == [2.0, 3.0, 4.5, 6.75]
+    assert pauses[-1] == next_pause(50.0, hurried=True) == 50.0
+    assert sum(pauses) < 180, "a new node hears of others soon"
+    assert next_pause(2.0, hurried=False) == 50.0
 
 
 def test_a_report_says_what_the_owner_sees_and_fits() -> None:

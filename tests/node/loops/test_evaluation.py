@@ -18,7 +18,8 @@ from in_memory import Host, Sampler, World, environment, small_settings, tiny
 from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.environments.split import SPLIT
-from swarm_node.node.figures.snapshot import EvalPoint, GroupCounts, Saved
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.node.loops.evaluation import Evaluator, cost, pause, seen_tasks
 from swarm_node.node.loops.parts import Timing
 from swarm_node.node.start.assembly import assemble

@@ -12,11 +12,11 @@ from swarm_keys import Swarm
 
 from swarm_node.node.loops.node import Node
 from swarm_node.node.start.assembly import assemble
-from swarm_node.p2p.exchange.serving import LIST, PEERS, PULL
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.stewards import next_list
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.wire.protocols import LIST, PEERS, PULL
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 #: poll_seconds is 1 in `small_settings`.

@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, Judgement
 from swarm_node.errors import ChildError
 from swarm_node.node.loops.harvest import Harvest, provision, still_fresh
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.p2p.limits.budgets import Effort
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, extended, finished
 from swarm_node.rollout import Completion, PolicyRef, TaskRef
@@ -101,7 +103,7 @@ class Bench:
 
     def __init__(self, over: float, **replay: Any) -> None:
         self.engine, self.tasks, self.broken = Engine(), Tasks(), False
-        environment = SimpleNamespace(
+        environment: Any = SimpleNamespace(
             info=EnvironmentInfo("env", "1", ("long", "short")),
             render=self._render,
             judge=self._judge,
@@ -119,12 +121,13 @@ class Bench:
             clock=SYSTEM_CLOCK,
             **unused,
         )
-        self.slots = Slots(ReplayBuffer(ReplaySettings(**replay)), 8)
+        tally = Tally()
+        self.slots = Slots(ReplayBuffer(replay_settings(**replay)), 8)
         self.maker = RolloutMaker(
             load_settings({}, environ={}).sampling,
             parts,
-            Tally(),
-            Effort(1.0, str),
+            tally,
+            Judging(environment, tally, Effort(1.0, str), SYSTEM_CLOCK),
             self.tasks,
             self.slots,
             Harvest(self.engine, max_lag=8, over_provision=over),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from builders import completion, verified
-from in_memory import World, small_settings, tiny
+from in_memory import Sampler, World, small_settings, tiny
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, WeightsError
@@ -22,6 +22,7 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.stored import newest_valid
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.simulation.virtual_time import run_virtual
@@ -39,7 +40,7 @@ class Life:
         self.rejected: list[tuple[str, str | None]] = []
         self.shared = make_shared(settings, membership, world.clock)
         self.tally = self.shared.tally
-        self.learner = make_learner(settings, membership.identity.peer_id, parts, self.shared)
+        self.learner = make_learner(settings, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
@@ -100,6 +101,19 @@ class Sharing(Unsteady):
     async def restart(self) -> tuple[Path, int]:
         self.mapped = self.base() is not None
         return await super().restart()
+
+
+class Resting(Sampler):
+    """A sampler that gives its memory back when asked, if it `can`."""
+
+    can = True
+
+    async def rest(self) -> bool:
+        return self.can
+
+    async def load(self, weights: Path, version: int) -> None:
+        self.loaded = version
+        await super().load(weights, version)
 
 
 class Fleeting(Unsteady):
@@ -206,7 +220,24 @@ def test_a_batch_that_teaches_nothing_is_skipped_and_counted(tmp_path: Path) -> 
         assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
         assert life.tally.groups.trained_own == 2
         assert life.parts.sampler.version == 0
+        await life.close()  # ends what is written meanwhile
         assert not any(world.home().glob("checkpoints/*"))
+
+    in_world(tmp_path, scenario)
+
+
+def test_a_sampler_that_rested_is_given_weights_also_after_a_skipped_update(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        sampler = Resting(tiny().sampler(), 0.01, 0, world.home())
+        life = Life(world, settings, world.parts(settings, sampler=sampler))
+        await life.learner.start()
+        for sampler.can, loaded in ((True, 0), (False, -1)):
+            sampler.loaded = -1
+            life.offer(rewards=EQUAL)
+            assert await life.step()
+            assert sampler.loaded == loaded
+        assert life.tally.skipped_updates == 2
         await life.close()
 
     in_world(tmp_path, scenario)
@@ -254,6 +285,7 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
         assert life.tally.faults == {"trainer": 3}
         assert (life.tally.trainer_restarts, life.tally.updates) == (3, 0)
         assert life.tally.groups.trained_own == 0
+        assert not life.learner.restarting
         assert life.parts.storage.live(max_uses=1) == []
         assert not await life.step()
         life.offer()
@@ -387,8 +419,11 @@ def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
         told = life.tally.faults["checkpoint"]
         assert told >= 1
         assert life.parts.sampler.version == 3
-        await life.learner.checkpoint()
+        assert not await life.learner.checkpoint()
         assert life.tally.faults == {"checkpoint": told + 1}
+        (world.home() / "checkpoints").unlink()
+        assert await life.learner.checkpoint()
+        assert newest_valid(world.home() / "checkpoints") is not None, "it is there on return"
         await life.close()
 
     in_world(tmp_path, scenario)

@@ -44,7 +44,7 @@ class Life:
         for _ in range(self.buffer.mixture.own):
             self.made += 1
             assert self.buffer.admit(own_group(self.made), self.made) is None
-        self.tally.offered += offered
+        self.tally.offered.update(f"peer {number}" for number in range(offered))
         if probe is not None:
             self.tally.evals.append(EvalPoint(0.0, self.made, 0.0, probe, None, {}))
         self.mixer.update()
@@ -207,3 +207,26 @@ def test_a_state_of_other_settings_is_not_resumed() -> None:
         fixed.mixer.resume(state)
         assert adaptive.buffer.mixture == Mixture(1, 7)
         assert fixed.buffer.mixture == Mixture(4, 4)
+
+
+def test_one_peer_counts_for_no_more_than_this_node_makes_however_much_it_offers() -> None:
+    life = Life("auto")
+    for _ in range(40):
+        life.update(offered=0)
+        life.tally.offered["flood"] += 50
+    assert life.tally.mixture is not None
+    assert life.tally.mixture.offered_per_own == pytest.approx(1.0, abs=0.01)
+    assert life.buffer.mixture.own == 4
+
+
+def test_a_peer_that_turns_out_to_teach_nothing_takes_its_offers_back() -> None:
+    life = Life("auto")
+    for _ in range(40):
+        life.update(offered=0)
+        life.tally.offered["flood"] += 50
+    for number in range(60):
+        life.buffer.worth.note_own(f"{number % 3}", 0.2)
+        life.buffer.worth.note("flood", f"{number % 3}", 0.0)
+    for _ in range(20):
+        life.update(offered=0)
+    assert life.buffer.mixture.own >= 7

@@ -290,16 +290,16 @@ def test_the_environments_failures_are_counted_and_survived(tmp_path: Path) -> N
 
 
 def test_an_error_in_a_loop_ends_the_node_with_that_error(tmp_path: Path) -> None:
-    class Full(Storage):
+    class Damaged(Storage):
         def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
-            raise HomeError("the disk is full")
+            raise HomeError("node.db is damaged")
 
     async def scenario(loop: VirtualTimeLoop) -> None:
         world, settings = World(tmp_path, loop), small_settings()
-        storage = Full(world.home() / "full.db", wall=world.clock.wall, threads=False)
+        storage = Damaged(world.home() / "full.db", wall=world.clock.wall, threads=False)
         parts = world.parts(settings, storage=storage)
         node = assemble(settings, world.memberships[0], parts)
-        with pytest.raises(HomeError, match="the disk is full"):
+        with pytest.raises(HomeError, match="is damaged"):
             await node.run()
         assert_closed(world, parts)
 

@@ -7,25 +7,27 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
+from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
-from swarm_node.environments.host import InlineEnvironmentHost, Judgement
+from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
-from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.evaluation import Evaluator
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, Timing
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.loops.tasks import SeededTasks
 from swarm_node.p2p.limits.budgets import Effort
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.p2p.membership.local import Local
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.rollout import PolicyRef, TaskRef
+from swarm_node.rollout import PolicyRef
+from swarm_node.simulation.seeded import Seeded
 from swarm_node.storage import Storage
 
 
@@ -58,22 +60,21 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             **unused,
         )
         tally, info = Tally(), await host.start()
-        slots = Slots(ReplayBuffer(ReplaySettings()), 24)
+        slots = Slots(ReplayBuffer(replay_settings()), 24)
+        (member,) = Seeded(0).memberships(1)
         tasks = SeededTasks(
+            Local.of(member.identity, member.swarm, SYSTEM_CLOCK),
             info,
             info.families,
             storage,
-            SYSTEM_CLOCK,
             seed=0,
-            peer_id="peer",
-            swarm_id=b"s" * 32,
             common_share=0.0,
         )
         maker = RolloutMaker(
             settings.sampling,
             parts,
             tally,
-            Effort(1.0, str),
+            Judging(host, tally, Effort(1.0, str), SYSTEM_CLOCK),
             tasks,
             slots,
             None,
@@ -105,28 +106,3 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
         storage.close()
 
     asyncio.run(run())
-
-
-def test_a_task_that_took_too_long_counts_as_its_authors_time() -> None:
-    async def slow(*arguments: Any) -> Judgement:
-        raise SlowTaskError("it took too long", 10.0)
-
-    effort = Effort(1.0, str.upper)
-    parts = Mock(clock=SYSTEM_CLOCK, environment=Mock(judge=slow))
-    maker = RolloutMaker(
-        Mock(), parts, Tally(), effort, Mock(), Mock(), None, seed=0, peer_id="peer"
-    )
-    with pytest.raises(SlowTaskError):
-        asyncio.run(maker.judge(TaskRef("env", "1", "slow", 1), ["7"], "author"))
-    assert effort.exceeds("author", SYSTEM_CLOCK.now())
-
-
-def test_what_a_peers_group_costs_is_not_the_time_that_it_waits_for_others() -> None:
-    async def queued(*arguments: Any) -> Judgement:
-        await asyncio.sleep(0.05)
-        return Judgement("prompt", (1.0,), seconds=0.001)
-
-    tally, parts = Tally(), Mock(clock=SYSTEM_CLOCK, environment=Mock(judge=queued))
-    maker = RolloutMaker(Mock(), parts, tally, Mock(), Mock(), Mock(), None, seed=0, peer_id="peer")
-    asyncio.run(maker.judge(TaskRef("env", "1", "quick", 1), ["7"], "author"))
-    assert tally.judging.mean == 0.001

@@ -20,7 +20,9 @@ KEY = bytes(range(32))
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+    home = Home(tmp_path)
+    home.begin()
+    return home
 
 
 def test_a_ban_counts_at_once_and_ends_at_once(home: Home) -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
 from swarm_node.node.members import issuers
 from swarm_node.node.members.admitting import admissions, invite_from_stock, note_issuer_file
 from swarm_node.node.members.stewardship import revoke, rotate_secret
-from swarm_node.p2p.membership.membership import MemberBody, verify_chain
+from swarm_node.p2p.membership.issuer_file import tickets_of
+from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
 
@@ -48,9 +50,9 @@ def test_a_file_without_a_steward_has_tickets_and_cannot_be_used_by_a_home(
     assert b'"steward_seed": ""' in made.content
     note_issuer_file(offline, made)
     assert [entry.name for entry in admissions(offline).entries()] == ["web 1", "web 2"]
-    texts = issuers.tickets_of(file, NOW)
+    texts = tickets_of(file, NOW)
     assert [parse_ticket(text, NOW).issuer.name for text in texts] == ["web 1", "web 2"]
-    assert issuers.tickets_of(file, NOW + 3601) == []
+    assert tickets_of(file, NOW + 3601) == []
     with pytest.raises(TicketError, match="swarm-coordinator serve"):
         issuers.use(Home(tmp_path / "online"), file, NOW, ())
 

@@ -6,7 +6,7 @@ import pytest
 
 from swarm_node.errors import HomeError
 from swarm_node.node.figures.snapshot import PeerRow
-from swarm_node.node.members.ledger import Admission
+from swarm_node.node.members.ledger import IssuedTicket
 from swarm_node.node.members.people import Meant, whom
 from swarm_node.p2p.wire.identity import Identity
 
@@ -14,8 +14,8 @@ ALICE, BOB, CAROL = (Identity.from_seed(bytes([n]) * 32).peer_id for n in range(
 KEYS = {name: digit * 64 for name, digit in (("alice", "a"), ("bob", "b"), ("hq 1", "c"))}
 
 
-def ticket(name: str, key: str) -> Admission:
-    return Admission(name, key, 1, 2, 1, 3)
+def ticket(name: str, key: str) -> IssuedTicket:
+    return IssuedTicket(name, key, 1, 2, 1, 3)
 
 
 def peer(peer_id: str, name: str, issuer: str = "", key: str = "") -> PeerRow:

@@ -18,6 +18,7 @@ from swarm_node.node.preflight.fit import GpuMemory
 from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
+from swarm_node.storage import MAX_DATABASE_BYTES
 
 GB, GIB, DAY = 10**9, 1 << 30, 86_400
 NOW = 1_795_000_000.0
@@ -228,7 +229,11 @@ def test_a_small_disk_is_named_and_one_without_room_for_two_is_refused() -> None
     one = checkpoint_bytes(shape_of(MODEL), 32, eight_bit=False)
     tight = replace(PC, disk=2 * one)
     assert wrong(tight) == {"disk": "warning"}
-    assert wrong(replace(tight, disk=3 * one)) == {}
+    growing = judged(replace(tight, disk=3 * one))["disk"]
+    assert growing.level == "warning"
+    assert "node.db has grown by 1.1 GB" in growing.found
+    assert wrong(replace(tight, disk=3 * one, database=MAX_DATABASE_BYTES)) == {}
+    assert wrong(replace(tight, disk=3 * one + MAX_DATABASE_BYTES)) == {}
     full = judged(replace(PC, disk=one))["disk"]
     assert full.level == "error"
     assert "--home" in full.remedy

@@ -16,7 +16,6 @@ import structlog
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import load_settings
 from swarm_node.node.home.home import Home
-from swarm_node.node.home.logs import set_up_logging
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Seen, gather
@@ -26,6 +25,7 @@ from swarm_node.node.start.screen import Screen
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
+from swarm_node.program.logs import set_up_logging
 
 GIB = 1 << 30
 

@@ -17,6 +17,7 @@ from swarm_node.cli.main import app
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
+from swarm_node.node.home.home import Home
 from swarm_node.node.preflight import fit as fitting
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.fit import (
@@ -32,7 +33,7 @@ from swarm_node.node.preflight.fit import (
     this_machine,
 )
 from swarm_node.node.start import join as joining
-from swarm_node.node.start.derive import engine_plan, resumed, trainer_settings
+from swarm_node.node.start.derive import engine_plan, resolve_start, resumed, trainer_settings
 from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
@@ -228,30 +229,30 @@ def test_on_a_cpu_adapters_need_their_base_once() -> None:
 
 def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
     shape = shape_of("qwen2.5-1.5b")
-    settings = settings_of(home="/somewhere")
+    settings, home = settings_of(), Path("/somewhere")
     each = 12 * shape.weight_count
     every = Fit(ON_CPU, vllm=False, training=TrainingMethod())
-    assert check_disk(settings, shape, every, 3 * each) is None
-    few = check_disk(settings, shape, every, 3 * each - 1)
+    assert check_disk(home, shape, every, 3 * each) is None
+    few = check_disk(home, shape, every, 3 * each - 1)
     assert few == (
         "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
         "than 3 will be kept"
     )
-    assert check_disk(settings, shape, every, 2 * each) is not None
+    assert check_disk(home, shape, every, 2 * each) is not None
     refusal = (
         r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
     )
     with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
-        check_disk(settings, shape, every, 2 * each - 10**9)
-    eight = settings_of(training__optimizer="adamw8bit")
-    assert check_disk(eight, shape, every, 3 * each // 2) is None
+        check_disk(home, shape, every, 2 * each - 10**9)
+    eight = replace(every, job=Job(eight_bit=True))
+    assert check_disk(home, shape, eight, 3 * each // 2) is None
     # What a plan of the GPU chose counts.
     planned = fit(settings, shape, on_gpu(12))
     assert planned.plan is not None
     assert planned.plan.training.lora_rank
-    assert check_disk(settings, shape, planned, 2 * 10**9) is None
+    assert check_disk(home, shape, planned, 2 * 10**9) is None
     with pytest.raises(HomeError) as caught:
-        check_disk(settings, shape, planned, 10**8)
+        check_disk(home, shape, planned, 10**8)
     assert "lora_rank" not in str(caught.value)
 
 
@@ -463,3 +464,31 @@ def test_what_nvidia_smi_says_is_read_with_care() -> None:
     assert parse_gpu_memory(b"23000, 24576\n11520, 12288\n") == (11520 << 20, 12288 << 20)
     for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
         assert parse_gpu_memory(answer) is None
+
+
+def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[sampling]\ngroup_size = 4\n[network]\nbootstrap = ["/ip4/10.0.0.1/tcp/1"]\n')
+    sources = Sources({"run.seed": 7}, {}, file)
+    given, shape = sources.load(), shape_of("qwen2.5-0.5b")
+    machine, named = (
+        card(given, 24 * GIB),
+        ["/ip4/10.0.0.2/tcp/1", "/dns/c.example/tcp/80/http"],
+    )
+    start = resolve_start(given, sources.origins(), Home(tmp_path), named, shape, machine)
+    settings = start.settings
+    assert (settings.sampling.group_size, settings.sampling.max_new_tokens) == (4, 512)
+    assert settings.training.learning_rate == (1e-5 if start.fit.training.lora_rank else 1e-6)
+    assert settings.network.bootstrap == ["/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1"]
+    assert settings.network.coordinator == "http://c.example:80"
+    assert start.fit == fit(settings, shape, machine)
+    assert start.origins == {
+        "run.seed": "command line",
+        "sampling.group_size": f"{file}:2",
+        "sampling.max_new_tokens": "the model",
+        "sampling.tasks_per_call": "the model",
+        "environment.options": "the model",
+        "training.learning_rate": "what is trained",
+        "network.bootstrap": "the ticket",
+        "network.coordinator": "the ticket",
+    }

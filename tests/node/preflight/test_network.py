@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import msgspec
 
-from swarm_node.node.figures.snapshot import NetworkReport
+from swarm_node.node.figures.snapshot import NetworkReport, TriedRow
+from swarm_node.node.loops.dialing import try_coordinator
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
+from swarm_node.p2p.peers.causes import Cause
+from swarm_node.p2p.reach.attempts import DialAttempt
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Relay, judge
 from swarm_node.p2p.wire.identity import Identity
 
@@ -23,6 +27,7 @@ def probed(name: str, outcome: Outcome, ahead: float = 0.2) -> Probed:
 
 def report(*probes: Probed, relays: tuple[Relay, ...] = (), **changes: Any) -> NetworkReport:
     told = NetworkReport(judge(probes, (7,), relays), [ADDRESS], 2, 3, 0.25)
+    told = msgspec.structs.replace(told, tried=[TriedRow("peer", "al", 0.02)])
     return msgspec.structs.replace(told, **changes)
 
 
@@ -95,15 +100,51 @@ def test_a_wrong_clock_is_seen_by_the_majority() -> None:
 
 def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
     one, two = (f"/ip4/11.0.0.{i}/tcp/7/p2p/{Identity.generate().peer_id}" for i in (1, 2))
-    first, *found = judge_addresses({one: "open", two: "timeout"})
+    lost = DialAttempt(two, "timeout", 3.0)
+    first, *found = judge_addresses([DialAttempt(one, "open", 0.012), lost])
     assert first.found == "known while the node runs: start it, and ask again"
-    assert found[0] == Finding("peer", "ok", "/ip4/11.0.0.1/tcp/7 answers")
-    assert (found[1].level, found[1].found) == ("warning", "/ip4/11.0.0.2/tcp/7 does not answer")
-    assert found[1].remedy.endswith("another one answers, which is enough to join")
-    (_, alone) = judge_addresses({two: "refused"})
-    assert alone.found == "/ip4/11.0.0.2/tcp/7 refuses connections"
+    assert found[0] == Finding("address", "ok", "11.0.0.1:7 answers in 12 ms")
+    assert (found[1].level, found[1].found) == (
+        "warning",
+        "11.0.0.2:7 does not answer, after 3.0 s",
+    )
+    assert found[1].remedy.endswith("another one answers, which is enough")
+    (_, alone, reached) = judge_addresses([DialAttempt(two, "refused")])
+    assert alone.found == "11.0.0.2:7 refuses connections, after 0.0 s"
     assert "another one" not in alone.remedy
+    assert (reached.level, reached.found) == ("error", "nobody is reached")
+    (_, nobody) = judge_addresses([])
+    assert (nobody.level, nobody.subject) == ("warning", "reached")
 
     peer = Identity.generate().peer_id
     tried = asyncio.run(try_addresses([f"/ip4/127.0.0.1/tcp/1/p2p/{peer}", "nonsense"]))
-    assert list(tried.values()) == ["refused", "untried"]
+    assert [each.outcome for each in tried] == ["refused", "untried"]
+
+
+def test_a_running_node_that_reaches_nobody_is_an_error_whatever_members_found_before() -> None:
+    gone = TriedRow("peer", "al", 5.0, Cause("no_answer", name="al", seconds=5.0))
+    closed = TriedRow("address", "11.0.0.1:7", 0.1, Cause("nobody_listens", where="11.0.0.1:7"))
+    dead = report(probed("al", "open"), tried=[closed, gone])
+    found = list(judge_network(dead))
+    assert [each.level for each in found] == ["warning", "warning", "error"]
+    assert [each.subject for each in found] == ["address", "peer", "reached"]
+    there = TriedRow("coordinator", "http://11.0.0.9", 0.1)
+    assert any(
+        each.level == "error"
+        for each in judge_network(report(probed("al", "open"), tried=[gone, there]))
+    ), "a coordinator is no peer"
+    well = [
+        *judge_network(report(probed("al", "open"), tried=[closed, TriedRow("peer", "al", 0.02)]))
+    ]
+    assert "error" not in {each.level for each in well}
+    assert Finding("peer", "ok", "al answers in 20 ms") in well
+    assert "reach" in {each.subject for each in well}
+
+
+def test_a_coordinator_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert asyncio.run(try_coordinator(url)).cause is None
+    closed = asyncio.run(try_coordinator(url)).cause
+    assert closed is not None
+    assert closed.code == "nobody_listens"

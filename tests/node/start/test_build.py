@@ -16,6 +16,7 @@ from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.fit import Fit, fit, this_machine
 from swarm_node.node.start.build import make_built_in, run_node
+from swarm_node.node.start.derive import Resolved
 from swarm_node.node.start.screen import Screen
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.model import Model, resolve
@@ -50,7 +51,8 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
         return [name for name in opened if name.startswith(str(tmp_path))] + list(map(str, weights))
 
     async def run() -> None:
-        await run_node(settings, home, membership, model, found, Screen(), reloading)
+        start = Resolved(settings, found, {})
+        await run_node(start, home, membership, model, Screen(), reloading)
 
     epochs = []
     for _ in range(2):

@@ -20,7 +20,7 @@ from swarm_node.p2p.coordinator.coordination import (
     MAX_REPORTED_PEERS,
     MAX_TARGET_CHARS,
     Call,
-    Finding,
+    PeerFigures,
     Report,
     Shown,
     SignedBatch,
@@ -32,9 +32,9 @@ from swarm_node.p2p.coordinator.coordination import (
     show_call,
 )
 from swarm_node.p2p.membership.ticket import make_ticket, parse_ticket
-from swarm_node.p2p.peers.conduct import REASONS
 from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.reasons import REASONS
 from swarm_node.p2p.wire.wire import pack
 from swarm_node.simulation.seeded import EPOCH
 
@@ -60,7 +60,7 @@ def _longest_report() -> Report:
         trained_own=_COUNT,
         trained_external=_COUNT,
         held_out=tuple((_LABEL, 0.123456789) for _ in range(MAX_REPORTED_FAMILIES)),
-        peers=tuple(Finding(bytes(32), _COUNT, reasons) for _ in range(MAX_REPORTED_PEERS)),
+        peers=tuple(PeerFigures(bytes(32), _COUNT, reasons) for _ in range(MAX_REPORTED_PEERS)),
     )
 
 
@@ -113,8 +113,8 @@ def test_a_call_outside_its_bounds_is_not_made(changes: dict[str, Any]) -> None:
         {"held_out": (("gcd", -0.1),)},
         {"held_out": (("gcd", 1.1),)},
         {"held_out": (("gcd", 1.0),) * (MAX_REPORTED_FAMILIES + 1)},
-        {"peers": (Finding(bytes(32), 1, ()),) * (MAX_REPORTED_PEERS + 1)},
-        {"peers": (Finding(bytes(32), 1, (("size", 1),) * (MAX_REASONS + 1)),)},
+        {"peers": (PeerFigures(bytes(32), 1, ()),) * (MAX_REPORTED_PEERS + 1)},
+        {"peers": (PeerFigures(bytes(32), 1, (("size", 1),) * (MAX_REASONS + 1)),)},
     ],
 )
 def test_a_report_outside_its_bounds_is_not_made(changes: dict[str, Any]) -> None:

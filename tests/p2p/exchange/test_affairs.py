@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from typing import Any
 
 from swarm_keys import DAY, Swarm
 
@@ -12,28 +13,29 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.affairs import Affairs
-from swarm_node.p2p.exchange.serving import RENEW, REVOKED
+from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.membership.stewards import Signer, issue_renewal, next_list
-from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import RENEW, REVOKED
 
 SWARM = Swarm()
 KEY = b"k" * 32
 
 
-class Asked:
-    """In the place of an `Asker`: what peers answer, by peer and protocol; b"" where it is not
-    said. `asked` is whom was asked for what."""
+class Asked(Asker):
+    """An `Asker` without a network. Peers answer as `replies` say, by peer and protocol; b"" where
+    they do not. `asked` lists the peers with the protocols that they were asked by."""
 
     def __init__(self, replies: Mapping[tuple[str, str], bytes | None]) -> None:
         self._replies = replies
         self.asked: list[tuple[str, str]] = []
         self.rejected: list[tuple[str, str | None]] = []
 
-    async def ask(self, peer: Peer, protocol: str, raw: bytes, *, max_reply: int) -> bytes | None:
+    async def ask(self, peer: Peer, protocol: str, payload: bytes, **_: Any) -> bytes | None:
         self.asked.append((peer.peer_id, protocol))
         return self._replies.get((peer.peer_id, protocol), b"")
 
@@ -47,25 +49,21 @@ class Node:
     def __init__(self, replies: Mapping[tuple[str, str], bytes | None], days: float = 0.0) -> None:
         self.now = SWARM.begin + days * DAY
         self.own = SWARM.member(2, SWARM.issuer("Anna"), "Anna")
-        self.members = Members(SWARM.info, lambda: self.now)
-        self.directory = Directory(self.own.identity.peer_id)
+        clock = Clock(now=lambda: 0.0, wall=lambda: self.now)
+        local = Local.of(self.own.identity, SWARM.info, clock)
+        self.members, self.directory = local.members, local.directory
         self.credentials = Credentials(
-            self.own.identity,
-            SWARM.info,
+            local,
             self.own.chain,
-            members=self.members,
             office=MemoryOffice(),
-            wall=lambda: self.now,
             use_secret=lambda secret: None,
         )
         self.asker = Asked(replies)
         self._affairs = Affairs(
+            local,
             self.asker,  # type: ignore[arg-type]
             self.credentials,
-            self.members,
-            self.directory,
             self.directory.forget,
-            Clock(now=lambda: 0.0, wall=lambda: self.now),
             random.Random(0),
         )
 

@@ -13,7 +13,6 @@ from swarm_keys import DAY, Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
-from swarm_node.p2p.exchange.serving import HELLO, NO_MEMBER, NOT_HERE, PEERS, UNKNOWN_MEMBER
 from swarm_node.p2p.membership.membership import create_swarm
 from swarm_node.p2p.membership.statements import revocations, state
 from swarm_node.p2p.peers.peers import Peer
@@ -21,6 +20,8 @@ from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity, public_key_of
+from swarm_node.p2p.wire.protocols import HELLO, PEERS
+from swarm_node.p2p.wire.reasons import BUSY, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, Refusal
 from swarm_node.p2p.wire.transport import Handler
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -95,20 +96,47 @@ def test_a_peer_that_forgot_this_node_is_greeted_anew_and_asked_again(tmp_path: 
         assert await _ask(one, peer) == b"answered", "a member is asked again and again"
         assert not one.rejected
 
-    _play(tmp_path, scene, UNKNOWN_MEMBER)
+    _play(tmp_path, scene, UNKNOWN_MEMBER.text)
 
 
-@pytest.mark.parametrize("reason", [NOT_HERE, f"{NO_MEMBER}: expired", "busy"])
-def test_any_other_refusal_is_taken_as_it_is(tmp_path: Path, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "counted", "told"),
+    [
+        (NOT_HERE.text, "not_here", ""),
+        (NO_MEMBER.words("expired"), "unreachable", "expired"),
+        (NO_MEMBER.words("of_a_later_version"), "unreachable", "refused"),
+        (BUSY.text, "unreachable", ""),
+        ("words of nobody", "unreachable", ""),
+    ],
+)
+def test_any_other_refusal_is_taken_as_it_is(
+    tmp_path: Path, words: str, counted: str, told: str
+) -> None:
     async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
         assert await _ask(one, peer) is None
         assert one.transport.sent == [HELLO, PEERS]
-        gone = reason == NOT_HERE
-        assert one.rejected == {"not_here" if gone else "unreachable": 1}
-        assert (peer.failures == 0) == gone, "a peer need not hold a group"
-        assert (peer.refusal != "") == reason.startswith(NO_MEMBER), "only this is for its owner"
+        assert one.rejected == {counted: 1}
+        assert (peer.retry.failures == 0) == (counted == "not_here"), "a peer need not hold a group"
+        causes = [cause.code for cause in one.directory.failures.causes(one.clock.now())]
+        assert causes == ([told] if told else []), "only this is for its owner"
 
-    _play(tmp_path, scene, reason)
+    _play(tmp_path, scene, words)
+
+
+@pytest.mark.parametrize("refusal", [UNKNOWN_MEMBER, NOT_HERE, NO_MEMBER], ids=lambda r: r.code)
+@pytest.mark.parametrize("prose", ["{}, or not", "they said: {}", " {}", "{}\n", "{}: {}", "{}: "])
+def test_prose_that_quotes_another_refusal_has_none_of_its_consequences(
+    tmp_path: Path, refusal: Refusal, prose: str
+) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        assert await _ask(one, peer) is None
+        assert one.transport.sent == [HELLO, PEERS], "it is not greeted anew"
+        assert one.rejected == {"unreachable": 1}
+        assert peer.retry.failures == 1
+        assert one.directory.failures.causes(one.clock.now()) == []
+
+    words = refusal.text if not refusal.names else refusal.words("expired")
+    _play(tmp_path, scene, prose.format(words, words))
 
 
 def test_who_was_expelled_is_asked_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from swarm_node.p2p.limits.admission import (
     PeerSlots,
     Severed,
 )
+from swarm_node.p2p.limits.links import STREAMS_PER_PEER
 
 
 def issuer(peer: str) -> str:
@@ -45,19 +46,62 @@ def test_a_link_is_cut_for_its_time_and_a_later_cut_replaces_an_earlier_one() ->
 
 def test_strangers_share_a_quarter_of_all_streams_and_members_do_not_notice() -> None:
     admission = Admission(8, Time())
-    for number in range(MAX_STRANGERS_STREAMS):
-        assert admission.enter(f"stranger {number}", True)
+    entries = [admission.enter(f"stranger {n}", True) for n in range(MAX_STRANGERS_STREAMS)]
+    assert None not in entries
     assert not admission.enter("another", True)
     assert admission.enter("member", False)
-    admission.leave(True)
+    assert entries[0]
+    admission.leave(entries[0])
     assert admission.enter("another", True)
 
 
 def test_of_too_many_streams_the_last_are_not_looked_at() -> None:
     admission = Admission(8, Time())
+    admission.issuer = str
     for number in range(2 * MAX_STREAMS):
         assert admission.enter(f"member {number}", False)
     assert not admission.enter("member", False)
+
+
+def test_a_peer_has_a_number_of_streams_and_who_goes_on_is_cut_off() -> None:
+    admission = Admission(8, Time())
+    entries = [admission.enter("flooder", False) for _ in range(STREAMS_PER_PEER)]
+    assert None not in entries
+    for _ in range(65):
+        assert "flooder" not in admission.severed
+        assert admission.enter("flooder", False) is None
+    assert "flooder" in admission.severed
+    assert admission.enter("other", False)
+    for entry in entries:
+        assert entry
+        admission.leave(entry)
+    admission.severed.sever("flooder", 0.0)
+    assert admission.enter("flooder", False)
+
+
+def test_members_of_an_issuer_have_at_most_as_many_streams_as_are_free() -> None:
+    admission = Admission(8, Time())
+    admission.issuer = issuer
+    taken = [admission.enter(f"bad/{number // 100}", False) for number in range(2 * MAX_STREAMS)]
+    assert [entry is not None for entry in taken] == [True] * MAX_STREAMS + [False] * MAX_STREAMS
+    assert admission.enter("good/1", False)
+    assert admission.enter("bad/0", False) is None
+    for entry in taken[:2]:
+        assert entry
+        admission.leave(entry)
+    assert admission.enter("bad/0", False)
+
+
+def test_an_entry_counts_for_the_issuer_that_it_began_with() -> None:
+    """A stranger that greets becomes a member while its stream runs."""
+    admission = Admission(8, Time())
+    entry = admission.enter("newcomer", True)
+    assert entry
+    admission.issuer = issuer
+    admission.leave(entry)
+    assert not admission._open
+    assert not admission._members
+    assert admission._strangers == 0
 
 
 def test_early_ends_cut_a_link_when_they_are_no_accident_and_junk_cuts_it_at_once() -> None:

@@ -6,10 +6,12 @@ import pytest
 from structlog.testing import capture_logs
 from swarm_keys import DAY, Swarm
 
+from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.statements import (
     NewSecret,
     Revocations,
@@ -34,15 +36,14 @@ class Node:
     ) -> None:
         self.now = float(SWARM.begin)
         self.office = office or MemoryOffice(signer)
-        self.members = Members(SWARM.info, lambda: self.now, self.office)
+        clock = Clock(now=lambda: 0.0, wall=lambda: self.now)
+        local = Local.of(membership.identity, SWARM.info, clock, self.office)
+        self.members = local.members
         self.secrets: list[bytes] = []
         self.own = Credentials(
-            membership.identity,
-            SWARM.info,
+            local,
             membership.chain,
-            members=self.members,
             office=self.office,
-            wall=lambda: self.now,
             use_secret=self.secrets.append,
         )
 
@@ -228,12 +229,9 @@ def test_the_secret_of_a_ticket_is_not_replaced_by_an_older_one() -> None:
     member = SWARM.member(1)
     used: list[bytes] = []
     own = Credentials(
-        member.identity,
-        newer,
+        Local.of(member.identity, newer, Clock(lambda: 0.0, lambda: SWARM.begin)),
         member.chain,
-        members=Members(newer, lambda: SWARM.begin),
         office=MemoryOffice(),
-        wall=lambda: SWARM.begin,
         use_secret=used.append,
     )
     own.secrets.offer(secret(1))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.membership.membership import (
@@ -16,7 +17,6 @@ from swarm_node.p2p.membership.membership import (
     create_swarm,
     issue_issuer,
     issue_member,
-    verify_chain,
 )
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
@@ -309,7 +309,8 @@ def test_a_swarm_file_others_can_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
+        {"version": 3},
         {"name": "<b>"},
         {"name": "day shift"},
         {"root_key": "00"},
@@ -317,6 +318,9 @@ def test_a_swarm_file_others_can_read_is_refused(tmp_path: Path) -> None:
         {"root_key": OTHER.public_key.hex()},
         {"swarm_id": "00" * 32},
         {"secret": "00"},
+        {"secret": "00" * 32},
+        {"secret_number": 1},
+        {"check": "00" * 32},
         {"secret": 5},
         {"unknown": 1},
     ],

@@ -6,6 +6,7 @@ import struct
 
 import msgpack
 import pytest
+from swarm_keys import verify_chain
 
 from swarm_node.errors import TicketError
 from swarm_node.p2p.membership.membership import (
@@ -13,7 +14,6 @@ from swarm_node.p2p.membership.membership import (
     MemberBody,
     create_swarm,
     issue_issuer,
-    verify_chain,
 )
 from swarm_node.p2p.membership.ticket import (
     MAX_TICKET_CHARS,

@@ -13,7 +13,6 @@ from swarm_node.p2p.peers.addressbook import (
     BUCKETS_PER_ISSUER,
     BUCKETS_PER_TELLER,
     BUCKETS_PER_TELLING_ISSUER,
-    IGNORED_SECONDS,
     MAX_FAILURES,
     NEW_BUCKETS,
     SLOTS,
@@ -21,6 +20,7 @@ from swarm_node.p2p.peers.addressbook import (
     AddressBook,
     Known,
 )
+from swarm_node.p2p.peers.liveness import PEER, UNMET
 
 KEY = b"a secret key"
 
@@ -54,9 +54,9 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     assert [known.peer_id for known in _picked(book, 0.0)] == ["peer"]
     book.failed("peer", 0.0, heard=0.0)
     assert len(book) == 0
-    _tell(book, ["peer"], now=IGNORED_SECONDS - 1)
+    _tell(book, ["peer"], now=UNMET.longest - 1)
     assert len(book) == 0
-    _tell(book, ["peer"], now=IGNORED_SECONDS + 1)
+    _tell(book, ["peer"], now=UNMET.longest + 1)
     assert len(book) == 1
 
 
@@ -108,14 +108,16 @@ def test_a_tried_peer_leaves_after_several_failures_each_later_than_the_last() -
     _tell(book, ["peer"])
     book.answered("peer", 0.0, "issuer")
     now, waits = 0.0, []
-    while len(book):
-        (known,) = _picked(book, now)
+    assert [known.peer_id for known in _picked(book, now)] == ["peer"]
+    while (known := book.get("peer")) is not None:
         book.failed("peer", now, heard=now)
-        waits.append(known.retry_at - now)
-        now = known.retry_at
+        waits.append(known.retry.due_at - now)
+        now = known.retry.due_at
+        assert _picked(book, now) == [], "the caller knows of the silent ones"
     assert len(waits) == MAX_FAILURES
     assert waits == sorted(waits)
-    assert waits[-1] == 3600.0
+    assert waits[-1] == PEER.longest
+    assert 5400.0 < now < 7200.0, "it leaves within two hours"
 
 
 def test_while_the_peers_that_a_teller_names_do_not_answer_the_others_wait() -> None:
@@ -168,12 +170,13 @@ def test_a_configured_peer_never_leaves_and_others_do() -> None:
     _tell(book, ["peer"])
     for name in ("bootstrap", "peer"):
         book.answered(name, 0.0, "issuer")
-    for second in range(MAX_FAILURES):
+    for failures in range(MAX_FAILURES):
         assert len(book) == 2
-        assert len(book.silent()) == (2 if second else 0)
+        assert len(book.silent()) == (2 if failures else 0)
+        now = PEER.longest * (failures + 1)
         for name in ("bootstrap", "peer"):
-            book.failed(name, second + 1.0, heard=second + 1.0)
-    assert book.silent() == {"bootstrap": 0.0}
+            book.failed(name, now, heard=now)
+    assert set(book.silent()) == {"bootstrap"}
 
 
 def test_who_never_answered_has_not_become_silent() -> None:
@@ -182,7 +185,7 @@ def test_who_never_answered_has_not_become_silent() -> None:
     book.failed("peer", 0.0, heard=0.0)
     known = book.get("peer")
     assert known is not None
-    assert known.failures == 1
+    assert known.retry.failures == 1
     assert book.silent() == {}
 
 
@@ -193,7 +196,10 @@ def test_a_peer_that_answered_as_a_partner_has_been_silent_since_then() -> None:
     book.failed("peer", 100.0, heard=100.0, seen=90.0)
     book.failed("peer", 110.0, heard=110.0, seen=20.0)
     book.failed("other", 100.0, heard=100.0, seen=90.0)
-    assert book.silent() == {"peer": 90.0}
+    assert set(book.silent()) == {"peer"}
+    known = book.get("peer")
+    assert known is not None
+    assert known.answered == 90.0
 
 
 def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twice() -> None:

@@ -1,63 +1,29 @@
-"""What follows from a peer's deeds: the classes of all refusals, standings, and the draw."""
+"""What follows from a peer's deeds: consequences of refusals, standings, and the draw."""
 
 from __future__ import annotations
 
-import ast
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from builders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
 from swarm_node.p2p.peers.conduct import (
     BLAMELESS,
-    FIRST_OFF_SECONDS,
-    LONGEST_OFF_SECONDS,
     NEWCOMERS_SHARE,
-    REASONS,
     STRIKES,
-    Blame,
     Standing,
     draw,
     lower_quantile,
 )
+from swarm_node.p2p.peers.liveness import OFFENCE
+from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
-VIOLATIONS = sorted(reason for reason, blame in REASONS.items() if blame is Blame.VIOLATION)
-USELESS = sorted(reason for reason, blame in REASONS.items() if blame is Blame.USELESS)
-
-
-def _reasons() -> Iterator[tuple[str, str]]:
-    """Every reason that the code gives for a refusal, with its place."""
-    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            match node:
-                case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
-                    yield str(first.value) if isinstance(first, ast.Constant) else "", place
-                case ast.Call(
-                    func=ast.Attribute(attr="_displace"), args=[*_, ast.Constant() as last]
-                ):
-                    yield str(last.value), place
-                case ast.Subscript(
-                    value=ast.Attribute(attr="rejected" | "_rejected"),
-                    slice=ast.Constant(value=str(said)),
-                ):
-                    yield said, place
-
-
-def test_every_reason_of_a_refusal_has_a_class() -> None:
-    found = list(_reasons())
-    assert len({reason for reason, _ in found}) > 30, "refusals look otherwise than here"
-    assert [f"{place}: {said}" for said, place in found if said and said not in REASONS] == []
-    # A reason that is no literal comes from `_displace`, whose callers are found above.
-    assert [place.partition(":")[0] for said, place in found if not said] == [
-        "swarm_node/policy/experience/replay.py"
-    ]
+VIOLATIONS = sorted(reason for reason in REASONS if blame_of(reason) is Blame.VIOLATION)
+USELESS = sorted(reason for reason in REASONS if blame_of(reason) is Blame.USELESS)
 
 
 @pytest.mark.parametrize("reason", sorted(BLAMELESS))
@@ -70,11 +36,11 @@ def test_bad_luck_has_no_consequence(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", VIOLATIONS)
 def test_one_violation_cuts_a_peer_off_and_each_further_one_for_twice_as_long(reason: str) -> None:
-    standing, now, before = Standing(), 1000.0, FIRST_OFF_SECONDS / 2
+    standing, now, before = Standing(), 1000.0, OFFENCE.first / 2
     for _ in range(20):
         assert standing.refused(reason, now) is Blame.VIOLATION
         off = standing.cut_until - now
-        assert off == min(2 * before, LONGEST_OFF_SECONDS)
+        assert off == min(2 * before, OFFENCE.longest)
         assert standing.left_until == standing.off_until == standing.cut_until
         now, before = standing.cut_until, off
 
@@ -83,16 +49,16 @@ def test_what_was_under_way_when_a_peer_was_cut_off_prolongs_nothing() -> None:
     standing = Standing()
     for now in (0.0, 0.1, 0.2):
         standing.refused("hash", now)
-    assert (standing.cut_until, standing.offences) == (FIRST_OFF_SECONDS, 1)
+    assert (standing.cut_until, standing.offences) == (OFFENCE.first, 1)
 
 
 def test_after_a_long_peace_offences_are_forgotten() -> None:
     standing = Standing()
     standing.refused("hash", 0.0)
     standing.refused("hash", standing.cut_until)
-    later = standing.off_until + LONGEST_OFF_SECONDS + 1.0
+    later = standing.off_until + OFFENCE.longest + 1.0
     standing.refused("hash", later)
-    assert standing.cut_until == later + FIRST_OFF_SECONDS
+    assert standing.cut_until == later + OFFENCE.first
 
 
 @pytest.mark.parametrize("reason", USELESS)
@@ -109,7 +75,7 @@ def test_useless_groups_leave_a_peer_alone_for_longer_and_longer_and_then_drop_i
     assert 5.0 < now < 10.0, "an attacker is dropped within ten seconds"
     assert standing.offences == 0
     standing.refused(reason, now)
-    assert standing.left_until == standing.off_until == now + FIRST_OFF_SECONDS
+    assert standing.left_until == standing.off_until == now + OFFENCE.first
     assert standing.cut_until == 0.0, "an honest peer with other settings still gets answers"
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from swarm_node.p2p.peers.liveness import choose
 from swarm_node.p2p.peers.peers import ANCHORS, LOST_TRIES, PARTNERS, TRIES, Directory, Offer, Peer
 
 
@@ -25,6 +26,13 @@ def _issuer(peer_id: str) -> str:
 def _drawn(directory: Directory, times: int) -> list[str]:
     rng = random.Random(1)
     return [peer.peer_id for _ in range(times) for peer in directory.draw(rng, 3, 0.0)]
+
+
+def _lost(directory: Directory, now: float) -> Peer | None:
+    """The lost peer that is to be tried at `now`, if any."""
+    alone = directory.fewer(1, now)
+    found = choose(random.Random(1), directory.silent(now), now, alone=alone)
+    return None if found is None else directory.get(found)
 
 
 def test_in_a_small_swarm_everybody_is_asked_alike() -> None:
@@ -65,10 +73,10 @@ def test_a_peer_that_fails_is_asked_for_nothing_until_it_answers_a_retry() -> No
     failing.failed(0.0)
     assert "peer 000" not in _drawn(directory, 500)
     assert len(directory.draw(random.Random(1), 3, 1e9)) == 2
-    assert directory.lost(random.Random(1), 0.9) is None
-    assert directory.lost(random.Random(1), 1.0) is failing
+    assert _lost(directory, 0.9) is None
+    assert _lost(directory, 1.0) is failing
     failing.answered(2.0)
-    assert directory.lost(random.Random(1), 1e9) is None
+    assert _lost(directory, 1e9) is None
     assert len(directory.draw(random.Random(1), 3, 2.0)) == 3
 
 
@@ -78,40 +86,43 @@ def test_only_silent_peers_that_are_not_left_alone_are_retried_early() -> None:
     for peer in (silent, left):
         peer.failed(0.0)
     left.standing.left_until = 50.0
-    assert directory.silent(49.0) == {"peer 000": 0.0}
-    assert directory.silent(50.0) == {"peer 000": 0.0, "peer 001": 0.0}
-    silent.feel(50.0)
-    assert directory.silent(50.0) == {"peer 001": 0.0}
+    assert directory.silent(49.0) == {"peer 000": silent.retry}
+    assert directory.silent(50.0) == {"peer 000": silent.retry, "peer 001": left.retry}
+    silent.retry.begin(50.0)
+    assert _lost(directory, 50.0) is left
 
 
-def _fail_a_retry(peer: Peer, now: float = 0.0) -> None:
-    peer.feel(now)
-    peer.failed(now)
+def _fail_retries(peer: Peer, times: int) -> float:
+    """Let a peer fail retries, each as soon as it is due. Return when the next one is."""
+    for _ in range(times):
+        now = max(0.0, peer.retry.due_at)
+        peer.retry.begin(now)
+        peer.failed(now)
+    return peer.retry.due_at
 
 
 def test_requests_that_fail_together_count_as_one_failure() -> None:
     directory = _directory(partners=1)
     peer = directory.meet("peer 000", 0.0)
     for _ in range(8):
-        peer.failed(0.0)
-    assert peer.failures == 1
-    assert directory.lost(random.Random(1), 1.0) is peer
-    peer.feel(1.0)
-    assert directory.lost(random.Random(1), 1e9) is None, "a retry is under way"
+        peer.missed(0.0)
+    assert peer.retry.failures == 1
+    assert _lost(directory, 1.0) is peer
+    peer.retry.begin(1.0)
+    assert _lost(directory, 20.0) is None, "a retry is under way"
     peer.failed(6.0)
-    peer.failed(6.0)
-    assert (peer.failures, peer.feel_at) == (2, 8.0)
+    peer.missed(6.0)
+    assert (peer.retry.failures, peer.retry.due_at) == (2, 7.125)
 
 
 def test_a_peer_that_answers_no_retry_leaves_once_others_are_heard() -> None:
     directory = _directory(partners=2)
     lost = directory.meet("peer 000", 0.0)
-    for _ in range(LOST_TRIES):
-        _fail_a_retry(lost)
+    _fail_retries(lost, LOST_TRIES)
     directory.meet("peer 001", 0.0).answered(5.0)
     directory.dismiss(lost, asked_before=4.0)
     assert len(directory) == 2
-    _fail_a_retry(lost)
+    _fail_retries(lost, 1)
     directory.dismiss(lost, asked_before=5.0)  # nobody was heard since: it may be us
     assert len(directory) == 2
     directory.dismiss(lost, asked_before=4.0)
@@ -165,33 +176,36 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
 
 
 def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
-    directory, rng = _directory(partners=2), random.Random(0)
+    directory = _directory(partners=2)
     silent = directory.meet("peer 000", 0.0)
-    for _ in range(6):
-        _fail_a_retry(silent)
-    assert directory.lost(rng, 30.0) is None
-    silent.felt_at = 25.0
-    silent.heard(30.0)
-    assert directory.lost(rng, 30.0) is None
-    assert directory.lost(rng, 31.0) is silent
+    due = _fail_retries(silent, 30)
+    began = silent.retry.tried_at
+    assert _lost(directory, began + 7.0) is None
+    silent.heard(began + 5.0)
+    assert _lost(directory, began + 5.0) is None
+    assert _lost(directory, began + 6.0) is silent
+    silent.retry.begin(began + 6.0)
+    silent.failed(began + 11.0)
+    assert silent.retry.due_at == due, "an early retry lengthens no pause"
     answering = directory.meet("peer 001", 0.0)
     answering.heard(30.0)
     assert answering.retry_at <= 30.0
 
 
 def test_retries_do_not_wait_while_nobody_answers_nor_after_a_repair() -> None:
-    directory, rng = _directory(partners=2), random.Random(0)
+    directory = _directory(partners=2)
     one, other = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
-    for peer in (one, one, one, one, one, other):
-        _fail_a_retry(peer, 100.0)
-    assert directory.lost(rng, 105.0) is other  # after a second
-    other.feel(100.0)
-    assert directory.lost(rng, 105.0) is None
-    assert directory.lost(rng, 106.0) in (one, other)
-    other.answered(105.0)
-    assert directory.lost(rng, 106.0) is None, "one peer alone is silent"
-    directory.hurry(106.0)
-    assert directory.lost(rng, 106.0) is one
+    _fail_retries(one, 30)
+    began = one.retry.tried_at
+    other.missed(began)
+    assert _lost(directory, began + 5.0) is other  # after a second
+    other.retry.begin(began + 5.0)
+    assert _lost(directory, began + 5.0) is None
+    assert _lost(directory, began + 6.0) is one, "nobody answers"
+    other.answered(began + 6.0)
+    assert _lost(directory, began + 6.0) is None, "one peer alone is silent"
+    directory.hurry(began + 6.0)
+    assert _lost(directory, began + 6.0) is one
 
 
 def test_an_author_that_has_no_slot_left_offers_nothing_and_hides_nothing() -> None:
@@ -224,7 +238,7 @@ def test_a_node_is_not_its_own_peer_and_nothing_is_kept_of_strangers() -> None:
 def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:
     peer = _directory(partners=1).meet("peer 000", 0.0)
     peer.greeted = True
-    peer.failed(0.0)
+    peer.missed(0.0)
     assert peer.greeted
-    _fail_a_retry(peer)
+    _fail_retries(peer, 1)
     assert not peer.greeted

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-from reach_world import End, World, in_world
+from reach_world import WHO, End, World, in_world
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import RefusedError, TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
+from swarm_node.p2p.peers.liveness import SOON_SECONDS
 from swarm_node.p2p.transports.memory import MemoryTransport
+from swarm_node.p2p.wire.protocols import KEEP
 
 
 def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_meanwhile() -> None:
@@ -100,6 +101,26 @@ def test_relays_of_one_issuer_do_not_take_both_places_because_they_answer() -> N
     in_world(body, relays=12)
 
 
+@pytest.mark.parametrize(("payload", "greetings"), [(b"no", 1), (b"prose", 0)])
+def test_a_relay_is_greeted_anew_for_that_refusal_and_not_for_prose_that_quotes_it(
+    payload: bytes, greetings: int
+) -> None:
+    async def body(world: World) -> None:
+        relay, relays = world.relays[0], world.two.reaching.relays
+        greeted = list[str]()
+
+        async def introduce(peer_id: str) -> bool:
+            greeted.append(peer_id)
+            return True
+
+        relays.introduce = introduce
+        with pytest.raises(RefusedError, match="say hello first"):
+            await relays.ask(relay.peer_id, WHO, payload, 100)
+        assert greeted == [relay.peer_id] * greetings
+
+    in_world(body, relays=1)
+
+
 def test_a_relay_is_announced_at_its_own_address_only() -> None:
     async def body(world: World) -> None:
         relay, two, victim = world.relays[0], world.two, world.one
@@ -152,7 +173,7 @@ def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone() -> No
         asked = [counting(relay) for relay in world.relays]
         await world.two.keep(2)
         assert list(map(len, asked)) == [1, 0, 0]
-        await asyncio.sleep(_LEFT_ALONE_SECONDS)  # less long, because there is no other
+        await asyncio.sleep(SOON_SECONDS)  # less long, because there is no other
         await world.two.keep()
         assert list(map(len, asked)) == [2, 0, 0]
         assert not world.two.reaching.relays.kept()
@@ -168,9 +189,7 @@ def test_relays_that_stopped_answering_are_tried_after_the_others() -> None:
             if number:
                 peer.failed(0.0)
         for _ in range(8):
-            first = next(
-                r for r, _ in world.two.reaching.relays._candidates(0.0) if directory.get(r)
-            )
+            first = next(r for r, _ in world.two.reaching.relays._candidates() if directory.get(r))
             assert first == world.relays[0].peer_id
 
     in_world(body, relays=10)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 
 from noise_responder import Responder
 
-from swarm_node.p2p.reach.knock import Handshake
+from swarm_node.p2p.reach.knock import Handshake, knock
 from swarm_node.p2p.wire.identity import Identity
 
 
@@ -41,3 +43,13 @@ def test_only_a_key_and_a_signature_of_the_known_kind_prove_anything() -> None:
     for Other.at in range(6 + 32 + 2 + 64):  # of the key's kind, the key, the length, the signature
         fresh = Handshake()
         assert fresh.answered(Other(host).second(fresh.first)) is None, Other.at
+
+
+def test_an_address_without_a_way_there_refuses_nothing() -> None:
+    """No route leads to the broadcast address. A closed port refuses."""
+    node = Identity.generate().peer_id
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        assert asyncio.run(knock("127.0.0.1", port, node)) == "refused"
+    assert asyncio.run(knock("255.255.255.255", port, node)) == "timeout"

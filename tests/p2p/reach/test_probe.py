@@ -15,10 +15,8 @@ from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p.peers.liveness import PROBE_ROUND
 from swarm_node.p2p.reach.probe import (
-    LEAST_PAUSE,
-    PROBE,
-    PROBE_FOR,
     PortOutcome,
     ProbeForReply,
     ProbeForRequest,
@@ -30,6 +28,7 @@ from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 PORT = 31330
@@ -166,7 +165,7 @@ def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
         for node in site.nodes[1:]:
             site.network.cut(node.peer_id)
         site.start(3)
-        await asyncio.sleep(LEAST_PAUSE + MET)
+        await asyncio.sleep(PROBE_ROUND.first + MET)
         assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
         site.network.cut(site.nodes[3].peer_id)
         await asyncio.sleep(2400.0)
@@ -574,7 +573,7 @@ def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(tmp_path: Path) -> None
 
         first.transport.seen = forgetting  # type: ignore[method-assign]
         asked = site.asked
-        first.prober._begun -= LEAST_PAUSE
+        first.prober._begun -= PROBE_ROUND.first
         await first.prober.refresh()
         assert len(first.directory) == 0
         assert site.asked == asked

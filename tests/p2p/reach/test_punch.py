@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgpack
 import pytest
@@ -262,11 +262,16 @@ def test_a_router_that_resets_a_syn_gets_few(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(main())
 
 
+async def forever(step: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await step()
+
+
 def test_who_keeps_connections_open_leaves_as_many_to_others() -> None:
     async def main(own: socket.socket, evil: socket.socket) -> None:
         listens, port = (each.getsockname()[1] for each in (own, evil))
         puncher = Sides("restricted").puncher
-        running = asyncio.create_task(puncher.run())
+        running = asyncio.create_task(puncher.run(forever))
         async with asyncio.timeout(60):
             for number in range(SPLICED // 2):
                 await puncher._asked.put(Hold(listens, f"127.0.1.{number}", port, "bad"))

@@ -41,9 +41,10 @@ from swarm_node.p2p.reach.relayed import (
 )
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.frames import Reply
+from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, RELAY, RELAYED
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 
 SWARM = bytes([7]) * 32
 ASKER, TARGET, THIRD = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
@@ -180,6 +181,15 @@ def test_a_reply_over_the_askers_limit_is_stated_and_not_sent() -> None:
     # A refusal may be longer than the reply that is asked for.
     long = seal_reply(TARGET, SWARM, body, Reply.refusal("r" * 200))
     assert open_reply(long, SWARM, TARGET.peer_id, body) == Reply.refusal("r" * 200)
+
+
+def test_a_refusal_longer_than_any_that_nodes_send_is_not_read() -> None:
+    """It would be shown and logged, and reading a long one takes seconds."""
+    body, words = request(most=1 << 20), b"r" * (MAX_REASON_BYTES + 1)
+    digest = hashlib.sha256(words).digest()
+    head = ReplyHead(v=1, nonce=body.nonce, refused=True, size=len(words), digest=digest)
+    with pytest.raises(OversizeError):
+        open_reply(headed(wire.pack(head), words), SWARM, TARGET.peer_id, body)
 
 
 def reasons(*outcomes: Rejected | None) -> list[str]:

@@ -14,6 +14,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.limits.budgets import Wants
+from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.statements import Revocations
 from swarm_node.p2p.peers.peers import Directory
@@ -29,7 +30,8 @@ from swarm_node.p2p.reach.relaying import (
 )
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import RELAY, RELAYED, Onward
+from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.transport import Onward
 
 WANTS = Wants(groups=4.0, size=1000, external=1.0)
 
@@ -49,6 +51,9 @@ class World:
         for each in (*self.askers, *self.others):
             self.members.admit(each.chain, peer(each))
         self.directory = Directory(peer(self.relay))
+        clock = Clock(now=lambda: self.now, wall=lambda: self.wall)
+        own = self.relay.identity
+        self.local = Local(own, swarm.info, self.members, self.directory, clock)
         self.connected = {peer(each) for each in (*self.askers, *self.others)}
         self.refused: list[tuple[str, str]] = []
         self.wall = float(swarm.begin)
@@ -56,15 +61,11 @@ class World:
 
     def relaying(self, wants: Wants) -> Relaying:
         return Relaying(
-            peer(self.relay),
-            self.info.swarm_id,
+            self.local,
             serves=lambda: self.serves,
             connected=self._connected,
             refuse=lambda who, why: self.refused.append((who, why.reason)),
-            members=self.members,
-            directory=self.directory,
             wants=wants,
-            clock=Clock(now=lambda: self.now, wall=lambda: self.wall),
         )
 
     async def _connected(self, who: str) -> bool:

@@ -16,13 +16,13 @@ from swarm_keys import Swarm
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import OversizeError, RefusedError, TransportError
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.exchange.serving import PEERS
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.transport import RELAY, RELAYED, Onward
+from swarm_node.p2p.wire.protocols import PEERS, RELAY, RELAYED
+from swarm_node.p2p.wire.transport import Onward
 from swarm_node.simulation.seeded import Seeded
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 

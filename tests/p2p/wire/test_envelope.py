@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from swarm_node.errors import Rejected
 from swarm_node.p2p.wire.envelope import (
     DIGEST_ABOVE_BYTES,
+    SEALED_BYTES,
     Kind,
     Opened,
     content_id,
@@ -260,7 +261,12 @@ def test_size_is_checked_before_anything_is_decoded() -> None:
     refused = open_sealed(b"\xc1" * 100, SWARM, Kind.RECORD, max_bytes=99)
     assert isinstance(refused, Rejected)
     assert refused.reason == "size"
-    assert reason(bytes(MAX_SEALED_BYTES + 1)) == "size"
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_has_a_limit_of_its_own(kind: Kind) -> None:
+    assert reason(bytes(SEALED_BYTES[kind] + 1), kind=kind) == "size"
+    assert reason(bytes(SEALED_BYTES[kind]), kind=kind) == "schema"
 
 
 def test_sealing_refuses_what_could_not_be_opened() -> None:
@@ -291,4 +297,4 @@ def test_sealing_refuses_what_could_not_be_opened() -> None:
     ],
 )
 def test_malformed_bytes_are_a_value_not_an_exception(data: bytes) -> None:
-    assert reason(data) == "schema"
+    assert reason(data, kind=Kind.ROLLOUT) == "schema"

@@ -12,14 +12,14 @@ from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TicketError, TransportError
-from swarm_node.p2p.exchange.serving import HELLO, LIST
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.ticket import PREFIX, parse_ticket
-from swarm_node.p2p.peers.conduct import REASONS, Blame
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.protocols import HELLO, LIST
+from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.p2p.wire.wire import Announcement, Presence, pack, unpack
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -95,7 +95,7 @@ def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> N
     later = pack(Presence(resealed(known.head, OTHER[Kind.HEAD]), known.issuer, known.member))
     heard = Members(SWARM.info, lambda: EPOCH).hear(later)
     assert isinstance(heard, Rejected)
-    assert REASONS[heard.reason] is Blame.VIOLATION
+    assert REASONS[heard.reason].blame is Blame.VIOLATION
 
 
 def test_a_ticket_of_another_version_says_what_to_do() -> None:

@@ -206,26 +206,29 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"prompt": b"abc"},
-        {"prompt": b""},
-        {"completion": "text"},
-        {"completion": b"\0" * 8},
-        {"logprobs": b"\0" * 8},
-        {"logprobs": np.full(3, np.nan, "<f4").tobytes()},
-        {"advantage": None},
-        {"advantage": float("nan")},
-        {"provenance": "stranger"},
-        {"versions": b"\0" * 12},
-        {"group": None},
-        {"more": 1},
+        ({"prompt": b"abc"}, "array must be bytes, a multiple of 4"),
+        ({"prompt": b""}, "prompt_ids must be a non-empty"),
+        ({"completion": "text"}, "array must be bytes, a multiple of 4"),
+        ({"completion": b""}, "completion_ids must be a non-empty"),
+        ({"completion": b"\0" * 8}, "logprobs must have one value"),
+        ({"logprobs": b"\0" * 8}, "logprobs must have one value"),
+        ({"logprobs": np.full(3, np.nan, "<f4").tobytes()}, "logprobs must be finite"),
+        ({"advantage": None}, "packed advantage must be a float"),
+        ({"advantage": float("nan")}, "advantage must be finite"),
+        ({"advantage": 1e39}, "advantage must be finite"),
+        ({"provenance": "stranger"}, "'stranger' is not a valid Provenance"),
+        ({"versions": b"\0" * 12}, "array must be bytes, a multiple of 8"),
+        ({"versions": b"\0" * 16}, "versions must have one int64 value"),
+        ({"group": None}, "packed group an integer"),
+        ({"more": 1}, "packed row holds exactly"),
     ],
 )
-def test_a_malformed_packed_row_is_refused(change: dict[str, Any]) -> None:
+def test_a_malformed_packed_row_is_refused(change: dict[str, Any], message: str) -> None:
     packed = pack_batch(Batch((row(),)))
     packed["rows"][0].update(change)
-    with pytest.raises(ValueError):  # noqa: PT011 - each fault has its own message
+    with pytest.raises(ValueError, match=message):
         unpack_batch(packed)
 
 
@@ -237,7 +240,17 @@ def test_a_malformed_packed_batch_is_refused(packed: dict[str, Any]) -> None:
 
 def test_an_advantage_in_a_peers_group_is_at_most_what_an_own_group_can_give() -> None:
     rewards = [1.0] + [0.0] * 63
-    for provenance, most in ((Provenance.KIN, 7**0.5), (Provenance.OWN, 63**0.5)):
+    for provenance, most in ((Provenance.KIN, 7**0.5 / 8), (Provenance.OWN, 63**0.5)):
         group = group_of(provenance, [completion([1])] * 64, rewards)
         rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
         assert max(row.advantage for row in rows) == pytest.approx(most, abs=0.01)
+
+
+@pytest.mark.parametrize(("count", "weight"), [(4, 4.0), (8, 8.0), (32, 8.0)])
+def test_a_peers_group_weighs_no_more_than_an_own_one_however_many_its_answers(
+    count: int, weight: float
+) -> None:
+    rewards = [1.0, 0.0] * (count // 2)
+    group = group_of(Provenance.KIN, [completion([1])] * count, rewards)
+    rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
+    assert sum(abs(row.advantage) for row in rows) == pytest.approx(weight, rel=0.01)

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from builders import completion, verified
+from builders import completion, replay_settings, verified
 
 from swarm_node.errors import ConfigError, Rejected
-from swarm_node.policy.experience.replay import Drawn, ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
 
 MIXED = (0.0, 1.0)
@@ -25,7 +25,7 @@ def group(
 
 
 def buffer(**settings: Any) -> ReplayBuffer:
-    return ReplayBuffer(ReplaySettings(**settings))
+    return ReplayBuffer(replay_settings(**settings))
 
 
 def admit(target: ReplayBuffer, *groups: VerifiedGroup, version: int = 0) -> None:
@@ -47,14 +47,14 @@ def own(count: int, **options: Any) -> list[VerifiedGroup]:
 
 def test_a_batch_is_own_groups_then_external_ones() -> None:
     held = buffer(own=2, external=2)
-    admit(held, *own(3), *(group(f"p{index}", "peer") for index in range(5)))
+    admit(held, *own(3), *(group(f"p{index}", f"peer{index % 2}") for index in range(5)))
     drawn = held.draw(0, random.Random(1))
     assert drawn is not None
     assert (drawn.own_count, drawn.external_count) == (2, 2)
     assert names(drawn)[:2] == ["own0", "own1"]
-    assert {each.author for each in drawn.groups[2:]} == {"peer"}
+    assert {each.author for each in drawn.groups[2:]} <= {"peer0", "peer1"}
     assert (held.stats().own, held.stats().external) == (1, 3)
-    assert held.left == 3
+    assert held.left == 2, "one of three of a peer's groups was beyond what it may have"
 
 
 def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
@@ -203,29 +203,7 @@ def test_too_many_own_groups_push_out_the_stalest() -> None:
 )
 def test_impossible_settings_are_named(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        ReplaySettings(**settings)
-
-
-def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
-    held = buffer(own=2, external=0, own_batches=1, filter_own=True)
-    for name in ("a", "b"):
-        assert held.admit(group(name), 0) is None
-    assert held.admit(group("dull", rewards=(1.0, 1.0)), 0) is None
-    stats = held.stats()
-    assert (stats.own, stats.own_admitted, stats.own_informative, stats.own_filtered) == (
-        2,
-        3,
-        2,
-        1,
-    )
-    assert stats.evicted == 0
-    assert held.collect_departed() == [b"dull"]
-    again = held.admit(group("dull", rewards=(1.0, 1.0)), 0)
-    assert isinstance(again, Rejected)
-    assert again.reason == "duplicate"
-    drawn = held.draw(0, random.Random(0))
-    assert drawn is not None
-    assert [drawn_group.id for drawn_group in drawn.groups] == [b"a", b"b"]
+        replay_settings(**settings)
 
 
 def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from builders import completion, verified
+from builders import completion, replay_settings, verified
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import Provenance, VerifiedGroup
 
@@ -41,7 +41,7 @@ class ReplayMachine(RuleBasedStateMachine):
         peer_minimum: int,
         seed: int,
     ) -> None:
-        self.settings = ReplaySettings(
+        self.settings = replay_settings(
             own=own,
             external=max(external, 1 - own),
             max_lag=max_lag,
@@ -57,6 +57,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.version = 0
         self.number = 0
         self.uses: Counter[bytes] = Counter()
+        self.credit: Counter[str] = Counter()  # places that an author may have at most
         self.held: dict[bytes, VerifiedGroup] = {}  # admitted and not reported as departed
         self.last: VerifiedGroup | None = None
 
@@ -105,7 +106,11 @@ class ReplayMachine(RuleBasedStateMachine):
         assert (drawn is not None) is ready
         if drawn is None:
             return
-        assert drawn.external_count == min(mixture.external, len(external))
+        assert drawn.external_count <= min(mixture.external, len(external))
+        if mixture.own:
+            self._count_places(drawn)
+        else:  # no own groups to hold the others against
+            assert drawn.external_count == min(mixture.external, len(external))
         wanted = mixture.size - drawn.external_count
         assert drawn.own_count == min(wanted, len(own))
         assert len(drawn.groups) == drawn.own_count + drawn.external_count
@@ -116,6 +121,15 @@ class ReplayMachine(RuleBasedStateMachine):
             assert group.id in (own if is_own else external)
             self.uses[group.id] += 1
             assert self.uses[group.id] == 1
+
+    def _count_places(self, drawn: Drawn) -> None:
+        """Check that volume buys nobody more places than own groups had or external ones have."""
+        mixture = self.buffer.mixture
+        for author in AUTHORS:
+            credit = max(1, mixture.own, self.credit[author])
+            places = sum(group.author == author for group in drawn.groups)
+            assert places <= credit
+            self.credit[author] = credit - places + max(drawn.own_count, mixture.external)
 
     @rule(running=st.integers(0, 10))
     def ask_for_slots(self, running: int) -> None:

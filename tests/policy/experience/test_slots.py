@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from builders import completion, verified
+from builders import completion, replay_settings, verified
 
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import VerifiedGroup
 
@@ -19,7 +19,7 @@ def group(name: str, author: str = "me") -> VerifiedGroup:
 
 
 def buffer(**settings: Any) -> ReplayBuffer:
-    return ReplayBuffer(ReplaySettings(**settings))
+    return ReplayBuffer(replay_settings(**settings))
 
 
 def slots(most: int = 8, **settings: Any) -> Slots:
@@ -110,8 +110,12 @@ def test_interrupted_groups_hold_their_slots_and_a_batch_resumes_them() -> None:
     limit.begin(12)
     limit.end(8)  # four were interrupted, the others failed
     assert (limit.sampling, limit.free(0), limit.sampling_batch(0)) == (4, 12, 8)
-    with pytest.raises(ValueError, match="cannot end"):
-        limit.end(5)
+    for wrong in (5, -1):
+        with pytest.raises(ValueError, match=f"{wrong} groups cannot end: 4 are"):
+            limit.end(wrong)
+    limit.end(0)
+    limit.end(4)
+    assert limit.sampling == 0
 
 
 def test_own_groups_wait_for_about_two_updates_as_these_really_take_them() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import train_rows
+from builders import train_rows, trainer_settings
 from safetensors.torch import load_file
 
 from swarm_node.config import load_settings
@@ -23,13 +23,12 @@ from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.packing import micro_batches
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.canary import read_canary
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, lora_rank=4)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2, lora_rank=4)
 IDS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(3))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import train_rows
+from builders import train_rows, trainer_settings
 
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
@@ -29,7 +29,7 @@ from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.export import write_export
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.policy.weights.canary import difference, read_canary, text_ids
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow(reason="bitsandbytes quantizes and trains models")
 
 torch.set_num_threads(1)
 TINY = resolve("tiny")
-SETTINGS = TrainerSettings(
+SETTINGS = trainer_settings(
     warmup_updates=0, learning_rate=1e-2, lora_rank=4, base="nf4", published="shared"
 )
 IDS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(3))
@@ -321,10 +321,10 @@ def test_a_model_learns_on_a_base_of_four_bits(device: str) -> None:
 
 
 def test_a_base_of_four_bits_is_for_adapters_of_one_process() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.base cannot be 'nf4'"):
-        TrainerSettings(base="nf4")
+    with pytest.raises(ConfigError, match=r"training\.base cannot be 'nf4'"):
+        trainer_settings(base="nf4")
     with pytest.raises(ConfigError, match=r"works in one process"):
-        TrainerSettings(base="nf4", lora_rank=4, processes=2)
+        trainer_settings(base="nf4", lora_rank=4, processes=2)
 
 
 @pytest.mark.skipif(has_bitsandbytes(), reason="bitsandbytes is installed")

@@ -13,11 +13,11 @@ import torch
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.training.checkpoint import (
     TrainingState,
-    newest_valid,
     read,
     remove_leftovers,
     save,
 )
+from swarm_node.policy.training.stored import newest_valid
 
 
 def state(version: int = 1, value: float = 1.0) -> TrainingState:

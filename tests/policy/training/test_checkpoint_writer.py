@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import train_rows
+from builders import train_rows, trainer_settings
 
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.memory.footprint import checkpoint_bytes
-from swarm_node.policy.training.checkpoint import TrainingState, newest_valid, read
+from swarm_node.policy.training.checkpoint import TrainingState, read
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.stored import newest_valid
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.device import in_place
 
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 PATIENCE = 60.0
 
 
@@ -43,10 +43,13 @@ class Gate:
 
         monkeypatch.setattr(TrainingState, "copied", held)
 
-    def holds(self, act: Callable[[], object]) -> None:
-        """`act` ends, and not before the gate is open."""
+    def holds(self, act: Callable[[], object], waits: threading.Event | None = None) -> None:
+        """`act` ends, and not before the gate is open; it sets `waits` when it begins to wait."""
         acting = threading.Thread(target=act)
         acting.start()
+        while waits is not None and acting.is_alive() and not waits.wait(0.1):
+            pass
+        assert waits is None or waits.is_set()
         acting.join(0.2)
         assert acting.is_alive()
         self.opened.set()
@@ -72,13 +75,21 @@ def test_a_step_waits_for_the_copy(
     random_qwen2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora_rank: int
 ) -> None:
     settings = replace(SETTINGS, lora_rank=lora_rank)
+    waits, wait_for_copy = threading.Event(), CheckpointWriter.wait_for_copy
+
+    def waiting(writer: CheckpointWriter) -> None:
+        waits.set()
+        wait_for_copy(writer)
+
+    monkeypatch.setattr(CheckpointWriter, "wait_for_copy", waiting)
     host = TrainerHost(random_qwen2, tmp_path / "checkpoints", tmp_path, settings)
     batch = Batch(tuple(train_rows()))
     host.update(batch)
     before = host.core.state(b"", {})
     gate = Gate(monkeypatch)
     path = host.checkpoint({}, wait=False)
-    gate.holds(lambda: host.update(batch))
+    waits.clear()  # on a slow machine, an update that waits for nothing takes as long, too
+    gate.holds(lambda: host.update(batch), waits)
     assert host.core.version == 2
     host.close()
     stored = read(path)

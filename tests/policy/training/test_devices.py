@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import trainer_settings
 from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import ConfigError, ModelError
@@ -29,7 +30,7 @@ from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
 from swarm_node.rollout import Completion, Provenance
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
 NONE, OLD, TWO = Hardware(0, False), Hardware(1, False), Hardware(2, True)
 TINY = resolve("tiny")
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
@@ -162,7 +163,7 @@ def test_products_in_bfloat16_teach_about_the_same(random_qwen2: Path, lora_rank
 
 
 def test_the_sampler_in_bfloat16_says_what_the_trainer_would(tmp_path: Path) -> None:
-    settings, where = TrainerSettings(device="cpu", dtype="bfloat16"), Placement("cpu", half=True)
+    settings, where = trainer_settings(device="cpu", dtype="bfloat16"), Placement("cpu", half=True)
     # One update's rounding may double the error, whatever the code does.
     errors = [sampled_error(TrainerCore(TINY, settings), where, tmp_path, n) for n in range(8)]
     assert np.mean(errors) < 2e-2
@@ -238,7 +239,7 @@ def test_a_gpu_learns_as_a_cpu_does(random_qwen2: Path, changes: dict[str, Any])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sampler_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:
     for dtype, limit in (("float32", 1e-3), ("bfloat16", 3e-2)):
-        core = TrainerCore(TINY, TrainerSettings(device="cuda", dtype=dtype))  # type: ignore[arg-type]
+        core = TrainerCore(TINY, trainer_settings(device="cuda", dtype=dtype))  # type: ignore[arg-type]
         assert sampled_error(core, core.placement, tmp_path) < limit
 
 

@@ -12,16 +12,17 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from builders import trainer_settings
 from click.testing import Result
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.node.figures.snapshot import EvalPoint, GroupCounts, Saved
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.rollout import Provenance
 
@@ -44,7 +45,7 @@ def rows() -> Batch:
 def trained_home(place: Path, rank: int) -> TrainerHost:
     """A home with a checkpoint of two updates of the tiny model, and its trainer."""
     (place / "weights").mkdir(parents=True)
-    settings = TrainerSettings(warmup_updates=0, learning_rate=3e-3, lora_rank=rank)
+    settings = trainer_settings(warmup_updates=0, learning_rate=3e-3, lora_rank=rank)
     host = TrainerHost(TINY, place / "checkpoints", place / "weights", settings)
     for _ in range(2):
         assert host.update(rows()).stats.skipped is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,17 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import ROOT, train_rows, write_model
+from builders import ROOT, train_rows, trainer_settings, write_model
 
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 
 
 def saved_bytes(model: Qwen2) -> tuple[int, dict[str, torch.Tensor]]:
@@ -62,7 +62,7 @@ def test_layers_run_again_train_alike(random_qwen2: Path) -> None:
 
 #: Trains in a process that may not grow by more than `megabytes`: what does not fit, does not.
 IN_LITTLE_MEMORY = """
-import logging, resource, sys
+import json, logging, resource, sys
 from dataclasses import replace
 import numpy as np, torch
 from pathlib import Path
@@ -75,7 +75,7 @@ from swarm_node.rollout import Provenance
 logging.basicConfig(level=logging.WARNING)
 torch.set_num_threads(1)
 directory, megabytes, length = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-settings = TrainerSettings(warmup_updates=0, micro_batch_tokens=1 << 20)
+settings = TrainerSettings.from_plain(json.loads(sys.argv[4]))
 rng = np.random.default_rng(0)
 batch = Batch(tuple(
     TrainRow(
@@ -110,7 +110,10 @@ print("halvings", stats.halvings, "tokens", stats.micro_batch_tokens, core.model
 
 def trained(directory: Path, megabytes: int, length: int) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", IN_LITTLE_MEMORY, str(directory), str(megabytes), str(length)],
+        [
+            *(sys.executable, "-c", IN_LITTLE_MEMORY, str(directory), str(megabytes), str(length)),
+            json.dumps(trainer_settings(warmup_updates=0, micro_batch_tokens=1 << 20).plain()),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import train_rows
+from builders import train_rows, trainer_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +16,6 @@ from swarm_node.policy.memory import footprint
 from swarm_node.policy.training import logprobs
 from swarm_node.policy.training.head import head_logprobs
 from swarm_node.policy.training.packing import arrange
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
 
 TOKENS, HIDDEN, VOCABULARY = 13, 16, 97
@@ -112,7 +111,7 @@ def test_a_trainers_pieces_are_those_of_the_plan(
 
     monkeypatch.setattr(logprobs, "head_logprobs", noted)
     monkeypatch.setattr(footprint, "LEAST_LOGITS", 1)  # else all of a small batch
-    core = TrainerCore(random_qwen2, TrainerSettings())
+    core = TrainerCore(random_qwen2, trainer_settings())
     rows = tuple(train_rows())
     config, tokens = core.model.config, arrange(rows).ids.size
     expected = []

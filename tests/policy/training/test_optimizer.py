@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import trainer_settings
 from torch import nn
 
 from swarm_node.policy.training.optimizer import AdamW
@@ -41,6 +42,7 @@ def test_it_is_torchs_adamw_step_for_step() -> None:
 
 @pytest.mark.slow(reason="starts a process that imports torch")
 def test_training_imports_no_compiler(random_qwen2: Path, tmp_path: Path) -> None:
+    plain = trainer_settings().plain()
     code = f"""
 import asyncio, sys
 from pathlib import Path
@@ -50,7 +52,7 @@ from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.rollout import Provenance
 model, work = Path({str(random_qwen2)!r}), Path({str(tmp_path)!r})
-host = TrainerHost(model, work / "checkpoints", work, TrainerSettings())
+host = TrainerHost(model, work / "checkpoints", work, TrainerSettings.from_plain({plain!r}))
 ids = np.arange(4, 9, dtype=np.uint32)
 rows = tuple(
     TrainRow(ids, ids, np.full(5, -1.0, np.float32), sign, Provenance.OWN) for sign in (1.0, -1.0)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.training.plausible import OwnAnswers, least_likely, likely_tokens
-from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.plausible import OwnAnswers, learnt, least_likely, likely_tokens
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 
 
 def row(
@@ -134,3 +134,19 @@ def test_what_is_known_of_own_answers_survives_a_restart() -> None:
 def test_damaged_bytes_are_not_taken_for_own_answers(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="damaged"):
         OwnAnswers(damaged)
+
+
+def test_sure_answers_teach_less_than_surprising_ones_and_untrained_ones_nothing() -> None:
+    rows = [row(2), row(2), row(2, advantage=0.5), row(2, advantage=-1.0), row(2)]
+    sure, odd = np.log(np.array([0.9, 0.7])), np.log(np.array([0.2, 0.4]))
+    logp = np.concatenate([sure, odd, odd, odd, odd]).astype(np.float32)
+    likely = np.array([True] * 8 + [False] * 2)
+    assert learnt(logp, rows, likely) == pytest.approx([0.2, 0.7, 0.35, 0.0, 0.0])
+
+
+def test_an_update_says_what_each_group_taught(random_qwen2: Path) -> None:
+    """A random model of 64 tokens gives each of them about 1/64."""
+    core = TrainerCore(random_qwen2, SETTINGS)
+    rows = [*own(-4.2), row(6, group=1), row(6, group=1), row(6, advantage=0.5, group=2)]
+    stats = core.update(Batch((*rows, row(6, advantage=-1.0, group=3))))
+    assert stats.learnt == pytest.approx((0.0, 2.0, 0.5, 0.0), rel=0.1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import completion, verified
+from builders import completion, trainer_settings, verified
 from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ChildError, WeightsError
@@ -23,12 +23,11 @@ from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.weights.canary import read_canary
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings()
+SETTINGS = trainer_settings()
 #: What the node says of the model, which no trainer hashes again.
 DIGEST = b"d" * 32
 

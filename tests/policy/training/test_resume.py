@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import train_rows, write_model
+from builders import train_rows, trainer_settings, write_model
 
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.placement import DtypeName, OptimizerName
@@ -51,7 +51,7 @@ class Kind:
 
     @property
     def settings(self) -> TrainerSettings:
-        return TrainerSettings(
+        return trainer_settings(
             warmup_updates=0,
             learning_rate=1e-3,
             processes=self.processes,

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from builders import write_model
+from builders import trainer_settings, write_model
 from safetensors.torch import load_file
 
 from swarm_node.errors import ChildError
@@ -31,7 +31,7 @@ from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
 #: Micro-batches so small that the two processes have several, and not equally many.
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
 UPDATES = 5
 pytestmark = pytest.mark.slow(reason="starts processes that import torch and train together")
 

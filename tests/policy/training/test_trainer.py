@@ -9,8 +9,10 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+from builders import trainer_settings
 
 from swarm_node.clock import Clock
+from swarm_node.config import settings_keys
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
@@ -20,7 +22,7 @@ from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 
 
 def row(
@@ -230,10 +232,10 @@ def test_the_learning_rate_warms_up(random_qwen2: Path) -> None:
 
 
 def test_a_restored_state_goes_on_bit_for_bit(random_qwen2: Path) -> None:
-    straight = TrainerCore(random_qwen2, TrainerSettings())
+    straight = TrainerCore(random_qwen2, trainer_settings())
     for _ in range(3):
         straight.update(mixed_batch())
-    resumed = TrainerCore(random_qwen2, TrainerSettings())
+    resumed = TrainerCore(random_qwen2, trainer_settings())
     resumed.restore(straight.state(b"", {}))
     assert resumed.version == 3
     for core in (straight, resumed):
@@ -276,7 +278,7 @@ def test_other_settings_than_the_checkpoint_are_told(
     state = TrainerCore(random_qwen2, SETTINGS).state(b"", {})
     TrainerCore(random_qwen2, SETTINGS).restore(state)
     assert not caplog.records
-    TrainerCore(random_qwen2, TrainerSettings()).restore(state)
+    TrainerCore(random_qwen2, trainer_settings()).restore(state)
     assert caplog.messages == [
         "settings differ from those of the checkpoint: learning_rate, warmup_updates"
     ]
@@ -297,17 +299,34 @@ def test_other_settings_than_the_checkpoint_are_told(
         {"max_grad_norm": 0.0},
         {"temperature": 0.0},
         {"micro_batch_tokens": 0},
-        {"longest_answer": 0},
         {"lora_rank": -1},
         {"published": "adapter"},
     ],
 )
 def test_impossible_settings_are_named(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
-        replace(TrainerSettings(), **change)
+        replace(trainer_settings(), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"learning_rate": 0.0}, "training.learning_rate"),
+        ({"temperature": 0.0}, "sampling.temperature"),
+        ({"longest_answer": 0}, "sampling.max_new_tokens"),
+        ({"processes": 0}, "run.trainer_processes"),
+        ({"hosts": 0}, "run.trainer_hosts"),
+    ],
+)
+def test_an_impossible_setting_is_named_by_a_key_that_exists(
+    change: dict[str, Any], key: str
+) -> None:
+    assert key in {name for name, _ in settings_keys()}
+    with pytest.raises(ConfigError, match=rf"^{key} cannot be"):
+        replace(trainer_settings(), **change)
 
 
 def test_settings_survive_a_trip_through_plain_values() -> None:
     plain = msgpack.unpackb(msgpack.packb(SETTINGS.plain()))
-    assert plain == SETTINGS.plain() != TrainerSettings().plain()
+    assert plain == SETTINGS.plain() != trainer_settings().plain()
     assert TrainerSettings.from_plain(plain) == SETTINGS

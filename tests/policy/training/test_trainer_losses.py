@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import verified
+from builders import trainer_settings, verified
 
 from swarm_node.config import load_settings
-from swarm_node.node.start.derive import trainer_settings
+from swarm_node.node.start import derive
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.build_tiny import EOS, build_tokenizer
 from swarm_node.policy.models.codec import Codec
@@ -20,7 +20,6 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.logprobs import ReferencePolicy, completion_logprobs, token_vectors
 from swarm_node.policy.training.losses import LOSSES, TBA_BETA
 from swarm_node.policy.training.packing import micro_batches
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import (
     Completion,
@@ -31,7 +30,7 @@ from swarm_node.rollout import (
 )
 
 torch.set_num_threads(1)
-SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 
 
 def row(advantage: float, seed: int, *, gap: float | None = None, group: int = 0) -> TrainRow:
@@ -184,7 +183,7 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
         assert one.versions is None
         if text != "é\N{SNOWMAN}":  # bytes have the same ids in both
             assert one.completion_ids.tolist() != theirs.token_ids.tolist()
-    core = TrainerCore(directory, TrainerSettings(warmup_updates=0))
+    core = TrainerCore(directory, trainer_settings(warmup_updates=0))
     good = batch.rows[0]
     before = logprob(core, good)
     stats = core.update(batch)
@@ -194,7 +193,7 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
 
 def test_settings_by_name_reach_the_trainer() -> None:
     flags = {"training.loss": "cispo", "sampling.max_new_tokens": 9, "training.lora_rank": 8}
-    made = trainer_settings(load_settings(flags, environ={}))
+    made = derive.trainer_settings(load_settings(flags, environ={}))
     assert (made.loss, made.longest_answer, made.lora_rank) == ("cispo", 9, 8)
-    plain = trainer_settings(load_settings({}, environ={}))
-    assert plain == TrainerSettings(device="auto", dtype="auto")
+    plain = derive.trainer_settings(load_settings({}, environ={}))
+    assert plain == trainer_settings(device="auto", dtype="auto")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import train_rows
+from builders import train_rows, trainer_settings
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch
@@ -24,14 +24,13 @@ from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.rollout import Completion
 
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)
-SETTINGS = TrainerSettings(lora_rank=4, learning_rate=1e-2, warmup_updates=1)
+SETTINGS = trainer_settings(lora_rank=4, learning_rate=1e-2, warmup_updates=1)
 
 
 def trainer(place: Path, published: str) -> TrainerHost:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -112,6 +113,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         gone.publish(1, weights(1))
     with pytest.raises(WeightsError, match=r"gone: .*TMPDIR"):
         gone.publish_adapter(1, 1, lambda path: None)
+
+
+def test_a_process_without_descriptors_fails_for_now(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        with pytest.raises(OSError, match=r"Too many open files|os error 24"):
+            store.publish(1, weights(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    store.publish(1, weights(1))
+    assert store.versions() == [1]
 
 
 @pytest.mark.parametrize("owner", ["", "a/b", "..", "a-b", "x" * 65])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from swarm_node.errors import ConfigError, SwarmNodeError
@@ -38,6 +43,7 @@ from swarm_node.simulation.experiments.frontier_raw import (
     read_raw,
     write_raw,
 )
+from swarm_node.simulation.experiments.frontier_tables import prediction_table
 from swarm_node.simulation.experiments.frontier_views import show_picture, show_tables
 
 
@@ -67,6 +73,15 @@ PILOT = [
     raw("solo-8x4", 1, 0, [0, 100, 800], [0.0, 0.05, 0.1]),
     raw("solo-16x4", 1, 0, [0, 100, 800], [0.0, 0.02, 0.05]),
 ]
+
+
+def test_a_prediction_begins_with_the_first_share_that_was_measured(tmp_path: Path) -> None:
+    swarm = raw("default", 2, 0, [0, 200, 400], [0.0, 0.2, 0.4])
+    final = msgspec.structs.replace(swarm, stage="final")
+    for run in (swarm, final, raw("solo-8x4-filter", 1, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
+        write_raw(run, tmp_path / f"{run.stage}-dense-{run.arm}-n{run.nodes}-s0.json")
+    (predicted,) = prediction_table(tmp_path, "dense", [2]).columns[2].cells
+    assert float(str(predicted)) == 0.4  # 10 groups are trained on in the second update
 
 
 def test_the_sweep_is_whole_and_solo_arms_make_enough_answers() -> None:
@@ -189,6 +204,30 @@ def test_a_pilot_decides_and_a_final_is_shown(
         assert word in shown
     show_picture(final, tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow(reason="starts two processes that import torch")
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells of a parent's death")
+def test_a_helper_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarm_node", "experiment", "frontier", "--regimes", "dense"]
+    options = ["--sizes", "16,32", "--arms", "default", "--jobs", "2", "--raw", str(tmp_path)]
+    with subprocess.Popen([*command, *options]) as main:
+        try:
+            helpers: list[psutil.Process] = []
+            while main.poll() is None and not helpers:
+                time.sleep(0.2)
+                children = psutil.Process(main.pid).children()
+                # A helper has the signal set once its first line has run; a claim shows that.
+                claims = list(tmp_path.iterdir())
+                with suppress(psutil.NoSuchProcess):  # git, which tells the commit, is short
+                    said = {child: str(child.cmdline()) for child in children}
+                    helpers = [
+                        child for child in said if "spawn_main" in said[child] and claims[1:]
+                    ]
+        finally:
+            main.kill()
+    assert helpers
+    assert psutil.wait_procs(helpers, timeout=30)[1] == []
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import Address, endpoint_text, is_here
+from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.process import (
     CONFIGURATION,
     private_file,
@@ -29,20 +31,26 @@ from swarm_node.p2p.transports.hivemind.records import (
     HeartbeatStore,
     SwarmAuthorizer,
 )
-from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
+from swarm_node.p2p.transports.patience import on_time
+from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.recent import Recent
 
-STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
 #: libp2p's ping: 32 bytes that the peer returns.
 _PING, _PING_BYTES = "/ipfs/ping/1.0.0", 32
 #: Kademlia's k, and the number of replicas: in a small swarm every node holds every record.
 REPLICAS = 20
+_MAX_DIALLED = 1024
 
 
 def new_store(
-    key: str, wall: Callable[[], float], is_member: Callable[[str], bool]
+    key: str,
+    wall: Callable[[], float],
+    is_member: Callable[[str], bool],
+    issuer: Callable[[str], str],
+    rng: random.Random,
 ) -> tuple[bytes, HeartbeatStore]:
     """The 20-byte id that hivemind gives `key`, and an empty store for it."""
     from hivemind.dht.routing import DHTID
@@ -56,7 +64,7 @@ def new_store(
         return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
 
     key_id = DHTID.generate(source=key)
-    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member)
+    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member, issuer, rng)
 
 
 class DhtNode:
@@ -66,7 +74,10 @@ class DhtNode:
         self._p2p = p2p
         self._node = node
         self._announces = announces
+        #: Peers that this node dialled, which have a place in its table before they are known.
+        self._dialled: Recent[str, None] = Recent(_MAX_DIALLED)
         self._addresses: list[str] = []
+        self._listener: asyncio.Server | None = None
 
     @classmethod
     async def start(
@@ -79,34 +90,21 @@ class DhtNode:
         records: HeartbeatRecords,
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
+        calls: TableCalls,
+        patience: float,
     ) -> DhtNode:
         """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration file
         beside it exist only while p2pd starts.
 
         Raises:
-            TransportError: p2pd cannot be run or cannot listen.
+            TransportError: p2pd cannot be run or listen, or is not ready in `patience` seconds.
         """
         from hivemind.dht.node import DHTNode
         from hivemind.dht.routing import DHTID
 
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
-            configuration = key_file.with_suffix(".json")
-            with (
-                private_file(key_file, private_key(identity)),
-                private_file(configuration, CONFIGURATION),
-            ):
-                p2p = await start_p2pd(
-                    configuration,
-                    host_maddrs=list(listen),
-                    announce_maddrs=list(announce) or None,
-                    identity_path=str(key_file),
-                    check_if_identity_free=False,
-                    auto_nat=False,
-                    nat_port_map=False,
-                    use_relay=False,
-                    startup_timeout=STARTUP_SECONDS,
-                )
+            p2p = await _start_daemon(key_file, identity, listen, announce, calls, patience)
             self = cls(p2p, None, bool(announce))
             try:
                 self._node = await DHTNode.create(
@@ -122,13 +120,26 @@ class DhtNode:
                     record_validator=records,
                     authorizer=authorizer,
                 )
-                self._node.protocol.storage = store
-                self._node.protocol.cache = store
+                self._limit(store, calls.is_member)
                 self._addresses = [str(a) for a in await p2p.get_visible_maddrs()]
             except BaseException:
                 await self.stop()
                 raise
         return self
+
+    def _limit(self, store: HeartbeatStore, is_member: Callable[[str], bool]) -> None:
+        """Use `store`, and keep peers that are no members, and that this node did not dial, out of
+        the routing table. hivemind adds every caller."""
+        protocol = self._node.protocol
+        protocol.storage = protocol.cache = store
+        update = protocol.update_routing_table
+
+        async def guarded(node_id: Any, peer: Any, responded: bool = True) -> None:
+            name = peer.to_base58()
+            if not responded or name in self._dialled or is_member(name):
+                await update(node_id, peer, responded=responded)
+
+        protocol.update_routing_table = guarded
 
     @property
     def pid(self) -> int:
@@ -149,16 +160,35 @@ class DhtNode:
         return not self._node.protocol.routing_table.uid_to_peer_id
 
     async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
-        """Call `server` with every stream that a peer opens for one of `protocols`."""
+        """Call `server` with every stream that a peer opens for one of `protocols`. hivemind's own
+        listener has room for a hundred that wait, and p2pd resets further ones, of whomever."""
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings import utils
+        from hivemind.proto import p2pd_pb2
 
-        async def accept(
-            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            await server(info.proto, info.peer_id.to_base58(), reader, writer)
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            info = p2pd_pb2.StreamInfo()
+            try:
+                await utils.read_pbmsg_safe(reader, info)
+            except (OSError, EOFError, ValueError):  # p2pd died
+                writer.transport.abort()
+                return
+            await server(info.proto, PeerID(info.peer).to_base58(), reader, writer)
 
+        address = self._p2p._client_listen_maddr
         with hivemind_errors("cannot serve"):
+            self._listener = await asyncio.start_unix_server(
+                accept, address["unix"], backlog=MAX_WAITING
+            )
             for protocol in protocols:
-                await self._p2p.add_binary_stream_handler(protocol, accept)
+                handler = p2pd_pb2.StreamHandlerRequest(
+                    addr=address.to_bytes(), proto=[protocol], balanced=False
+                )
+                request = p2pd_pb2.Request(
+                    type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler
+                )
+                _, _, writer = await self._command(request)
+                writer.close()
 
     async def connect(self, address: Address, patience: float) -> bool:
         """Connect and ping. Return True if a member of this swarm answered within `patience`
@@ -168,6 +198,7 @@ class DhtNode:
         from hivemind.utils.multiaddr import Multiaddr
 
         peer = PeerID.from_base58(address.peer_id)
+        self._dialled[address.peer_id] = None
         try:
             async with asyncio.timeout(patience):
                 with hivemind_errors("cannot connect"):
@@ -280,11 +311,11 @@ class DhtNode:
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
         """The peers that p2pd is connected to, each with the other end's TCP multiaddrs. None if
-        p2pd died or does not answer in time."""
+        p2pd died, or does not answer in `patience` seconds in which this node is on time."""
         if self.dead:
             return None
         try:
-            async with asyncio.timeout(patience):
+            async with on_time(patience, asyncio.get_running_loop().time):
                 with hivemind_errors("the network daemon does not answer"):
                     found: dict[str, list[str]] = {}
                     for peer, addresses in await self._connected():
@@ -331,7 +362,11 @@ class DhtNode:
         if self._node is not None:
             self._node.is_alive = False
         # `DHTNode.shutdown` waits for p2pd's answer, and hangs if p2pd is dead.
-        await terminate(self._p2p, grace)
+        try:
+            await terminate(self._p2p, grace)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
 
     async def _lookup(self, operation: Awaitable[Any]) -> Any:
         try:
@@ -372,6 +407,34 @@ class DhtNode:
             writer.transport.abort()
             raise
         return response, reader, writer
+
+
+async def _start_daemon(
+    key_file: Path,
+    identity: Identity,
+    listen: Sequence[str],
+    announce: Sequence[str],
+    calls: TableCalls,
+    patience: float,
+) -> Any:
+    """Start p2pd with its files, which exist only meanwhile."""
+    configuration = key_file.with_suffix(".json")
+    with (
+        private_file(key_file, private_key(identity)),
+        private_file(configuration, CONFIGURATION),
+    ):
+        return await start_p2pd(
+            configuration,
+            calls,
+            host_maddrs=list(listen),
+            announce_maddrs=list(announce) or None,
+            identity_path=str(key_file),
+            check_if_identity_free=False,
+            auto_nat=False,
+            nat_port_map=False,
+            use_relay=False,
+            patience=patience,
+        )
 
 
 def _calm_logging() -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.durable import create_private
+from swarm_node.errors import SlowStartError, TransportError
+from swarm_node.p2p.transports.hivemind.calls import CALLS, FIND, PING, STORE, TableCall, TableCalls
+from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.wire.identity import Identity
 
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
@@ -38,10 +41,24 @@ def private_key(identity: Identity) -> bytes:
     return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
 
 
-async def start_p2pd(configuration: Path, **settings: Any) -> Any:
+async def start_p2pd(
+    configuration: Path, calls: TableCalls, patience: float, **settings: Any
+) -> Any:
     """Call `P2P.create` with a configuration file. `P2P.create` alone accepts none, and leaves a
-    process behind if it fails or is cancelled."""
-    from hivemind.p2p import P2P
+    process behind if it fails or is cancelled. Whatever hivemind registers with it is answered by
+    `calls`.
+
+    Raises:
+        SlowStartError: p2pd was not ready in `patience` seconds in which this node is on time.
+    """
+    from hivemind.p2p import P2P, P2PContext
+    from hivemind.proto import dht_pb2
+
+    responses = {
+        PING: dht_pb2.PingResponse,
+        FIND: dht_pb2.FindResponse,
+        STORE: dht_pb2.StoreResponse,
+    }
 
     created = []
 
@@ -50,16 +67,36 @@ async def start_p2pd(configuration: Path, **settings: Any) -> Any:
             super().__init__()
             created.append(self)
 
+        async def add_protobuf_handler(
+            self, name: str, handler: Any, request_type: Any, **_: Any
+        ) -> None:
+            """Register a call of the DHT behind its gate. `handler` checks the secret first, which
+            the gate has done, so the one that it wraps is called."""
+            method = name.rpartition(".")[2]
+            if method not in CALLS:
+                raise TransportError(f"hivemind's {name} has no gate: install the pinned version")
+            call = TableCall(method, handler.__wrapped__, request_type, responses[method])
+
+            async def answer(raw: bytes, remote: Any) -> bytes:
+                context = P2PContext(handle_name=name, local_id=self.peer_id, remote_id=remote)
+                return await calls.answer(call, raw, remote.to_base58(), context)
+
+            await self._client.add_unary_handler(name, answer, balanced=False)
+
         @staticmethod
         def _make_process_args(*args: Any, **kwargs: Any) -> Any:
             return P2P._make_process_args(*args, f=configuration, **kwargs)
 
     try:
-        return await Observed.create(**settings)
-    except BaseException:
+        async with on_time(patience, asyncio.get_running_loop().time):
+            return await Observed.create(**settings, startup_timeout=None)
+    except BaseException as error:
         for p2p in created:
             if p2p._child is not None:
                 await terminate(p2p, grace=0.0)
+        if isinstance(error, TimeoutError):
+            why = f"the network daemon was not ready in {patience:g} s"
+            raise SlowStartError(f"{why}: this machine does too much else") from None
         raise
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import random
 import secrets
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -21,14 +22,16 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from swarm_node.p2p.limits.turns import drawn_in_turn
 from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 from swarm_node.recent import Recent
 
 MAX_TTL_SECONDS = 2 * 3600.0
-#: Records that a holder stores under one key. A read fetches whole dictionaries of up to 20
-#: holders.
+#: Records that a holder stores under one key.
 MAX_RECORDS = 128
+#: Records in one answer. A read asks up to 20 holders, each of which draws its own sample.
+SAMPLE_RECORDS = 4
 #: Seconds for which the previous secret stays valid after a change. By then heartbeats of members
 #: that missed the change have expired.
 OVERLAP_SECONDS = MAX_TTL_SECONDS / 2
@@ -248,9 +251,10 @@ class HeartbeatStore:
     latest expiration. Records of peers that are no members now are hidden, and a reader deletes
     them.
 
-    Above MAX_RECORDS peers, the store keeps those with the least keyed hashes, a uniform sample of
-    all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So an early or
-    frequent peer displaces no later one, and each holder keeps another sample.
+    Above MAX_RECORDS peers, a record of the issuer with the most makes room, so the keys of one
+    ticket displace no others. Of an issuer's records those with the least keyed hashes stay, a
+    uniform sample of all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So
+    an early or frequent peer displaces no later one, and each holder keeps another sample.
     """
 
     def __init__(
@@ -259,11 +263,15 @@ class HeartbeatStore:
         wall: Callable[[], float],
         pack: Callable[[list[tuple[str, bytes, float]]], Any],
         is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
+        rng: random.Random,
     ) -> None:
         self._key = key
         self._wall = wall
         self._pack = pack
         self._is_member = is_member
+        self._issuer = issuer
+        self._rng = rng
         self._records: dict[str, tuple[bytes, float, bytes]] = {}
         self._salt = secrets.token_bytes(16)
 
@@ -291,28 +299,38 @@ class HeartbeatStore:
         rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
         self._records[subkey] = (value, expiration_time, rank)
         if len(self._records) > MAX_RECORDS:
-            # Drop expired records first. A holder is offered a record of every peer of the swarm.
-            # So only reads check the membership of all stored peers.
-            of = self._records
-            del of[max(of, key=lambda peer: (of[peer][1] <= now, of[peer][2]))]
+            self._make_room(now)
         return True
 
     def get(self, key: int) -> Any:
-        """A fresh copy of the dictionary as hivemind's value with expiration, None when empty."""
+        """A sample of SAMPLE_RECORDS, by issuer in turn, as hivemind's value with expiration. None
+        if the store is empty."""
         if key != self._key:
             return None
         self._forget_expired()
         if not self._records:
             return None
-        records = self._records.items()
-        return self._pack([(peer, value, expires) for peer, (value, expires, _) in records])
+        sample = drawn_in_turn(self._rng, self._records, self._issuer, SAMPLE_RECORDS)
+        return self._pack([(peer, *self._records[peer][:2]) for peer in sample])
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        found = self.get(self._key)
-        return iter([] if found is None else [(self._key, found)])
+        """Nothing. hivemind hands all items to every peer that enters its table. Members publish
+        each beat anyway."""
+        return iter(())
 
     def __contains__(self, key: int) -> bool:
         return self.get(key) is not None
+
+    def _make_room(self, now: float) -> None:
+        """Drop a record: an expired one first. A holder is offered a record of every peer of the
+        swarm. So only reads check the membership of all stored peers."""
+        of = self._records
+        gone = next((peer for peer in of if of[peer][1] <= now), None)
+        if gone is None:
+            issuers = {peer: self._issuer(peer) for peer in of}
+            held = Counter(issuers.values())
+            gone = max(of, key=lambda peer: (held[issuers[peer]], of[peer][2]))
+        del of[gone]
 
     def _forget_expired(self) -> None:
         now = self._wall()

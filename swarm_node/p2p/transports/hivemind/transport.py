@@ -6,14 +6,25 @@ own loop.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.p2p.addresses.addresses import require_free_ports
+from swarm_node.p2p.addresses.addresses import require_free_ports, split_endpoint
+from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.limits.links import (
+    ASKED_SECONDS,
+    BARRED_SECONDS,
+    LINKS,
+    P2PD_LINKS_PER_PEER,
+    LinkPlace,
+    surplus,
+)
+from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.daemon import DhtNode, new_store
-from swarm_node.p2p.transports.hivemind.links import cut_silent
 from swarm_node.p2p.transports.hivemind.records import (
     MAX_TTL_SECONDS,
     HeartbeatRecords,
@@ -21,7 +32,7 @@ from swarm_node.p2p.transports.hivemind.records import (
     SwarmAuthorizer,
     heartbeat_key,
 )
-from swarm_node.p2p.transports.returning import Rounds
+from swarm_node.p2p.transports.returning import PING_SECONDS, Rounds
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.frames import check_size
 from swarm_node.p2p.wire.identity import Identity
@@ -68,6 +79,8 @@ class HivemindTransport(StreamTransport[DhtNode]):
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
         self._published_until = 0.0
         self._rounds = Rounds()
+        #: The linked peers, with the addresses of each link, those known for longest first.
+        self._linked: dict[str, Sequence[str]] = {}
 
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
@@ -95,8 +108,9 @@ class HivemindTransport(StreamTransport[DhtNode]):
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
-    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
+    async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
         node = self._running()
+        linked = await self._thin(node, linked)
         moved = await node.look()
         pinged = self._rounds.next(linked, self._is_member)
         silent = await cut_silent(node, pinged, moved)
@@ -107,10 +121,46 @@ class HivemindTransport(StreamTransport[DhtNode]):
             done = done if done != "ok" else "healed" if found else "alone"
         return done
 
-    async def _start_node(self, listen: Sequence[str]) -> DhtNode:
+    async def _thin(
+        self, node: DhtNode, linked: Mapping[str, Sequence[str]]
+    ) -> dict[str, Sequence[str]]:
+        """Cut links above the limits, and those of peers that are cut off. p2pd keeps any number,
+        and closes only all links of a peer together. Return the others."""
+        known = {peer: linked[peer] for peer in self._linked if peer in linked} | dict(linked)
+        for peer, at in known.items():
+            if len(at) > P2PD_LINKS_PER_PEER and peer not in self._admission.severed:
+                self.sever(peer, BARRED_SECONDS)
+        order = [peer for peer in known if peer not in self._admission.severed]
+        excess = surplus([self._place(peer, known[peer]) for peer in order], LINKS)
+        given_up = {order[index] for index in excess}
+        self._linked = {peer: known[peer] for peer in order if peer not in given_up}
+        ended = [peer for peer in known if peer not in self._linked]
+        await asyncio.gather(*(node.disconnect(peer) for peer in ended))
+        if ended:
+            self._refused("links", sum(len(known[peer]) for peer in ended))
+        return self._linked
+
+    def _place(self, peer: str, at: Sequence[str]) -> LinkPlace:
+        """The place that a peer's link takes: the lowest for a stranger, the highest for one that
+        this node asks."""
+        if not self._is_member(peer):
+            endpoint = split_endpoint(at[0]) if at else None
+            return LinkPlace(site(endpoint[1]) if endpoint else "", 0)
+        asked = self._clock.now() - self._asked.get(peer, -math.inf) < ASKED_SECONDS
+        return LinkPlace(self._admission.issuer(peer), 2 if asked else 1)
+
+    async def _cut(self, peer: str) -> bool:
+        """Close the links of a peer that was cut off. Return True if it was."""
+        if peer not in self._admission.severed:
+            return False
+        await self._disconnect(peer)
+        return True
+
+    async def _start_node(self, listen: Sequence[str], patience: float) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats
             wall = self._clock.wall
-            key_id, store = new_store(self._key, wall, self._is_member)
+            issuer = self._admission.issuer
+            key_id, store = new_store(self._key, wall, self._is_member, issuer, self._rng)
             self._records = HeartbeatRecords(self._identity, key_id, wall, self._vouches), store
         records, store = self._records
         require_free_ports(listen)
@@ -123,6 +173,8 @@ class HivemindTransport(StreamTransport[DhtNode]):
             records=records,
             authorizer=self._authorizer,
             store=store,
+            calls=TableCalls(self._authorizer, self._gate, self._is_member, self._cut),
+            patience=patience,
         )
         try:
             await node.serve([*self._handlers, *self._routes], self._serve_stream)
@@ -130,3 +182,13 @@ class HivemindTransport(StreamTransport[DhtNode]):
             await node.stop()
             raise
         return node
+
+
+async def cut_silent(node: DhtNode, silent: Sequence[str], moved: bool) -> frozenset[str]:
+    """Ping the links to these peers, cut those without an answer, and return their peers. `moved`
+    means that this node's addresses have changed."""
+    for _ in range(1 if moved else 2):
+        answers = await asyncio.gather(*(node.answers(peer, PING_SECONDS) for peer in silent))
+        silent = [peer for peer, heard in zip(silent, answers, strict=True) if not heard]
+    await asyncio.gather(*(node.disconnect(peer) for peer in silent))
+    return frozenset(silent)

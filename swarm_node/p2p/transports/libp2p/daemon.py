@@ -11,14 +11,14 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import util
 from typing import TypeVar
 
 import msgspec
 import psutil
 
-from swarm_node.errors import ChildError, TransportError
+from swarm_node.errors import ChildError, SlowStartError, TransportError
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
@@ -30,6 +30,7 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Done,
     Incoming,
     Linked,
+    LinkKey,
     Links,
     Message,
     Open,
@@ -38,7 +39,8 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Start,
     Started,
 )
-from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
+from swarm_node.p2p.transports.patience import on_time
+from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head
@@ -63,7 +65,10 @@ def installed() -> bool:
 class Libp2pDaemon:
     """The running process."""
 
-    def __init__(self, child: Child, sockets: str, server: StreamServer) -> None:
+    def __init__(
+        self, child: Child, sockets: str, server: StreamServer, refused: Callable[[str, int], None]
+    ) -> None:
+        self._refused = refused
         self._child = child
         self._sockets = sockets
         self._server = server
@@ -79,10 +84,15 @@ class Libp2pDaemon:
         announce: Sequence[str],
         protocols: Sequence[str],
         server: StreamServer,
+        refused: Callable[[str, int], None],
+        patience: float,
     ) -> Libp2pDaemon:
-        """Start the process. It calls `server` with every stream that a peer opens.
+        """Start the process. It calls `server` with every stream that a peer opens, and `refused`
+        with the reason and the number of connections, links and streams over the limits.
 
         Raises:
+            SlowStartError: the process ended or did not start in `patience` seconds, a minute at
+                least.
             TransportError: py-libp2p is missing, or it cannot listen.
         """
         if not installed():
@@ -94,19 +104,24 @@ class Libp2pDaemon:
             inherit=lambda name: name in _VARIABLES or name.startswith(("LC_", "PYTHON")),
         )
         # The path of a Unix socket has 107 bytes at most, so the node's home may be too deep.
-        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server)
+        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server, refused)
         try:
             path = os.path.join(self._sockets, NODE)
-            self._listener = await asyncio.start_unix_server(self._accept, path)
+            self._listener = await asyncio.start_unix_server(
+                self._accept, path, backlog=MAX_WAITING
+            )
             await child.start()
-            request = Start(identity.seed(), tuple(listen), tuple(protocols), self._sockets)
-            started = await child.call(request, Started, patience=START_SECONDS)
+            key = LinkKey.of(identity)
+            request = Start(key, tuple(listen), tuple(protocols), self._sockets)
+            limit = max(patience, START_SECONDS)
+            started = await child.call(request, Started, patience=limit)
         except BaseException as error:
             await self.stop(grace=0.0)
             if isinstance(error, ReportedError):
                 raise TransportError(error.why) from error
             if isinstance(error, ChildError | OSError):
-                raise TransportError(f"cannot start the network process: {error}") from error
+                kind = SlowStartError if isinstance(error, ChildError) else TransportError
+                raise kind(f"cannot start the network process: {error}") from error
             raise
         stated = announce or [each for text in started.listening for each in _visible(text)]
         self.addresses = tuple(f"{each}/p2p/{identity.peer_id}" for each in stated)
@@ -141,11 +156,14 @@ class Libp2pDaemon:
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
         """The linked peers, each with the other end's TCP multiaddrs. None if the process died or
-        does not answer in time."""
+        does not answer in `patience` seconds in which this node is on time."""
         try:
-            return (await self._asked(Links(), Linked, patience)).peers
+            linked = await self._asked(Links(), Linked, patience)
         except TransportError:
             return None
+        for reason, count in linked.refused.items():
+            self._refused(reason, count)
+        return linked.peers
 
     async def disconnect(self, peer_id: str) -> None:
         """Close all links to a peer. It may open new ones."""
@@ -176,7 +194,7 @@ class Libp2pDaemon:
             TransportError: the process is dead or refuses, or did not answer in `patience` s.
         """
         try:
-            async with asyncio.timeout(patience):
+            async with on_time(patience, asyncio.get_running_loop().time):
                 reader, writer = await asyncio.open_unix_connection(
                     os.path.join(self._sockets, HOST)
                 )

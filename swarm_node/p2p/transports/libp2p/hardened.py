@@ -16,9 +16,9 @@ from typing import Any
 
 import trio
 from libp2p.crypto import serialization
-from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.keys import KeyType
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.crypto.keys import KeyPair, KeyType, PrivateKey, PublicKey
+from libp2p.crypto.x25519 import X25519PrivateKey
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
@@ -30,6 +30,9 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import encode_delim
+
+from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.transports.libp2p.messages import LinkKey
 
 CHUNK_BYTES = 1 << 16
 #: Payload of one Noise message, without Yamux's header.
@@ -60,9 +63,32 @@ for _kind in (KeyType.RSA, KeyType.Secp256k1):
 logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
-def make_upgrader(seed: bytes) -> TransportUpgrader:
+class _SignedKey(PrivateKey):  # type: ignore[misc]
+    """Stands for the node's key where py-libp2p signs its Noise key, and has that signature
+    alone."""
+
+    def __init__(self, key: LinkKey) -> None:
+        self._key = key
+
+    def get_type(self) -> KeyType:
+        return KeyType.Ed25519
+
+    def get_public_key(self) -> PublicKey:
+        return Ed25519PublicKey.from_bytes(self._key.public)
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature, which is valid for the Noise key only."""
+        return self._key.signature
+
+    def to_bytes(self) -> bytes:
+        raise NotImplementedError("the node's key is in another process")
+
+
+def make_upgrader(key: LinkKey) -> TransportUpgrader:
     """Build the upgrader from TCP connections to links: Noise and Yamux, nothing else."""
-    noise = NoiseTransport(create_new_key_pair(seed), create_noise_key_pair().private_key)
+    signed = _SignedKey(key)
+    pair = KeyPair(signed, signed.get_public_key())
+    noise = NoiseTransport(pair, X25519PrivateKey.from_bytes(key.private))
     return TransportUpgrader({NOISE: noise}, {yamux.PROTOCOL_ID: Link})
 
 
@@ -114,6 +140,7 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
         host, port = stream.socket.getpeername()[:2]
         #: The multiaddr of the other end. py-libp2p gives none for IPv6.
         self.seen = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
+        self.site = site(host.partition("%")[0])
         _notice_dead_peers(stream)
 
     async def read(self, n: int | None = None) -> bytes:
@@ -151,7 +178,10 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         super().__init__(secured, peer, is_initiator=secured.is_initiator)
         self.peer = str(peer)
         self.stream = stream
-        self.used = trio.current_time()
+        self.begun = trio.current_time()
+        #: Cancels the tasks of the link, which do not all notice that its connection was closed.
+        self.scope: trio.CancelScope | None = None
+        self._given_up = False
         #: Running streams that the peer opened.
         self.served = 0
         self._held_in_all = held_in_all
@@ -164,11 +194,14 @@ class Link(yamux.Yamux):  # type: ignore[misc]
 
     @property
     def ended(self) -> bool:
-        return bool(self.event_shutting_down.is_set())
+        return self._given_up or bool(self.event_shutting_down.is_set())
 
     async def end(self) -> None:
         """Close the connection without a message to the peer, which may not read."""
+        self._given_up = True
         await self.stream.close()
+        if self.scope is not None:
+            self.scope.cancel()
 
     async def answers(self) -> bool:
         """Ping the peer. Return True if it answers. Otherwise the link is cut."""

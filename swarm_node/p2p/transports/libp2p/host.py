@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
@@ -21,7 +22,23 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.limits.admission import Severed
+from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.limits.links import (
+    ARRIVALS,
+    ASKED_SECONDS,
+    BARRED_SECONDS,
+    LINKS,
+    LINKS_PER_PEER,
+    PACE,
+    RETURNS,
+    STREAMS_PER_PEER,
+    LinkPlace,
+    crowded,
+    surplus,
+)
 from swarm_node.p2p.transports.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
+from swarm_node.p2p.transports.libp2p.messages import LinkKey
 from swarm_node.p2p.wire.identity import public_key_of
 from swarm_node.recent import Recent
 
@@ -29,15 +46,9 @@ UPGRADE_SECONDS = 10.0
 NEGOTIATE_SECONDS = 10
 #: Limit for a link's answer, before another link is tried.
 _LINK_SECONDS = 1.5
-#: Limits: links in all (above it the least recently used one ends), links of one peer, streams of
-#: one link, and streams in all.
-MAX_LINKS = 512
-MAX_LINKS_PER_PEER = 4
-MAX_STREAMS_PER_LINK = 256
 MAX_STREAMS = 2048
-#: Connections that are no links yet: in all, and of one site (an IPv4 address or an IPv6 /64).
-MAX_STRANGERS = 128
-MAX_STRANGERS_PER_PLACE = 16
+#: Pause of a peer that opens streams faster than its pace.
+_PACE_SECONDS = 0.05
 #: Peers whose address is kept for another connection.
 _MAX_ANSWERED = 2048
 _log = logging.getLogger(__name__)
@@ -50,9 +61,9 @@ class Host:
     """Listens, dials, and calls `serve` with each stream that a peer opens for a protocol."""
 
     def __init__(
-        self, seed: bytes, protocols: Sequence[str], serve: Serve, nursery: trio.Nursery
+        self, key: LinkKey, protocols: Sequence[str], serve: Serve, nursery: trio.Nursery
     ) -> None:
-        self._upgrader = make_upgrader(seed)
+        self._upgrader = make_upgrader(key)
         self._multiselect = Multiselect(dict.fromkeys(protocols))
         self._serve = serve
         self._nursery = nursery
@@ -61,6 +72,14 @@ class Host:
         #: The site of each connection that is no link yet, the oldest first.
         self._strangers: dict[trio.CancelScope, str] = {}
         self._answered: Recent[str, str] = Recent(_MAX_ANSWERED)
+        #: When this node last asked a peer.
+        self._asked: Recent[str, float] = Recent(_MAX_ANSWERED)
+        self._arrivals = PeerGates(*ARRIVALS)
+        self._returns = PeerGates(*RETURNS)
+        self._pace = PeerGates(*PACE)
+        self._barred = Severed(trio.current_time)
+        #: Refused connections, links and streams by reason (wire/reasons.py), until they are taken.
+        self.refused: Counter[str] = Counter()
 
     async def listen(self, addresses: Sequence[str]) -> tuple[str, ...]:
         """Listen on multiaddrs. Return them with the chosen ports.
@@ -121,7 +140,7 @@ class Host:
         with _becomes_transport_error(f"cannot reach {peer} for {protocol}"):
             if link is None:
                 raise ConnectionError("the link has just ended")
-            link.used = trio.current_time()
+            self._asked[peer] = trio.current_time()
             stream = await link.open_stream()
             try:
                 with trio.fail_after(NEGOTIATE_SECONDS):
@@ -150,10 +169,12 @@ class Host:
             place = site(tcp.socket.getpeername()[0])
         except OSError:
             return  # it has gone already
+        if not self._arrivals.take(place, trio.current_time()):
+            self.refused["connections"] += 1
+            return
         link = None
         with trio.CancelScope(deadline=trio.current_time() + UPGRADE_SECONDS) as scope:
-            if not self._admit(place, scope):
-                return
+            self._admit(place, scope)
             try:
                 link = await upgrade(self._upgrader, tcp, None, self._held)
                 public_key_of(link.peer)
@@ -162,22 +183,28 @@ class Host:
                 return
             finally:
                 self._strangers.pop(scope, None)
-        if link is not None:
+        if link is not None and self._welcome(link.peer):
             await self._keep(link)
 
-    def _admit(self, place: str, scope: trio.CancelScope) -> bool:
-        """Admit a connection that may become a link until `scope` is cancelled. Above the limit,
-        the oldest connection of the site with the most is dropped."""
-        tried = Counter(self._strangers.values())
-        if tried[place] >= MAX_STRANGERS_PER_PLACE:
-            return False
-        if tried.total() >= MAX_STRANGERS:
-            fullest = tried.most_common(1)[0][0]
-            oldest = next(each for each, at in self._strangers.items() if at == fullest)
+    def _admit(self, place: str, scope: trio.CancelScope) -> None:
+        """Admit a connection that may become a link until `scope` is cancelled. Above the limits
+        another one makes room."""
+        index = crowded(list(self._strangers.values()), place)
+        if index is not None:
+            oldest = list(self._strangers)[index]
             del self._strangers[oldest]
             oldest.cancel()
+            self.refused["connections"] += 1
         self._strangers[scope] = place
-        return True
+
+    def _welcome(self, peer: str) -> bool:
+        """Check that a peer that opened a link may have it."""
+        if peer not in self._barred:
+            if self._returns.take(peer, trio.current_time()):
+                return True
+            self._barred.sever(peer, BARRED_SECONDS)
+        self.refused["links"] += 1
+        return False
 
     async def _keep(self, link: Link) -> None:
         """Serve a link until it ends."""
@@ -185,7 +212,10 @@ class Host:
         links.append(link)
         try:
             await self._make_room(links)
+            if link.ended:
+                return
             async with trio.open_nursery() as nursery:
+                link.scope = nursery.cancel_scope
                 nursery.start_soon(self._accept_streams, link, nursery)
                 await link.start()
                 nursery.cancel_scope.cancel()
@@ -198,29 +228,49 @@ class Host:
             link.stream.stream.socket.close()
 
     async def _make_room(self, links: list[Link]) -> None:
-        """End links above the limits: the oldest of a peer, the least recently used one of all."""
-        if len(links) > MAX_LINKS_PER_PEER:
-            await links[0].end()
-        every = [link for each in self._links.values() for link in each]
-        if len(every) > MAX_LINKS:
-            await min(every, key=lambda link: link.used).end()
+        """End links above the limits: the oldest of a peer; of all, those of peers that this node
+        does not ask, from the site that has the most."""
+        now = trio.current_time()
+        ended = [link for link in links if not link.ended][:-LINKS_PER_PEER]
+        every = [link for each in self._links.values() for link in each if not link.ended]
+        if len(every) - len(ended) > LINKS:
+            every = sorted((link for link in every if link not in ended), key=lambda k: k.begun)
+            asked = {link.peer: now - self._asked.get(link.peer, -math.inf) for link in every}
+            places = [LinkPlace(k.stream.site, asked[k.peer] < ASKED_SECONDS) for k in every]
+            ended += [every[index] for index in surplus(places, LINKS)]
+        for link in ended:
+            self.refused["links"] += 1
+            await link.end()
 
     async def _accept_streams(self, link: Link, nursery: trio.Nursery) -> None:
         while True:
             stream = await link.accept_stream()
-            if link.served >= MAX_STREAMS_PER_LINK:  # no honest program opens as many at once
-                await link.end()
+            while not self._pace.take(link.peer, trio.current_time()):  # noqa: ASYNC110 - a rate
+                await trio.sleep(_PACE_SECONDS)  # nothing else is read of this link meanwhile
+            if self._served(link.peer) >= STREAMS_PER_PEER:  # no honest program opens as many
+                self.refused["streams"] += 1
+                self._barred.sever(link.peer, BARRED_SECONDS)
+                await self.disconnect(link.peer)
                 return
-            served = sum(each.served for links in self._links.values() for each in links)
-            if served >= MAX_STREAMS:
+            if self._crowd(link) >= MAX_STREAMS:
+                self.refused["streams"] += 1
                 await give_up(stream)
                 continue
             link.served += 1
             nursery.start_soon(self._answer, link, stream)
 
+    def _crowd(self, link: Link) -> int:
+        """Count the running streams that peers opened, and those from the site of this link once
+        more: keys cost nothing, so a site has at most as many streams as are free."""
+        every = [each for links in self._links.values() for each in links]
+        return sum(each.served * (1 + (each.stream.site == link.stream.site)) for each in every)
+
+    def _served(self, peer: str) -> int:
+        """Count the running streams that a peer opened."""
+        return sum(link.served for link in self._links[peer])
+
     async def _answer(self, link: Link, stream: Any) -> None:
         """Serve one stream that a peer opened."""
-        link.used = trio.current_time()
         try:
             scant = Scant(stream)
             communicator = MultiselectCommunicator(scant)

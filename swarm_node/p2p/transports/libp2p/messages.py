@@ -9,7 +9,12 @@ the node's socket NODE and sends `Incoming`. The bytes of the stream follow.
 from __future__ import annotations
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from swarm_node.p2p.wire.identity import Identity
+
+#: Prefix of what a node signs for Noise (libp2p's specification).
+_SIGNED = b"noise-libp2p-static-key:"
 HOST, NODE = "host", "node"
 #: Largest first frame of a connection.
 MAX_REQUEST_BYTES = 4096
@@ -21,10 +26,28 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Base of all messages."""
 
 
-class Start(Message, frozen=True):
-    """Listen as the owner of this Ed25519 seed, and serve `protocols`."""
+class LinkKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of a node's identity that its links need: the Ed25519 key `public`, an X25519 key
+    `private` for Noise, and the node's `signature` of its public half. It proves the node on links
+    and signs nothing, so whoever takes over the process that talks to strangers can write neither
+    heartbeats nor groups nor certificates of this node."""
 
-    seed: bytes
+    public: bytes
+    private: bytes
+    signature: bytes
+
+    @classmethod
+    def of(cls, identity: Identity) -> LinkKey:
+        """Make a new X25519 key, and let `identity` sign it."""
+        key = X25519PrivateKey.generate()
+        signature = identity.sign(_SIGNED + key.public_key().public_bytes_raw())
+        return cls(identity.public_key, key.private_bytes_raw(), signature)
+
+
+class Start(Message, frozen=True):
+    """Listen as the node of this key, and serve `protocols`."""
+
+    key: LinkKey
     listen: tuple[str, ...]
     protocols: tuple[str, ...]
     sockets: str
@@ -51,7 +74,7 @@ class Open(Message, frozen=True):
 
 
 class Links(Message, frozen=True):
-    """List all links."""
+    """List all links, and count what was refused."""
 
 
 class Disconnect(Message, frozen=True):
@@ -69,9 +92,11 @@ class Opened(Message, frozen=True):
 
 
 class Linked(Message, frozen=True):
-    """Peer ids, with the multiaddrs from which each is linked."""
+    """Peer ids, with the multiaddrs from which each is linked; and what was refused since the last
+    of these replies, by reason."""
 
     peers: dict[str, list[str]]
+    refused: dict[str, int]
 
 
 class Incoming(Message, frozen=True):

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import resource
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -63,7 +64,7 @@ class Process:
             TransportError: it cannot listen.
         """
         self._node = os.path.join(request.sockets, NODE)
-        self._host = Host(request.seed, request.protocols, self._serve, self._nursery)
+        self._host = Host(request.key, request.protocols, self._serve, self._nursery)
         listening = await self._host.listen(request.listen)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
         await listener.bind(os.path.join(request.sockets, HOST))
@@ -102,7 +103,8 @@ class Process:
             case Open(peer, protocol):
                 return Opened(), *await self._host.open(peer, protocol)
             case Links():
-                return Linked(self._host.linked()), None, b""
+                refused, self._host.refused = self._host.refused, Counter()
+                return Linked(self._host.linked(), dict(refused)), None, b""
             case Disconnect(peer):
                 await self._host.disconnect(peer)
         return Done(), None, b""

@@ -33,11 +33,13 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
         self._running()
         return {}
 
-    async def _start_node(self, listen: Sequence[str]) -> Libp2pDaemon:
+    async def _start_node(self, listen: Sequence[str], patience: float) -> Libp2pDaemon:
         return await Libp2pDaemon.start(
             self._identity,
             listen=listen,
             announce=self._announce,
             protocols=[*self._handlers, *self._routes],
             server=self._serve_stream,
+            refused=self._refused,
+            patience=patience,
         )

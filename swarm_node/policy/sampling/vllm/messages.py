@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from swarm_node.policy.sampling.sampler import Row, SampleRequest
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, continued_seed
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="Start"):
@@ -117,16 +116,10 @@ def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[in
     places = [place for place, row in enumerate(rows) if row.finish is None]
     starts = [
         RowStart(
-            seed=_row_seed(request.seed, place, len(rows[place].token_ids)),
+            seed=continued_seed(request.seed, place, len(rows[place].token_ids)),
             room=request.max_new_tokens - len(rows[place].token_ids),
             begun=rows[place].token_ids.tobytes(),
         )
         for place in places
     ]
     return Sample(list(request.prompt_ids), request.temperature, starts), places
-
-
-def _row_seed(seed: int, place: int, done: int) -> int:
-    """The engine's seed (63 bits) of row `place` of a group after `done` tokens."""
-    digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from swarm_node.p2p.transports.hivemind import records as hivemind_records
 from swarm_node.p2p.transports.hivemind.records import (
     MAX_RECORDS,
     MAX_TTL_SECONDS,
+    SAMPLE_RECORDS,
     HeartbeatRecords,
     HeartbeatStore,
 )
@@ -157,14 +159,26 @@ class World:
         self.now = NOW
         self.members = {"alice", "bob", "carol", "mallory"}
         self.asked = 0
-        self.store = HeartbeatStore(7, lambda: self.now, lambda records: records, self._is_member)
+        self.issuers: dict[str, str] = {}
+        self.store = HeartbeatStore(
+            7,
+            lambda: self.now,
+            lambda records: records,
+            self._is_member,
+            lambda peer: self.issuers.get(peer, "one"),
+            random.Random(0),
+        )
 
     def _is_member(self, peer_id: str) -> bool:
         self.asked += 1
         return peer_id in self.members
 
     def held(self) -> dict[str, bytes]:
-        return {peer: value for peer, value, _ in self.store.get(7) or []}
+        self.store._forget_expired()
+        return {peer: value for peer, (value, *_) in self.store._records.items()}
+
+    def found(self) -> list[str]:
+        return [peer for peer, *_ in self.store.get(7) or []]
 
 
 def test_an_older_record_never_shortens_the_life_of_a_newer_one() -> None:
@@ -184,9 +198,9 @@ def test_store_holds_one_key_and_dictionaries_only() -> None:
     assert not world.store.store(7, b"plain", NOW + 60)
     assert not world.store.store(8, b"x", NOW + 60, subkey="alice")
     assert world.store.get(8) is None
-    assert list(world.store.items()) == []
     assert world.store.store(7, b"x", NOW + 60, subkey="alice")
-    assert [key for key, _ in world.store.items()] == [7]
+    assert world.found() == ["alice"]
+    assert list(world.store.items()) == []  # nothing for who enters hivemind's table
     assert world.store.get(8) is None
 
 
@@ -202,6 +216,21 @@ def test_a_full_store_keeps_a_sample_that_neither_order_nor_repetition_changes()
         assert other.store.store_subkey(7, name, b"1", NOW + 60)
     assert one.held() == other.held()
     assert len(one.held()) == MAX_RECORDS
+
+
+def test_keys_of_one_issuer_displace_no_records_of_others_and_a_sample_has_all_issuers() -> None:
+    world = World()
+    flood = [f"flood {number}" for number in range(1000)]
+    honest = [f"honest {number}" for number in range(8)]
+    world.members.update(flood, honest)
+    world.issuers = {peer: "thief" for peer in flood} | {peer: peer for peer in honest[:3]}
+    for name in [*honest, *flood]:
+        assert world.store.store_subkey(7, name, b"1", NOW + 60)
+    assert set(honest) <= world.held().keys()
+    for _ in range(20):
+        found = world.found()
+        assert len(found) == SAMPLE_RECORDS
+        assert sum(name in flood for name in found) <= 1
 
 
 def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:

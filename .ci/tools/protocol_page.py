@@ -1,0 +1,75 @@
+"""The tables of docs/protocol.md, written from those of the program: `make protocol-page`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from swarm_node.p2p.limits.links import LIMITS
+from swarm_node.p2p.wire.envelope import SEALED_BYTES
+from swarm_node.p2p.wire.protocols import PROTOCOLS
+from swarm_node.p2p.wire.reasons import REASONS, REFUSALS, Blame
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+_CLASSES = {Blame.NONE: "No blame", Blame.USELESS: "Useless", Blame.VIOLATION: "Violation"}
+_TAILS = {
+    "": "",
+    "reason": ": REASON",
+    "reason, seconds": ": REASON",
+    "protocol": " PROTOCOL",
+}
+
+
+def tables() -> dict[str, str]:
+    """Every written table, by the name in the comments around it."""
+    return {
+        "kinds": "\n".join(f"* {kind.name}: {_size(most)}" for kind, most in SEALED_BYTES.items()),
+        "protocols": _table(
+            ("protocol", "request", "reply"),
+            ((f"`{name}`", request, reply) for name, request, reply in PROTOCOLS),
+        ),
+        "limits": _table(("of", "stack", "at most", "above it"), LIMITS),
+        "refusals": "\n".join(
+            f"* `{r.text}{_TAILS[r.names]}` ({r.used}): {r.meaning}" for r in REFUSALS
+        ),
+        "reasons": "\n\n".join(_class(blame, name) for blame, name in _CLASSES.items()),
+    }
+
+
+def protocol_page(page: str) -> str:
+    """The page with its tables written anew.
+
+    Raises:
+        ValueError: the comments around a table are not there once.
+    """
+    for name, table in tables().items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        page, found = re.subn(
+            pattern, lambda around, t=table: f"{around[1]}{t}\n{around[2]}", page, flags=re.DOTALL
+        )
+        if found != 1:
+            raise ValueError(f"{PAGE.name}: <!-- {name} --> stands there {found} times")
+    return page
+
+
+def _class(blame: Blame, name: str) -> str:
+    of_class = (reason for reason in REASONS.values() if reason.blame is blame)
+    rows = (f"* `{r.code}` ({r.refuses}): {r.meaning}" for r in of_class)
+    return "\n".join((f"{name}:\n", *rows))
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = (head, tuple("---" for _ in head), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _size(most: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if most % unit == 0:
+            return f"{most // unit} {name}"
+    return f"{most}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(protocol_page(PAGE.read_text()))

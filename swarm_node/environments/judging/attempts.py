@@ -1,0 +1,144 @@
+"""Scores the texts of one peer, in as many judges as it takes to know whose fault a lost one was.
+
+All texts of a group have one author, so they are tried together: evidence against one of them is
+evidence against its author.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.judging.blame import WAITED, Attempt, Reason, Step, next_step
+from swarm_node.environments.judging.judge import PlainRef, TextVerdict
+from swarm_node.environments.judging.processes import JudgeLostError, JudgeProcess
+from swarm_node.errors import ChildError, SlowTaskError, UnknownTaskError
+
+#: A control text: every scorer can score it.
+_CONTROL = ""
+#: A scorer that raises one of these may have been given less than every text is given.
+_STARVED = frozenset({"MemoryError", "OSError"})
+#: The pause before the second attempt; it doubles, so that a machine in need can recover.
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Processor seconds for making one task, and for scoring the texts of one group."""
+
+    deriving: float
+    scoring: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeersScore:
+    """The prompt and the verdicts on a peer's texts, or the reason why there are none: `blamed` if
+    the texts did it, else `unjudged`. `seconds` count against the author."""
+
+    prompt: str = ""
+    verdicts: Sequence[TextVerdict] = ()
+    blamed: str = ""
+    unjudged: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class PeersAttempts:
+    """The attempts at one group of a peer."""
+
+    judge: JudgeProcess
+    ref: PlainRef
+    texts: Sequence[str]
+    limits: Limits
+    _past: list[Attempt] = field(default_factory=list)
+    _spent: float = 0.0
+    _slept: float = 0.0
+    _prompt: str = ""
+    _starved: Sequence[TextVerdict] = ()
+    _refused: UnknownTaskError | None = None
+
+    async def score(self) -> PeersScore:
+        """Score the texts in one judge after another, until there are rewards or a finding.
+
+        Raises:
+            UnknownTaskError: the task cannot be made here. SlowTaskError: not in time.
+        """
+        while True:
+            fresh, began = self.judge.fresh, SYSTEM_CLOCK.now()
+            tried = await self._try()
+            if not isinstance(tried, str):
+                seconds = self._spent + SYSTEM_CLOCK.now() - began
+                return PeersScore(self._prompt, tried, seconds=seconds)
+            if tried == "asleep":
+                self._slept += SYSTEM_CLOCK.now() - began
+            self._past.append(Attempt(tried, fresh))
+            step = next_step(self._past)
+            if step is Step.CONTROL:
+                step = next_step(self._past, await self._control_passes())
+            if step is not Step.AGAIN:
+                return self._found(step, tried)
+            await self.judge.close()
+            await asyncio.sleep(_PAUSE_SECONDS * 2 ** (len(self._past) - 1))
+
+    async def _try(self) -> Sequence[TextVerdict] | Reason:
+        """The verdicts of one judge, or the reason why it gave none."""
+        try:
+            (self._prompt,) = await self.judge.derive([self.ref], self.limits.deriving)
+            verdicts = await self.judge.score(self.texts, self.limits.scoring)
+        except UnknownTaskError as error:
+            self._refused = error
+            return "own" if self.judge.cramped else "unknown"
+        except JudgeLostError as lost:
+            # A judge that was killed by somebody else cost the author what it had used by then.
+            most = self.limits.deriving + self.limits.scoring
+            if lost.reason != "asleep":  # the whole wait counts there
+                self._spent += min(lost.processor_seconds, most)
+            return "own" if self.judge.cramped else lost.reason
+        except ChildError:  # no judge can be started now
+            return "own"
+        if not any(verdict.raised in _STARVED for verdict in verdicts):
+            return verdicts
+        if self.judge.cramped:
+            return "own"
+        if verdicts == self._starved:
+            return verdicts  # so it is with these texts
+        self._starved = verdicts
+        return "starved"
+
+    async def _control_passes(self) -> bool:
+        """Check that a fresh judge does the same for a control text. If the task could not even be
+        made, it need only answer."""
+        made = bool(self._prompt)
+        await self.judge.close()
+        try:
+            await self.judge.derive([self.ref] if made else [], self.limits.deriving)
+            if made:
+                await self.judge.score([_CONTROL], self.limits.scoring)
+        except (ChildError, UnknownTaskError):
+            return False
+        return not self.judge.cramped
+
+    def _found(self, step: Step, reason: Reason) -> PeersScore:
+        """The finding as a value, or as the error of a task that cannot be made."""
+        place = f"{self.ref[2]}/{self.ref[3]}"
+        if step is Step.ASLEEP:  # all others waited for it, so all of it counts
+            return PeersScore(self._prompt, blamed=reason, seconds=self._spent + self._slept)
+        if step is not Step.BLAME:
+            # A busy machine looks like this too, so its author is charged for a part only.
+            waited = self.limits.scoring if reason in WAITED else 0.0
+            why = "own" if step is Step.OWN_FAULT else reason
+            return PeersScore(self._prompt, unjudged=why, seconds=self._spent + waited)
+        if reason == "derive":
+            raise SlowTaskError(
+                f"making the task {place} took too long; leave that family out",
+                2 * self.limits.deriving,  # it was tried twice
+            )
+        if reason == "unknown" and self._refused is not None:
+            raise self._refused
+        if not self._prompt:
+            raise UnknownTaskError(
+                f"making the task {place} ended its process ({reason}); leave that family out"
+            )
+        return PeersScore(self._prompt, blamed=reason, seconds=self._spent)

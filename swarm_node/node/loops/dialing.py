@@ -1,0 +1,141 @@
+"""Tries the addresses of settings and ticket from which nobody answers, and notes the causes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+import psutil
+
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.causes import Cause
+from swarm_node.p2p.peers.liveness import DIAL_CHECK
+from swarm_node.p2p.peers.peers import Peer
+from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
+from swarm_node.p2p.reach.probe import Knock
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.protocols import PEERS
+
+#: Addresses that are tried at once. A ticket has eight.
+_MOST = 8
+#: Tries that find a node which does not greet, before that is a cause: it may be busy, or starting.
+_PATIENT_TRIES = 3
+#: Deadline for the answer of a peer that `doctor --network` asks.
+_PEER_SECONDS = 5.0
+
+
+async def try_peers(local: Local, asker: Asker) -> list[TriedRow]:
+    """Ask some peers something small now, those heard last first, however they are reached."""
+    clock, directory, members = local.clock, local.directory, local.members
+
+    async def one(peer: Peer) -> TriedRow:
+        begun = clock.now()
+        request = wire.pack(wire.PeersRequest(limit=1))
+        reply = await asker.ask(
+            peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS
+        )
+        seconds, name = clock.now() - begun, members.name(peer.peer_id) or f"…{peer.peer_id[-8:]}"
+        cause = Cause("no_answer", peer.peer_id, name, seconds=seconds) if reply is None else None
+        return TriedRow("peer", name, seconds, cause)
+
+    known = directory.live(clock.now(), math.inf)
+    latest = sorted(known, key=lambda peer: peer.last_seen, reverse=True)[:_MOST]
+    return list(await asyncio.gather(*map(one, latest)))
+
+
+async def try_coordinator(url: str) -> TriedRow:
+    """Connect to a coordinator now. It answers if it accepts a connection."""
+    parts, begun = urlsplit(url), time.monotonic()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    code = ""
+    try:
+        async with asyncio.timeout(_PEER_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+        writer.transport.abort()
+    except TimeoutError:
+        code = "no_answer"
+    except (OSError, UnicodeError):
+        code = "nobody_listens"
+    seconds = time.monotonic() - begun
+    cause = Cause(code, where=url, seconds=seconds) if code else None
+    return TriedRow("coordinator", url, seconds, cause)
+
+
+def link_up() -> bool:
+    """Check that a network interface of this machine is up, besides loopback."""
+    stats = psutil.net_if_stats()
+    loopback = {
+        name
+        for name, found in psutil.net_if_addrs().items()
+        if any(item.address in ("127.0.0.1", "::1") for item in found)
+    }
+    return any(each.isup for name, each in stats.items() if name not in loopback)
+
+
+class DialCheck:
+    """The loop that tries `addresses` while the peers there do not answer. Peers named by others
+    are not tried: a third party's host gets one connection only."""
+
+    def __init__(
+        self,
+        local: Local,
+        addresses: Sequence[str],
+        knock: Knock,
+        *,
+        link_up: Callable[[], bool] = link_up,
+    ) -> None:
+        self._addresses = circuit.dialled(addresses)
+        self._knock = knock
+        self._directory = local.directory
+        self._members = local.members
+        self._clock = local.clock
+        self._link_up = link_up
+        self._open: dict[str, int] = {}
+        self._rounds = 0
+        local.directory.failures.configured = len(self._addresses)
+
+    async def step(self) -> None:
+        """Check once, and wait for the next time. The caller repeats it."""
+        self._rounds = self._rounds + 1 if await self.check() else 0
+        await asyncio.sleep(DIAL_CHECK.after(self._rounds))
+
+    async def check(self) -> list[DialAttempt]:
+        """Try the addresses from which nobody answers now, and return what came of it."""
+        return await self._try([text for text in self._addresses if not self._answers(text)])
+
+    async def try_all(self) -> list[DialAttempt]:
+        """Try all addresses now."""
+        return await self._try(self._addresses)
+
+    async def _try(self, addresses: Sequence[str]) -> list[DialAttempt]:
+        self._directory.failures.link_down = not self._link_up()
+        tried = await attempt_all(addresses, self._knock, _MOST)
+        for each in tried:
+            self._note(each)
+        return tried
+
+    def _answers(self, address: str) -> bool:
+        peer = self._directory.get(address.rpartition("/p2p/")[2])
+        recent = peer is not None and self._clock.now() - peer.last_seen <= SEEN_SECONDS
+        return recent and peer is not None and peer.greeted
+
+    def _note(self, tried: DialAttempt) -> None:
+        failures, now = self._directory.failures, self._clock.now()
+        name = self._members.name(tried.peer_id)
+        cause = tried.cause(name)
+        if cause is not None:
+            self._open.pop(tried.address, None)
+            return failures.failed(cause, now)
+        self._open[tried.address] = self._open.get(tried.address, 0) + 1
+        failures.connected(tried.peer_id, tried.where)
+        refused = any(each.peer == tried.peer_id for each in failures.causes(now))
+        if refused or self._answers(tried.address):
+            return
+        if self._open[tried.address] > _PATIENT_TRIES:
+            failures.failed(Cause("no_greeting", tried.peer_id, name, tried.where), now)

@@ -1,0 +1,77 @@
+"""Faults of a loop: which of them end the node, and when the loop tries again. Pure, no I/O.
+
+| error | counted as | what happens |
+| --- | --- | --- |
+| TransportError | network | the loop tries again; `mend` repairs the network meanwhile |
+| CoordinatorError | coordinator | the loop tries again |
+| ChildError | environment | the loop tries again; the process is started again when it is asked |
+| StorageError | storage | the loop tries again; nothing of its step was stored |
+| ModelError | model | the loop tries again; the version before stays in use |
+| TimeoutError | timeout | the loop tries again |
+| MemoryError, another OSError | system | the loop tries again |
+| every other error | – | the node ends with that error |
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from swarm_node.errors import (
+    ChildError,
+    CoordinatorError,
+    ModelError,
+    StorageError,
+    TransportError,
+)
+from swarm_node.p2p.peers.liveness import LOOP
+
+#: Seconds between two lines of the log about one fault of one loop.
+TOLD_SECONDS: Final = 60.0
+#: The classes that end nothing: the part that they count against, and what mends it meanwhile.
+#: The first that fits holds: a TimeoutError is an OSError.
+PASSING: Final = (
+    (TransportError, "network", "the network is repaired meanwhile"),
+    (CoordinatorError, "coordinator", "nothing else waits for it"),
+    (ChildError, "environment", "the process is started again"),
+    (StorageError, "storage", "nothing of this step was stored"),
+    (ModelError, "model", "the version before stays in use"),
+    (TimeoutError, "timeout", "nothing else waits for it"),
+    ((MemoryError, OSError), "system", "nothing else waits for it"),
+)
+
+
+class GoOn(NamedTuple):
+    """The decision to go on: the part that the fault counts against, the seconds until the loop
+    tries again, and a sentence on both."""
+
+    part: str
+    pause: float
+    then: str
+
+
+def decide(error: Exception, failures: int) -> GoOn | None:
+    """Decide on the error of a loop that failed `failures` times in a row before. Return None if
+    the node ends with it."""
+    for kind, part, meanwhile in PASSING:
+        if isinstance(error, kind):
+            pause = LOOP.after(failures)
+            return GoOn(part, pause, f"{meanwhile}; this loop tries again in {pause:g} s")
+    return None
+
+
+class Told:
+    """Decides which faults are logged: the first of a cause in a loop, then one a minute."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[str, str], float] = {}
+        self._silent: dict[tuple[str, str], int] = {}
+
+    def due(self, loop: str, part: str, now: float) -> int | None:
+        """Note a fault. Return the number of faults since the last line if this one is logged,
+        None if it is not."""
+        key = loop, part
+        self._silent[key] = self._silent.get(key, 0) + 1
+        if now < self._at.get(key, -TOLD_SECONDS) + TOLD_SECONDS:
+            return None
+        self._at[key] = now
+        return self._silent.pop(key)

@@ -1,0 +1,95 @@
+"""Patience with the network daemon: the seconds that it has to start, and those of silence after
+which it counts as stuck.
+
+On a starved machine a daemon that lives is slow. Whoever kills it then has it start again, slower
+still. So both limits double with every start that is too slow and every false alarm. They come down
+again while the daemon answers:
+
+| event | limits |
+| --- | --- |
+| `failed`: a start did not end in time | double |
+| `alarmed`: it was silent, and its process lived | double: nobody knows if it was stuck |
+| `answered` quickly, HEALTHY_SECONDS after the last change | half, and at least the first ones |
+
+Silence counts only while this node's own timers fire in time (`on_time`). A node that was stopped,
+or that gets no processor, cannot tell that others are silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+from swarm_node.p2p.peers.liveness import DAEMON_SILENCE, DAEMON_START
+
+#: A daemon that answers for so long has shown that the limits may be halved.
+HEALTHY_SECONDS: Final = 60.0
+#: More doublings would change neither limit.
+_MOST: Final = 7
+#: Seconds between two looks at the delay of this node's timers.
+TICK_SECONDS: Final = 0.25
+
+
+class Patience:
+    """The limits for one daemon, in seconds. Pure: callers pass the time."""
+
+    def __init__(self) -> None:
+        self._doublings = 0
+        self._changed_at = 0.0
+
+    @property
+    def start(self) -> float:
+        """The seconds for a start."""
+        return DAEMON_START.after(self._doublings)
+
+    @property
+    def silence(self) -> float:
+        """The seconds of silence after which a running daemon counts as stuck."""
+        return DAEMON_SILENCE.after(self._doublings)
+
+    def failed(self, now: float) -> None:
+        """Note a start that did not end in time."""
+        self._doublings = min(self._doublings + 1, _MOST)
+        self._changed_at = now
+
+    def alarmed(self, now: float) -> None:
+        """Note that a daemon whose process lived was given up."""
+        self.failed(now)
+
+    def answered(self, now: float, took: float) -> None:
+        """Note an answer. Limits that would be less than twice what it took stay as they are."""
+        if not self._doublings or now < self._changed_at + HEALTHY_SECONDS:
+            return
+        if 2.0 * took <= DAEMON_SILENCE.after(self._doublings - 1):
+            self._doublings -= 1
+            self._changed_at = now
+
+
+@contextlib.asynccontextmanager
+async def on_time(seconds: float, now: Callable[[], float]) -> AsyncGenerator[None]:
+    """Limit a block as `asyncio.timeout` does, to so many seconds in which this node's timers fire
+    in time: the limit moves by the delay of each.
+
+    Raises:
+        TimeoutError: the block took longer.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(seconds) as limit:
+        due = now() + TICK_SECONDS
+        ticking: asyncio.TimerHandle
+
+        def tick() -> None:
+            nonlocal due, ticking
+            late, when = now() - due, limit.when()
+            if when is not None and not limit.expired():
+                limit.reschedule(when + max(0.0, late))
+            due = now() + TICK_SECONDS
+            ticking = loop.call_later(TICK_SECONDS, tick)
+
+        ticking = loop.call_later(TICK_SECONDS, tick)
+        try:
+            yield
+        finally:
+            ticking.cancel()

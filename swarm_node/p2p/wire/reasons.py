@@ -1,0 +1,278 @@
+"""All reasons for a refusal: the codes under which a node counts them, and the words of a refused
+reply. Pure.
+
+`.ci/tools/protocol_page.py` writes the tables of docs/protocol.md from `REASONS` and `REFUSALS`. A
+peer's words have a consequence only if they are exactly those of a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Literal
+
+from swarm_node.errors import RefusedError, TransportError
+
+
+class Blame(Enum):
+    """The class of a refusal: its meaning for the peer that caused it."""
+
+    NONE = auto()  # nothing: bad luck, a full buffer, a clock
+    USELESS = auto()  # a group that an honest peer with other settings might send
+    VIOLATION = auto()  # no honest program sends it
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason for which a message is refused. `code` is a metric label, `refuses` names the
+    messages that are refused for it, `meaning` says it in plain words."""
+
+    code: str
+    blame: Blame
+    refuses: str
+    meaning: str
+
+
+def _class(blame: Blame, *rows: tuple[str, str, str]) -> Iterator[tuple[str, Reason]]:
+    for code, refuses, meaning in rows:
+        yield code, Reason(code, blame, refuses, meaning)
+
+
+#: Every reason by its code. tests/p2p/wire/test_reasons.py finds reasons that are missing here.
+REASONS: Final[dict[str, Reason]] = {
+    **dict(
+        _class(
+            Blame.NONE,
+            ("altered", "relayed reply", "its target did not seal it for this request"),
+            ("anew", "group", "its task again, in a new epoch"),
+            ("banned", "chain", "this node's owner shuns it"),
+            ("capacity", "group", "the buffer is full"),
+            ("connections", "connection", "too many of its address, or too fast"),
+            ("copied", "group", "its answers came before"),
+            ("duplicate", "group, relayed request", "it was here before"),
+            ("elsewhere", "announcement", "of an environment not here"),
+            ("expired", "chain, statement, renewal", "it has ended"),
+            ("future", "presence, relayed request", "over 300 s ahead of this clock"),
+            ("links", "link", "too many of its peer or site, or too fast"),
+            ("not_here", "pull", "the peer lacks the group"),
+            ("not_yet_valid", "chain, statement", "it begins later than this clock"),
+            ("old_epoch", "group", "its author has begun a greater epoch"),
+            ("outdated", "presence, relayed request", "too old by this clock"),
+            ("quota", "group", "its author has its share of the buffer"),
+            ("rate", "request", "more than the caller's budgets allow"),
+            ("revoked", "chain", "the list names member or issuer"),
+            ("stale", "group", "too old for training"),
+            ("streams", "stream", "too many of its peer, its issuer or all"),
+            ("too_old", "group", "its number is below the window"),
+            ("unjudged", "group", "the judge ended, and its texts are not why"),
+            ("unknown_member", "request, renewal", "no chain, or of another issuer"),
+            ("unreachable", "request", "no answer"),
+            ("used_up", "chain", "its issuer admits no more"),
+        )
+    ),
+    **dict(
+        _class(
+            Blame.USELESS,
+            ("asleep", "group", "its texts make the judge sleep"),
+            ("environment", "group", "of an environment not here"),
+            ("implausible", "group", "unlikely under this node's policy"),
+            ("own_copied", "group", "of a task that this node chose"),
+            ("repeated", "group", "its author's second of this task"),
+            ("slow_task", "group", "its task takes too long to make"),
+            ("too_large", "group, announcement", "too many completions"),
+            ("too_long", "group, announcement", "too long completions"),
+            ("zero_advantage", "group", "all its rewards are equal"),
+        )
+    ),
+    **dict(
+        _class(
+            Blame.VIOLATION,
+            ("author", "envelope", "not by the key expected"),
+            ("chain_depth", "chain", "not two certificates"),
+            ("content", "group, statement", "its fields contradict each other"),
+            ("encoding", "envelope", "not its one encoding"),
+            ("flood", "request", "sent on and on after refusals"),
+            ("hash", "group", "not the bytes asked for"),
+            ("held_out", "group", "its task is kept for evaluation"),
+            ("judging", "group", "its texts end the judge, or use up its time"),
+            ("key", "envelope, chain", "an unsound public key"),
+            ("kind", "envelope", "of another kind"),
+            ("not_steward", "chain, statement, renewal", "its issuer is no steward"),
+            ("outside_issuer", "chain, statement", "begun when its issuer might not"),
+            ("route", "relayed request, punch", "not to be passed on, or not public"),
+            ("schema", "message", "not the fields of its type"),
+            ("seq_jump", "group", "over 1,000,000 above the newest"),
+            ("sequence", "group", "not the announced epoch and number"),
+            ("signature", "envelope", "not valid in this swarm"),
+            ("size", "message", "more bytes than allowed or announced"),
+            ("task", "group", "its reference names no task"),
+            ("tokens", "group", "its ids do not spell its text"),
+            ("too_long_period", "chain", "longer than its issuer may give"),
+            ("wrong_issuer", "chain, statement", "not by its issuer's key"),
+            ("wrong_root", "chain, statement", "not by the swarm's root"),
+            ("wrong_subject", "chain", "for another or an unsound key"),
+        )
+    ),
+}  # fmt: skip
+
+
+def blame_of(code: str) -> Blame:
+    """The class of a reason."""
+    return REASONS[code].blame if code in REASONS else Blame.USELESS
+
+
+#: What separates the text of a refusal from what it names, and the pattern of that.
+_NAMED: Final = {
+    "": ("", ""),
+    "reason": (": ", "[a-z_]{1,24}"),
+    "reason, seconds": (": ", "[a-z_]{1,24}(?: [0-9]{1,9})?"),
+    "protocol": (" ", "/swarm-node/[a-z]{1,24}/[0-9]{1,3}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refused reply. On the wire it is exactly `text`, and what it `names` after that. Peers
+    compare whole texts, so none may change within a version of the protocol. `code` stands for it
+    in this program. `used` names the protocols, `meaning` says what the caller may conclude. The
+    reason of "reason, seconds" may be followed by the seconds between this node's clock and the
+    time that decides."""
+
+    code: str
+    text: str
+    used: str
+    meaning: str
+    names: Literal["", "reason", "reason, seconds", "protocol"] = ""
+
+    def error(self, named: str = "") -> TransportError:
+        """Make the error with which a handler refuses a request."""
+        return TransportError(self.words(named))
+
+    def words(self, named: str = "") -> str:
+        """Make the words of a reply that names this reason or protocol.
+
+        Raises:
+            ValueError: it would not be read as this refusal.
+        """
+        words = self.text + _NAMED[self.names][0] + named
+        if self.named_in(words) != named:
+            raise ValueError(f"the refusal {self.code} cannot name {named!r}")
+        return words
+
+    def named_in(self, words: str) -> str | None:
+        """Return the reason or protocol that these words name, "" if this refusal names none, and
+        None for the words of another."""
+        separator, pattern = _NAMED[self.names]
+        found = re.fullmatch(re.escape(self.text + separator) + f"({pattern})", words)
+        return None if found is None else found[1]
+
+
+UNKNOWN_MEMBER: Final = Refusal(
+    "unknown_member",
+    "say hello first",
+    "all but hello",
+    "no member here yet: greet, and ask once more",
+)
+NO_MEMBER: Final = Refusal(
+    "no_member",
+    "no member of this swarm",
+    "hello",
+    "the chain is refused: tell the owner why",
+    "reason, seconds",
+)
+NOT_HERE: Final = Refusal(
+    "not_here", "not here (any more)", "pull", "the group is not held: no failure"
+)
+BAD_REQUEST: Final = Refusal(
+    "bad_request", "bad request", "all but keep", "body or envelope fail", "reason"
+)
+REFUSED: Final = Refusal(
+    "refused",
+    "refused",
+    "revoked, secret, probe, probe-for, punch",
+    "the statement or request fails",
+    "reason",
+)
+NO_RENEWAL: Final = Refusal(
+    "no_renewal", "no renewal", "renew", "this node renews no such member", "reason"
+)
+RATE: Final = Refusal("rate", "too many requests; slow down", "all", "a budget is used up")
+CUT_OFF: Final = Refusal(
+    "cut_off", "you broke the protocol: ask again later", "all", "the caller is cut off"
+)
+QUEUE_FULL: Final = Refusal(
+    "queue_full",
+    "too many of your requests at once: slow down",
+    "all",
+    "too many of its streams wait",
+)
+BUSY: Final = Refusal("busy", "busy: ask again later", "all", "too many streams of all peers")
+INTERNAL: Final = Refusal("internal", "internal error", "all", "a fault of the answering node")
+NO_RELAY: Final = Refusal("no_relay", "no relay now", "keep, relay", "it forwards for nobody")
+NOT_CONNECTED: Final = Refusal(
+    "not_connected",
+    "not connected to that member",
+    "relay",
+    "no link, or an end is no member",
+)
+NO_CIRCUIT: Final = Refusal(
+    "no_circuit", "the relay is busy: ask again later", "relay", "no circuit within 10 s"
+)
+OVER_BUDGET: Final = Refusal(
+    "over_budget",
+    "too much at once; slow down",
+    "relay",
+    "bytes of the caller or requests to the target",
+)
+NO_ANSWER: Final = Refusal(
+    "no_answer",
+    "the other peer did not answer in time",
+    "relay",
+    "nothing within 15 s",
+)
+ASKER_CUT_OFF: Final = Refusal(
+    "asker_cut_off",
+    "the asker broke the protocol: ask again later",
+    "relayed",
+    "the asker is cut off",
+)
+NOT_ANSWERED: Final = Refusal(
+    "not_answered", "not answered", "relayed", "its time or nonce fail", "reason"
+)
+NOT_SERVED: Final = Refusal(
+    "not_served",
+    "the peer does not serve",
+    "a sealed reply",
+    "the target has no such protocol",
+    "protocol",
+)
+
+REFUSALS: Final = (
+    UNKNOWN_MEMBER, NO_MEMBER, NOT_HERE, BAD_REQUEST, REFUSED, NO_RENEWAL, RATE, CUT_OFF,
+    QUEUE_FULL, BUSY, INTERNAL, NO_RELAY, NOT_CONNECTED, NO_CIRCUIT, OVER_BUDGET, NO_ANSWER,
+    ASKER_CUT_OFF, NOT_ANSWERED, NOT_SERVED,
+)  # fmt: skip
+
+
+def with_seconds(reason: str, seconds: float) -> str:
+    """Name a reason with the seconds between this clock and the time that decided, if there is one
+    within 31 years."""
+    named = f"{abs(seconds):.0f}"
+    return f"{reason} {named}" if seconds and len(named) <= 9 else reason
+
+
+def read_refusal(payload: bytes) -> RefusedError:
+    """Read the payload of a refused reply. Other words than those of REFUSALS have no code."""
+    words = payload.decode("utf-8", "replace")
+    # Logs and terminals show the words, so a peer must not send control characters.
+    shown = "".join(c if c.isprintable() else "?" for c in words)
+    for refusal in REFUSALS:
+        named = refusal.named_in(words)
+        if named is not None:
+            named, _, seconds = named.partition(" ")
+            known = not refusal.names.startswith("reason") or named in REASONS
+            apart = int(seconds) if seconds else None
+            return RefusedError(shown, refusal.code, named if known else "unknown", apart)
+    return RefusedError(shown)

@@ -1,0 +1,101 @@
+"""Checkpoints as they lie on the disk: their names, their files, and whether those are whole.
+
+Cheap to import, so that a look at a home needs no torch. `checkpoint.py` reads and writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+
+from swarm_node.errors import CheckpointError
+
+MAX_MANIFEST_BYTES = 1 << 16
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
+FILES = (MODEL, OPTIMIZER, STATE)
+MANIFEST = "manifest.msgpack"
+#: The version of checkpoints, which is read before the rest.
+FORMAT = 2
+_NAME = re.compile(r"v\d{10,19}")
+
+_log = logging.getLogger(__name__)
+
+
+def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
+    """The newest checkpoint under `root` whose files all match its manifest; None without any
+    checkpoint. Damaged ones are skipped and given to `on_damaged`, which logs them by default.
+
+    Raises:
+        CheckpointError: checkpoints exist, but none verifies.
+    """
+    report = on_damaged or _log_damaged
+    faults = []
+    for path in checkpoints(root):
+        fault = fault_of(path)
+        if fault is None:
+            return path
+        report(path, fault)
+        faults.append(f"{path.name}: {fault}")
+    if faults:
+        raise CheckpointError(
+            f"no checkpoint under {root} verifies ({faults[0]}); restore a backup, or move the "
+            "directory away to start from the base"
+        )
+    return None
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The checkpoints under `root`, newest first."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[1:]), reverse=True)
+
+
+def fault_of(path: Path, *, digests: bool = True) -> str | None:
+    """Describe the fault of a checkpoint; None when it verifies. Without `digests`, the contents of
+    its files are not read."""
+    try:
+        manifest = msgpack.unpackb(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if not isinstance(version, int):
+            return "the manifest has no version"
+        if version > FORMAT:
+            return "a newer swarm-node wrote it: upgrade this one"
+        if version < FORMAT:
+            return "swarm-node 0.1 wrote it, and only that one reads it"
+        files = manifest.get("files")
+        if not isinstance(files, dict) or set(files) != set(FILES):
+            return "the manifest does not list the files of a checkpoint"
+        for name, stated in files.items():
+            if (path / name).stat().st_size != stated["size"]:
+                return f"{name} has another size"
+            if digests and sha256(path / name) != stated["sha256"]:
+                return f"{name} has another digest"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    except (ValueError, TypeError, KeyError) as error:
+        return f"the manifest is malformed ({type(error).__name__})"
+    return None
+
+
+def _log_damaged(path: Path, fault: str) -> None:
+    _log.warning("skipping the damaged checkpoint %s: %s", path, fault)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path.name} is larger than {limit} bytes")
+    return data
+
+
+def sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,94 @@
+"""A real node goes on as before when it is started without flags."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from running import COMMAND
+
+from swarm_node.p2p.membership.ticket import parse_ticket
+
+
+def run(home: Path, verb: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [*COMMAND, verb, "--home", str(home), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def joined(home: Path, *flags: str) -> Iterator[str]:
+    """The first lines of a node that listens, which is stopped afterwards."""
+    log = home.with_suffix(f".{time.monotonic_ns()}.log")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, "join", "--home", str(home), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SWARM_NODE_RUN__DEVICE": "cpu"},
+        )
+    try:
+        deadline = time.monotonic() + 300
+        while "listening" not in log.read_text() or "/p2p/" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        time.sleep(1)  # lines that follow
+        yield log.read_text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            process.wait(60)
+            psutil.wait_procs(children, timeout=60)
+
+
+@pytest.mark.slow(reason="starts a real node three times and another once")
+@pytest.mark.timeout(900)
+def test_a_join_without_flags_keeps_port_settings_and_tickets(
+    start_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    home, ticket = tmp_path / "owner", tmp_path / "alice.ticket"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_init = subprocess.run([*COMMAND, "init", "team", "--home", str(home)], timeout=240)
+    assert run_init.returncode == 0
+    flags = ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--own", "3")
+    with joined(home, *flags, "--set", "network.poll_seconds=0.3"):
+        run(home, "invite", "--name", "alice", "--out", str(ticket))
+        run(home, "invite", "--name", "bob", "--out", str(tmp_path / "bob.ticket"))
+    (address,) = parse_ticket(ticket.read_text(), time.time()).addresses
+    assert f"/tcp/{port}/" in address
+
+    with joined(home) as said:
+        assert "as before: experience.own, network.listen, network.poll_seconds" in said
+        assert address in said
+        assert "lead" not in said
+        shown = run(home, "config")
+        assert "3 (default 4; the home)" in " ".join(shown.split())
+        node = start_node("alice", "--ticket-file", str(ticket))
+        node.wait(lambda status: bool(status["peers"]))
+        (row,) = (line for line in run(home, "members").splitlines() if "used up" in line)
+        assert "alice" in row
+
+    with joined(home, "--forget", "network.listen", "--listen", "/ip4/127.0.0.1/tcp/0") as said:
+        assert f"where tickets for bob lead (/ip4/127.0.0.1/tcp/{port})" in said
+    assert "/ip4/127.0.0.1/tcp/0" in run(home, "config")

@@ -1,0 +1,134 @@
+"""The causes for which an address of a ticket leads to nobody, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+
+import pytest
+from noise_responder import Responder
+from swarm_keys import Swarm
+
+from swarm_node.clock import Clock
+from swarm_node.node.loops.dialing import DialCheck, link_up
+from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.peers.causes import told_here
+from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.simulation.seeded import EPOCH
+
+PEER = Identity.from_seed(bytes(32)).peer_id
+
+
+class Scene:
+    """A node that was told some addresses, with a clock that the test moves."""
+
+    def __init__(self, addresses: Sequence[str], up: bool = True) -> None:
+        self.now = 0.0
+        clock = Clock(lambda: self.now, lambda: EPOCH + self.now)
+        swarm = Swarm()
+        local = Local.of(swarm.member(1).identity, swarm.info, clock)
+        self.directory = local.directory
+        self.dials = DialCheck(
+            local,
+            addresses,
+            partial(knock, seconds=0.5),
+            link_up=lambda: up,
+        )
+
+    def check(self, times: int = 1) -> list[str]:
+        async def checks() -> None:
+            for _ in range(times):
+                await self.dials.check()
+
+        asyncio.run(checks())
+        return self.told()
+
+    def told(self) -> list[str]:
+        return [told_here(cause) for cause in self.directory.failures.causes(self.now)]
+
+
+@contextlib.asynccontextmanager
+async def serving(answers: bool, identity: Identity) -> AsyncGenerator[str]:
+    """A server with this key, or one that accepts connections and says nothing."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answers:
+            for _ in range(2):
+                size = (await reader.readexactly(1))[0]
+                writer.write(bytes([size]) + await reader.readexactly(size))
+            length = int.from_bytes(await reader.readexactly(2), "big")
+            message = Responder(identity).second(await reader.readexactly(length))
+            writer.write(len(message).to_bytes(2, "big") + message)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}/p2p/{PEER}"
+
+
+def test_a_closed_port_is_said_with_the_tries() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, and listens to nobody
+        port = held.getsockname()[1]
+        scene = Scene([f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"])
+        assert scene.check() == [f"127.0.0.1:{port} refuses connections"]
+        assert scene.check(2)[0].startswith(f"127.0.0.1:{port} refuses connections (3 tries, ")
+        assert scene.directory.failures.configured == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "key", "told"),
+    [
+        (False, bytes(32), "accepts connections and says nothing"),
+        (True, bytes([1] * 32), f"is another node than …{PEER[-8:]}"),
+    ],
+)
+def test_somebody_else_is_at_the_address(answers: bool, key: bytes, told: str) -> None:
+    async def run() -> list[str]:
+        async with serving(answers, Identity.from_seed(key)) as address:
+            scene = Scene([address])
+            await scene.dials.check()
+            return scene.told()
+
+    (said,) = asyncio.run(run())
+    assert told in said
+
+
+def test_the_node_itself_is_no_cause_until_it_goes_on_without_a_greeting() -> None:
+    async def run() -> tuple[list[str], list[str]]:
+        async with serving(True, Identity.from_seed(bytes(32))) as address:
+            scene = Scene([address])
+            for _ in range(3):
+                await scene.dials.check()
+            first = scene.told()
+            await scene.dials.check()
+            return first, scene.told()
+
+    first, then = asyncio.run(run())
+    assert first == []
+    assert "answers, but not a greeting" in then[0]
+
+
+def test_an_address_without_an_id_and_a_link_that_is_down() -> None:
+    scene = Scene(["/ip4/127.0.0.1/tcp/1"], up=False)
+    told = scene.check()
+    assert told[0] == "no network interface is up"
+    assert told[1].startswith("/ip4/127.0.0.1/tcp/1 cannot be dialled")
+
+
+def test_a_peer_that_answers_is_left_alone() -> None:
+    scene = Scene([f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"])
+    scene.directory.meet(PEER, 0.0).greeted = True
+    assert scene.check() == []
+    scene.now = 61.0
+    assert scene.check() == ["127.0.0.1:1 refuses connections"]
+
+
+def test_the_interfaces_of_this_machine_can_be_read() -> None:
+    assert link_up() in (True, False)

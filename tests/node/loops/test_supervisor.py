@@ -1,0 +1,290 @@
+"""Faults of every class in every loop of a node: each is counted and told, and all loops go on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_memory import Sampler, World, small_settings, tiny
+from structlog.testing import capture_logs
+
+from swarm_node.clock import Clock
+from swarm_node.errors import (
+    CheckpointError,
+    ChildError,
+    ConfigError,
+    CoordinatorError,
+    EngineError,
+    HomeError,
+    ModelError,
+    RefusedError,
+    StorageError,
+    TransportError,
+    WeightsError,
+)
+from swarm_node.node.loops.faults import TOLD_SECONDS, GoOn, Told, decide
+from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.supervisor import ALARMING, Supervisor
+from swarm_node.node.loops.work import Work
+from swarm_node.node.start.assembly import assemble
+from swarm_node.p2p.exchange.meeting import FEW
+from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+#: The errors that end no loop, and the part that each counts against.
+PASSING = {
+    TransportError("the network daemon died"): "network",
+    RefusedError("no"): "network",
+    CoordinatorError("it does not answer"): "coordinator",
+    ChildError("the environment process died"): "environment",
+    StorageError("node.db is in use by another process"): "storage",
+    ModelError("another tokenizer"): "model",
+    MemoryError(): "system",
+    TimeoutError(): "timeout",
+    OSError(errno.EMFILE, "Too many open files"): "system",
+    OSError(errno.ENOSPC, "No space left on device"): "system",
+    ConnectionResetError(): "system",
+}
+FINAL = (
+    HomeError("node.db is damaged"),
+    EngineError("it failed four times"),
+    WeightsError("they cannot be written"),
+    CheckpointError("damaged"),
+    ConfigError("experience.own"),
+    ValueError("a bug"),
+    AssertionError(),
+    KeyError("a bug"),
+)
+#: The errors that the loops get here, one of each class.
+INJECTED = (
+    TransportError("the network daemon died"),
+    ChildError("the environment process died"),
+    StorageError("node.db is in use by another process"),
+    OSError(errno.EMFILE, "Too many open files"),
+    TimeoutError(),
+)
+
+PARTS = {type(error): part for error, part in PASSING.items()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The call of a loop that fails: a method of the object that `of` returns. A step makes
+    `at_once` of these calls at once."""
+
+    of: Callable[[Node, Work], Any]
+    method: str
+    at_once: int = 1
+
+
+#: Each loop, and the call in it that reaches outside.
+LOOPS = {
+    "sample": Place(lambda node, work: work.maker, "make"),
+    "train": Place(lambda node, work: node._parts.storage, "record_use"),
+    "list": Place(lambda node, work: node._parts.storage, "prune"),
+    "pull": Place(lambda node, work: work.exchange.puller, "pull"),
+    "meet": Place(lambda node, work: work.company._meeting, "beat"),
+    "mend": Place(lambda node, work: node._reaching, "heal"),
+    "feel": Place(lambda node, work: work.company._meeting, "feel", FEW),
+    "probe": Place(lambda node, work: node._parts.transport, "seen"),
+    "relay": Place(lambda node, work: node._reaching, "keep"),
+    "link": Place(lambda node, work: node._reaching, "upgrade"),
+    "punch": Place(lambda node, work: work.puncher, "_serve"),
+    "coordinate": Place(lambda node, work: work.coordinating, "_round"),
+    "evaluate": Place(lambda node, work: work.evaluator, "measure"),
+    "record": Place(lambda node, work: node._parts.history, "add"),
+}
+
+
+class Calls:
+    """The calls of one method. From `fail` on, the next `left` raise `error`; `worked` counts the
+    others."""
+
+    def __init__(self, owner: Any, method: str) -> None:
+        self._real = getattr(owner, method)
+        self.error: Exception | None = None
+        self.left = self.worked = 0
+        is_async = asyncio.iscoroutinefunction(self._real)
+        setattr(owner, method, self._later if is_async else self._now)
+
+    def fail(self, error: Exception, times: int) -> None:
+        self.error, self.left, self.worked = error, times, 0
+
+    def _raise(self) -> None:
+        if self.left:
+            self.left -= 1
+            assert self.error is not None
+            raise self.error
+        self.worked += 1
+
+    def _now(self, *args: Any, **kwargs: Any) -> Any:
+        self._raise()
+        return self._real(*args, **kwargs)
+
+    async def _later(self, *args: Any, **kwargs: Any) -> Any:
+        self._raise()
+        return await self._real(*args, **kwargs)
+
+
+async def no_knock(host: str, port: int, source: str) -> Outcome:
+    return "refused"
+
+
+async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str, Calls]]:
+    """A node that has every loop, beside a peer that shares groups, and the calls of its loops."""
+    changes = {"experience__external": 1, "run__eval_seconds": 10.0}
+    settings = small_settings(**changes, network__coordinator="http://127.0.0.1:9")
+    # Hardly any work, because all that counts here is that it goes on.
+    slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
+    parts = world.parts(settings, knock=no_knock, sampler=slow[0])
+    node = assemble(settings, world.memberships[0], parts)
+    quiet = small_settings(**changes)
+    other = assemble(quiet, world.memberships[1], world.parts(quiet, 1, sampler=slow[1]))
+    lives = [asyncio.create_task(each.run()) for each in (node, other)]
+    while node._opened is None:  # noqa: ASYNC110 - its loops begin a moment later
+        await asyncio.sleep(0)
+    work = node._opened
+    assert work.coordinating is not None
+    assert work.puncher is not None
+
+    async def answer(snapshot: object) -> None:
+        """A round with a coordinator that answers."""
+
+    async def serve() -> None:
+        """A connection that was passed on for a second."""
+        await asyncio.sleep(1.0)
+
+    work.coordinating._round = answer  # type: ignore[method-assign]
+    work.puncher._serve = serve  # type: ignore[method-assign]
+    work.evaluator.rest = partial(asyncio.sleep, 5.0)  # type: ignore[method-assign]
+    return node, lives, {name: Calls(at.of(node, work), at.method) for name, at in LOOPS.items()}
+
+
+@pytest.mark.slow(reason="two nodes that learn for fifty virtual seconds, five times")
+@pytest.mark.parametrize("error", INJECTED, ids=lambda error: type(error).__name__)
+def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
+    tmp_path: Path, error: Exception
+) -> None:
+    part = PARTS[type(error)]
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, members=2)
+        node, lives, calls = await started(world)
+        await asyncio.sleep(10.0)
+        before = node.snapshot().faults.get(part, 0)
+        for name, each in calls.items():
+            each.fail(error, 2 * LOOPS[name].at_once)
+        with capture_logs() as told:
+            await asyncio.sleep(40.0)
+        assert not any(life.done() for life in lives)
+        assert [name for name, each in calls.items() if each.left] == []
+        assert [name for name, each in calls.items() if not each.worked] == []
+        assert node.snapshot().faults[part] - before == 2 * len(LOOPS)
+        lines = [line for line in told if line["log_level"] == "warning"]
+        assert sorted(line["loop"] for line in lines) == sorted(LOOPS)
+        assert all("this loop tries again in 1 s" in line["then"] for line in lines)
+        node.stop()
+        await lives[0]
+        lives[1].cancel()
+        await asyncio.wait(lives)
+
+    run_virtual(scenario)
+
+
+@pytest.mark.parametrize("error", [HomeError("node.db is damaged"), ValueError("a bug")])
+def test_an_error_that_is_final_ends_the_node(tmp_path: Path, error: Exception) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, members=2)
+        _, lives, calls = await started(world)
+        await asyncio.sleep(5.0)
+        calls["mend"].fail(error, 1)
+        await asyncio.wait({lives[0]}, timeout=60.0)
+        lives[1].cancel()
+        await asyncio.wait(lives)
+        raised = lives[0].exception()
+        leaves = raised.exceptions if isinstance(raised, ExceptionGroup) else [raised]
+        assert list(leaves) == [error]
+
+    run_virtual(scenario)
+
+
+def test_a_class_of_errors_passes_or_is_final() -> None:
+    for error, part in PASSING.items():
+        decided = decide(error, 0)
+        assert isinstance(decided, GoOn), error
+        assert decided.part == part
+    for final in FINAL:
+        assert not isinstance(decide(final, 0), GoOn), final
+    assert decide(FINAL[0], 0) is None
+
+
+def test_the_pause_grows_with_the_failures_in_a_row() -> None:
+    pauses = [decide(TransportError("dead"), failures) for failures in range(6)]
+    assert [each.pause for each in pauses if isinstance(each, GoOn)] == [1, 2, 4, 8, 15, 15]
+
+
+def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
+    outcomes: list[Exception | None] = [OSError(), OSError(), None, OSError()]
+    faults: Counter[str] = Counter()
+    alarms: dict[str, str] = {}
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        begun: list[float] = []
+
+        async def step() -> None:
+            begun.append(loop.time())
+            if not outcomes:
+                await asyncio.sleep(math.inf)
+            if (error := outcomes.pop(0)) is not None:
+                raise error
+
+        supervisor = Supervisor(faults, alarms, Clock(now=loop.time, wall=loop.time))
+        living = asyncio.create_task(supervisor.repeat("feel", step))
+        await asyncio.sleep(30.0)
+        assert begun == [0.0, 1.0, 3.0, 3.0, 4.0]
+        living.cancel()
+        await asyncio.wait({living})
+        assert living.cancelled()
+
+    run_virtual(scenario)
+    assert faults == {"system": 3}
+
+
+def test_a_loop_that_fails_again_and_again_is_an_alarm_until_it_works() -> None:
+    alarms: dict[str, str] = {}
+    supervisor = Supervisor(Counter(), alarms, Clock(now=lambda: 0.0, wall=lambda: 0.0))
+
+    async def scenario(_: VirtualTimeLoop) -> None:
+        async def fails() -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        async def works() -> None:
+            pass
+
+        for _ in range(ALARMING - 1):
+            await supervisor.attempt("record", fails)
+        assert alarms == {}
+        await supervisor.attempt("record", fails)
+        await supervisor.attempt("feel", works)
+        assert "No space left" in alarms["loop record"]
+        await supervisor.attempt("record", works)
+        assert alarms == {}
+
+    run_virtual(scenario)
+
+
+def test_a_cause_is_told_once_and_then_once_a_minute_with_its_count() -> None:
+    told = Told()
+    lines = [told.due("probe", "network", second) for second in range(0, 130, 10)]
+    assert lines == [1, *[None] * 5, 6, *[None] * 5, 6]
+    assert told.due("probe", "storage", 121.0) == 1
+    assert told.due("mend", "network", 121.0) == 1
+    assert TOLD_SECONDS == 60.0

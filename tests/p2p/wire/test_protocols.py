@@ -1,0 +1,33 @@
+"""One table has the names of all protocols, and nobody spells one elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from builders import ROOT
+
+from swarm_node.p2p.wire import protocols
+from swarm_node.p2p.wire.protocols import PROTOCOLS
+
+NAMES = [protocol.name for protocol in PROTOCOLS]
+
+
+def test_the_table_has_every_name_once() -> None:
+    constants = [
+        value for key, value in vars(protocols).items() if key.isupper() and isinstance(value, str)
+    ]
+    assert [name for name in constants if name.startswith("/")] == NAMES
+    assert len(set(NAMES)) == len(NAMES)
+    assert [name for name in NAMES if not re.fullmatch(r"/swarm-node/[a-z-]{1,24}/1", name)] == []
+
+
+def test_no_other_module_spells_a_protocol() -> None:
+    spelt = []
+    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
+        if path.name == "protocols.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in NAMES:
+                spelt.append(f"{path.name}:{node.lineno}")
+    assert spelt == []

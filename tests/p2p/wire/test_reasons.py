@@ -1,0 +1,194 @@
+"""The table of reasons is that of the code, and a peer's words are read exactly."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from builders import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.errors import RefusedError
+from swarm_node.p2p.wire import reasons
+from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply
+from swarm_node.p2p.wire.reasons import (
+    NO_MEMBER,
+    NOT_SERVED,
+    REASONS,
+    REFUSALS,
+    UNKNOWN_MEMBER,
+    Blame,
+    Refusal,
+    blame_of,
+    read_refusal,
+    with_seconds,
+)
+
+#: The words of each refusal, as nodes of version 1 send them. They are the protocol.
+ON_THE_WIRE = {
+    "unknown_member": "say hello first",
+    "no_member": "no member of this swarm: expired",
+    "not_here": "not here (any more)",
+    "bad_request": "bad request: schema",
+    "refused": "refused: wrong_root",
+    "no_renewal": "no renewal: not_steward",
+    "rate": "too many requests; slow down",
+    "cut_off": "you broke the protocol: ask again later",
+    "queue_full": "too many of your requests at once: slow down",
+    "busy": "busy: ask again later",
+    "internal": "internal error",
+    "no_relay": "no relay now",
+    "not_connected": "not connected to that member",
+    "no_circuit": "the relay is busy: ask again later",
+    "over_budget": "too much at once; slow down",
+    "no_answer": "the other peer did not answer in time",
+    "asker_cut_off": "the asker broke the protocol: ask again later",
+    "not_answered": "not answered: duplicate",
+    "not_served": "the peer does not serve /swarm-node/list/1",
+}
+NAMED = {
+    "": "",
+    "reason": "expired",
+    "reason, seconds": "expired",
+    "protocol": "/swarm-node/list/1",
+}
+
+
+def _reasons() -> Iterator[tuple[str, str]]:
+    """Every reason that the code gives for a refusal, with its place."""
+    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            match node:
+                case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
+                    yield str(first.value) if isinstance(first, ast.Constant) else "", place
+                case ast.Call(
+                    func=ast.Attribute(attr="_displace"), args=[*_, ast.Constant() as last]
+                ):
+                    yield str(last.value), place
+                case ast.Subscript(
+                    value=ast.Attribute(attr="rejected" | "_rejected"),
+                    slice=ast.Constant(value=str(said)),
+                ):
+                    yield said, place
+
+
+def test_every_reason_of_a_refusal_has_a_class() -> None:
+    found = list(_reasons())
+    assert len({reason for reason, _ in found}) > 30, "refusals look otherwise than here"
+    assert [f"{place}: {said}" for said, place in found if said and said not in REASONS] == []
+    # A reason that is no literal comes from `_displace`, whose callers are found above.
+    assert [place.partition(":")[0] for said, place in found if not said] == [
+        "swarm_node/policy/experience/replay.py"
+    ]
+
+
+def test_every_reason_of_the_table_is_given_somewhere() -> None:
+    given_ = {said for _, said in _literals()}
+    assert sorted(set(REASONS) - given_) == []
+
+
+def _literals() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
+        if path.name != "reasons.py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield path.name, node.value
+
+
+def test_codes_are_short_tokens_and_meanings_sentences_without_a_bar() -> None:
+    for code, reason in REASONS.items():
+        assert code == reason.code
+        assert re.fullmatch("[a-z_]{1,24}", code), code
+        assert reason.meaning
+        assert "|" not in reason.meaning + reason.refuses
+    codes = [refusal.code for refusal in REFUSALS]
+    assert len(set(codes)) == len(codes)
+    assert all(re.fullmatch("[a-z_]{1,24}", code) for code in codes)
+    every = [value for value in vars(reasons).values() if isinstance(value, Refusal)]
+    assert every == list(REFUSALS), "a refusal is missing in the table"
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.code)
+def test_the_words_of_a_refusal_are_those_of_version_1_and_are_read_back(refusal: Refusal) -> None:
+    said = ON_THE_WIRE[refusal.code]
+    (named,) = [named for named in map(refusal.named_in, [said]) if named is not None]
+    assert refusal.words(named) == str(refusal.error(named)) == said
+    assert said.isascii()
+    assert len(said) <= MAX_REASON_BYTES
+    with pytest.raises(RefusedError) as caught:
+        Reply.refusal(said).unwrap(0)
+    assert (caught.value.code, caught.value.named) == (refusal.code, named)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.code)
+def test_no_two_refusals_share_words(refusal: Refusal) -> None:
+    words = refusal.words(NAMED[refusal.names])
+    assert [other for other in REFUSALS if other.named_in(words) is not None] == [refusal]
+
+
+def test_a_refusal_names_what_it_must_and_nothing_else() -> None:
+    for refusal, named in (
+        (UNKNOWN_MEMBER, "expired"),
+        (NO_MEMBER, ""),
+        (NO_MEMBER, "Say hello first"),
+        (NO_MEMBER, "a" * 25),
+        (NOT_SERVED, "/ipfs/id/1.0.0"),
+    ):
+        with pytest.raises(ValueError, match=refusal.code):
+            refusal.words(named)
+
+
+@given(st.sampled_from(REFUSALS), st.text(max_size=40), st.text(max_size=40))
+def test_words_around_those_of_a_refusal_make_them_unknown(
+    refusal: Refusal, before: str, after: str
+) -> None:
+    words = refusal.words(NAMED[refusal.names])
+    read = read_refusal(f"{before}{words}{after}".encode("utf-8", "replace"))
+    if (before, after) == ("", ""):
+        assert read.code == refusal.code
+    elif refusal.names == "" or before:
+        assert read.code == ""
+    else:  # a longer reason or protocol is one of its own
+        assert read.code in ("", refusal.code)
+
+
+@given(st.binary(max_size=MAX_REASON_BYTES))
+def test_any_bytes_are_read_and_shown_without_control_characters(payload: bytes) -> None:
+    read = read_refusal(payload)
+    assert str(read).isprintable()
+    assert read.code in {"", *ON_THE_WIRE}
+    assert read.named in {"", "unknown", *REASONS} or read.code == "not_served"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named", "apart"),
+    [
+        (0.0, "revoked", None),
+        (3602.4, "revoked 3602", 3602),
+        (-86_400.0, "revoked 86400", 86_400),
+        (999_999_999.0, "revoked 999999999", 999_999_999),
+        (1e9, "revoked", None),
+    ],
+)
+def test_a_refused_chain_names_the_seconds_that_its_time_is_away(
+    seconds: float, named: str, apart: int | None
+) -> None:
+    assert with_seconds("revoked", seconds) == named
+    read = read_refusal(NO_MEMBER.words(named).encode())
+    assert (read.code, read.named, read.apart) == ("no_member", "revoked", apart)
+
+
+@pytest.mark.parametrize("words", ["-1", "1.5", "1e9", "1234567890", " 1", "1 ", "\u0661"])
+def test_other_seconds_make_a_refusal_unknown(words: str) -> None:
+    assert read_refusal(f"no member of this swarm: revoked {words}".encode()).code == ""
+    assert read_refusal(f"bad request: schema {words}".encode()).code == ""
+
+
+def test_a_reason_of_another_version_is_unknown() -> None:
+    read = read_refusal(b"no member of this swarm: too_short_name")
+    assert (read.code, read.named) == ("no_member", "unknown")
+    assert blame_of("too_short_name") is Blame.USELESS

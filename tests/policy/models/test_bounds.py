@@ -1,0 +1,157 @@
+"""Hostile model directories: each is refused in a sentence, soon and within little memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.bounds import MAX_TEMPLATE_CHARS, check_template
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import read_json
+from swarm_node.policy.models.model import TINY, resolve
+
+MOST_BYTES = 300 << 20
+#: Of its own processor time, with all that Python imports; a busy machine takes longer.
+MOST_SECONDS = 5.0
+PROGRAM = """
+import sys
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.model import resolve
+try:
+    resolve(sys.argv[1])
+except ModelError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(resolve(TINY), tmp_path / "model"))
+
+
+def changed(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def template(text: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / "chat_template.jinja").write_text(text) and None
+
+
+def many_tensors(directory: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"t{index}": entry for index in range(50_000)}).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def long_header(directory: Path) -> None:
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", 1 << 30))
+        file.truncate(2 << 30)
+
+
+def deep(name: str, levels: int) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        (directory / name).write_text('{"a":' + "[" * levels + "]" * levels + "}")
+
+    return write
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "deep config": (deep("config.json", 100_000), "nested deeper than 64"),
+    "deep tokenizer": (deep("tokenizer.json", 900), "nested deeper than 64"),
+    "deep settings": (deep("tokenizer_config.json", 65), "nested deeper than 64"),
+    "many lists": (
+        lambda d: (d / "tokenizer.json").write_text('{"a":[' + "[]," * 5_000_000 + "0]}") and None,
+        "which no model needs",
+    ),
+    "many keys": (
+        lambda d: (
+            (d / "tokenizer.json").write_text(
+                "{" + ",".join(f'"{n:x}":0' for n in range(1_500_000)) + "}"
+            )
+            and None
+        ),
+        "which no model needs",
+    ),
+    "layers": (lambda d: changed(d / "config.json", num_hidden_layers=10**9), "at most 1024 run"),
+    "some layers": (lambda d: changed(d / "config.json", num_hidden_layers=1000), "do not belong"),
+    "width": (lambda d: changed(d / "config.json", intermediate_size=1 << 30), "do not belong"),
+    "tensors": (many_tensors, "a model of"),
+    "header": (long_header, "its header has"),
+    "template in memory": (
+        template("{% set x = namespace(s='a') %}{% for i in range(99) %}{% set x.s = x.s + x.s %}"
+                 "{% endfor %}"),
+        "MiB to render",
+    ),
+    "template in time": (
+        template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
+        "used up its processor time",
+    ),
+    "template in words": (
+        template("{% for i in range(99999) %}0123456789{% endfor %}"),
+        "as more than",
+    ),
+    "long template": (template("a" * (MAX_TEMPLATE_CHARS + 1)), "has more than"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_directory_is_refused_in_a_sentence_soon_and_in_little_memory(
+    directory: Path, name: str
+) -> None:
+    change, why = HOSTILE[name]
+    change(directory)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES)),
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 1
+    assert done.stderr.startswith("refused: "), done.stderr[-500:]
+    assert why in done.stderr
+    assert len(done.stderr) < 500
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < MOST_SECONDS
+
+
+def test_an_honest_directory_passes(directory: Path) -> None:
+    assert resolve(str(directory)) == directory
+    assert Codec.from_directory(directory).encode_prompt("12 + 7")
+
+
+def test_depth_is_counted_to_the_level(tmp_path: Path) -> None:
+    for levels, fits in ((63, True), (64, False)):
+        deep("a.json", levels)(tmp_path)
+        if fits:
+            assert read_json(tmp_path / "a.json")
+        else:
+            with pytest.raises(ModelError, match="deeper than 64"):
+                read_json(tmp_path / "a.json")
+
+
+def test_templates_of_models_in_use_pass() -> None:
+    began = time.monotonic()
+    check_template(
+        "{%- if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}"
+        "{{ '<|im_start|>' + message.role + '\\n' }}{% generation %}{{ message.content }}"
+        "{% endgeneration %}{{ '<|im_end|>\\n' }}{% if loop.last %}{% break %}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    check_template("{{ raise_exception('the codec says so') }}")  # refused where it is used
+    assert time.monotonic() - began < 60

@@ -1,0 +1,72 @@
+"""A directory that one node uses at a time: locks and refusals."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from swarm_node.errors import HomeError
+from swarm_node.program.private_directory import PrivateDirectory
+
+
+def test_a_home_is_for_one_process(tmp_path: Path) -> None:
+    home = PrivateDirectory(tmp_path / "home")
+    with home.lock(), pytest.raises(HomeError, match="already running"), home.lock():
+        pass
+    with home.lock():
+        pass
+
+
+def test_a_lock_that_cannot_be_written_is_said_in_a_line(tmp_path: Path) -> None:
+    home = PrivateDirectory(tmp_path / "home")
+    (home.path / "lock").mkdir(parents=True)
+    with pytest.raises(HomeError, match="cannot write into the home"), home.lock():
+        pass
+    assert not home.in_use()
+
+
+def test_a_home_is_in_use_while_it_is_held(tmp_path: Path) -> None:
+    home = PrivateDirectory(tmp_path / "home")
+    assert not home.in_use()
+    assert not home.path.exists()
+    with home.lock():
+        assert home.in_use()
+    assert not home.in_use()
+
+
+def test_a_home_that_others_can_enter_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    with PrivateDirectory(tmp_path).lock():
+        assert f"chmod 700 {tmp_path}" in capsys.readouterr().out
+    tmp_path.chmod(0o700)
+    with PrivateDirectory(tmp_path).lock():
+        assert capsys.readouterr().out == ""
+
+
+def test_a_start_removes_what_a_killed_writer_left(tmp_path: Path) -> None:
+    (tmp_path / "port.k1ll3d.new").write_bytes(b"12")
+    with PrivateDirectory(tmp_path).lock():
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_home_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    PrivateDirectory(tmp_path / "new" / "home").check()
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        with pytest.raises(HomeError, match=r"file is not a directory; choose .* --home"):
+            PrivateDirectory(path).check()
+    with pytest.raises(HomeError, match="too long"):
+        PrivateDirectory(tmp_path / ("x" * 300)).check()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.parametrize("mode", [0o500, 0o000])
+def test_a_home_without_permission_is_refused(tmp_path: Path, mode: int) -> None:
+    above = tmp_path / "above"
+    above.mkdir(mode=mode)
+    with pytest.raises(HomeError, match=r"cannot be written|permission denied"):
+        PrivateDirectory(above / "home").check()

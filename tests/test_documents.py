@@ -1,0 +1,127 @@
+"""The pages print what they show, and say nothing twice."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from builders import ROOT
+from documents import Block, Reader, blocks, says
+from test_pages import commands, fault
+
+#: Their console blocks are run.
+RUN = [
+    *("README.md", "docs/README.md", "docs/first-swarm.md", "docs/members.md"),
+    *("docs/networking.md", "docs/environments.md", "docs/models.md", "docs/troubleshooting.md"),
+]
+NOT_RUN = [
+    (page, block) for page in RUN for block in blocks((ROOT / page).read_text()) if block.not_run
+]
+#: `make settings-page` writes it of descriptions that may be alike.
+WRITTEN = {"docs/settings.md"}
+PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "AGENTS.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+#: So many words in a row are no chance.
+RUN_OF_WORDS = 12
+
+
+@pytest.mark.slow(reason="types what the pages say: nodes that start, train and meet")
+@pytest.mark.timeout(900)  # on a machine with much other work
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_prints_what_it_shows(page: str, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    try:
+        for block in blocks((ROOT / page).read_text()):
+            if not block.not_run:
+                reader.types(block)
+    finally:
+        reader.leave()
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), NOT_RUN, ids=[f"{page}:{block.line}" for page, block in NOT_RUN]
+)
+def test_a_block_that_is_not_run_has_a_reason_and_options_that_exist(
+    page: str, block: Block
+) -> None:
+    text = "```console\n" + "\n".join(block.commands) + "\n```\n"
+    assert [why for why in map(fault, commands(text)) if why] == []
+    assert len(block.not_run.split()) >= 3
+    pytest.skip(f"not run: {page}, line {block.line}: {block.not_run}")
+
+
+def test_a_mark_is_one_of_the_notation() -> None:
+    known = re.compile(r"not run: .+|on: .+|numbers differ|ends with 1")
+    for page in PAGES:
+        for block in blocks(page.read_text()):
+            assert [mark for mark in block.marks if not known.fullmatch(mark)] == [], page
+
+
+def test_what_a_page_shows_is_compared_word_by_word(tmp_path: Path) -> None:
+    shown = "name   peer\nowner  …     share 21% ▁▂\n…\nend\n"
+    (exact,) = blocks(f"```console\nx\n```\n\n```text\n{shown}```\n")
+    (loose,) = blocks(f"<!-- numbers differ -->\n```console\nx\n```\n\n```text\n{shown}```\n")
+    right = "name peer\n owner Fb6 Jci share 21%\n ▁▂\nmore\nand more\nend"
+    assert says(right, exact)
+    assert says(right.replace("more\nand more\n", ""), exact)
+    for wrong in (right.replace("owner", "other"), right.replace("end", ""), right + "\nmore"):
+        assert not says(wrong, exact)
+        assert not says(wrong, loose)
+    others = right.replace("21", "3.5").replace("▁▂", "▇")
+    assert says(others, loose)
+    assert not says(others, exact)
+    (wrong,) = blocks("```console\necho one\necho two\n```\n\n```text\none\n```\n")
+    with pytest.raises(AssertionError, match="line 1: `echo two` ended with 0 and printed\ntwo"):
+        Reader(tmp_path).types(wrong)
+
+
+def test_a_command_that_fails_is_found(tmp_path: Path) -> None:
+    (fails,) = blocks("```console\nfalse\ntrue\n```\n")
+    with pytest.raises(AssertionError, match="`false` ended with 1"):
+        Reader(tmp_path).types(fails)
+
+
+def said_twice(pages: dict[str, str]) -> list[str]:
+    """The runs of twelve words or more that stand in two paragraphs, cells or items."""
+    places: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    for name, text in pages.items():
+        for number, words in enumerate(_paragraphs(text)):
+            for begin in range(len(words) - RUN_OF_WORDS + 1):
+                run = tuple(words[begin : begin + RUN_OF_WORDS])
+                places[run].add(f"{name}, paragraph {number}")
+    return sorted(
+        f"{' and '.join(sorted(where))}: {' '.join(run)}"
+        for run, where in places.items()
+        if len(where) > 1
+    )
+
+
+def _paragraphs(text: str) -> Iterable[list[str]]:
+    text = re.sub(r"^```.*?^```", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for part in re.split(r"\n\s*\n|\n[-*] |\n\d+\. |\||<!--", text):
+        yield re.findall(r"[^\W\d][\w'-]*", part.lower())
+
+
+def test_nothing_is_said_twice() -> None:
+    pages = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+    assert said_twice({name: text for name, text in pages.items() if name not in WRITTEN}) == []
+
+
+def test_what_is_said_twice_is_found() -> None:
+    said = "A node asks once a minute, more often while it has [fewer](a.md) than four peers."
+    alike = "- First.\n- A node asks once a minute, more often while it\n  has fewer than it had."
+    assert said_twice({"a": said, "b": "A node asks once a minute."}) == []
+    assert said_twice({"a": said, "b": alike}) == [
+        f"a, paragraph 0 and b, paragraph 1: {run} it has fewer{end}"
+        for run, end in (
+            ("a node asks once a minute more often while", ""),
+            ("node asks once a minute more often while", " than"),
+        )
+    ]
+    assert len(said_twice({"a": f"{said}\n\n{said}"})) == 4
