@@ -54,6 +54,10 @@ demo: setup
 test: setup-tests
 	$(BIN)/python -m pytest $(PYTEST)
 
+# Containers often keep Python from storing what it compiled. Then both workers and hundreds of child
+# processes would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # All but what is marked slow, starts whole nodes or builds networks: for while you write.
 test-fast: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/integration -m "not slow and not sites" \

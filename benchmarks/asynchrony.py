@@ -1,4 +1,4 @@
-"""What overlap buys: a node as built against the same node with sampling and training in turns.
+"""Gain of overlap: a node as built against the same node with sampling and training in turns.
 
 Both are real nodes, a swarm of one, on the nine short families at a temperature that makes answers
 long-tailed: most end after a few tokens, some run to the limit, and a batch takes as long as its
@@ -37,9 +37,9 @@ ARMS = {"asynchronous": "experience.max_lag=8", "synchronous": "experience.max_l
 
 
 @dataclass(frozen=True)
-class Arm:
-    """Of the time measured: updates per wall second, seconds per update by wall and CPU, the shares
-    of wall time in sampling and in updates, and groups that grew too old to be trained on."""
+class ArmFigures:
+    """Updates per wall second, seconds per update by wall and CPU, the shares of wall time in
+    sampling and in updates, and groups that grew too old to be trained on."""
 
     updates_per_second: float
     cpu_per_update: float
@@ -48,7 +48,7 @@ class Arm:
     expired: float
 
 
-def measure(name: str, seconds: float, extra: list[str]) -> Arm:
+def measure(name: str, seconds: float, extra: list[str]) -> ArmFigures:
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
         node = NodeProcess(Path(directory), [*SETTINGS, ARMS[name], *extra])
         try:
@@ -63,7 +63,7 @@ def measure(name: str, seconds: float, extra: list[str]) -> Arm:
     assert last.busy is not None
     updates = last.updates + last.skipped_updates - first.updates - first.skipped_updates
     wall = last.busy.seconds - first.busy.seconds
-    return Arm(
+    return ArmFigures(
         updates_per_second=updates / wall,
         cpu_per_update=cpu / updates,
         sampler=(last.busy.sampler - first.busy.sampler) / wall,
@@ -83,7 +83,7 @@ def main() -> None:
         f"load average {os.getloadavg()[0]:.1f} at the start; {arguments.seconds:g} s, median of "
         f"{arguments.repetitions} alternating repetitions"
     )
-    runs: dict[str, list[Arm]] = {name: [] for name in ARMS}
+    runs: dict[str, list[ArmFigures]] = {name: [] for name in ARMS}
     ratios = []
     for _ in range(arguments.repetitions):
         for name in ARMS:

@@ -1,14 +1,13 @@
-"""How long training stands still for a checkpoint, and how long the checkpoint takes.
+"""Stall of training by a checkpoint, and duration of the checkpoint.
 
     python benchmarks/checkpoint.py [--repetitions N] [--home DIR]
 
 Two random models: one of Qwen2.5-0.5B's shape, of which LoRA 32 is trained in bfloat16, and one of
 113 million weights, all trained in float32. Each is measured in a process of its own. "written" is
-a checkpoint that training waits for, as it was before a thread wrote them. "stall" is what the loop
-of updates waits for one that is written beside it: while it is begun, and before the next step
-changes what is still being copied. "beside" is the update during which the copy and the write run,
-to the update alone: they share the processor. Medians; all times are wall times, on the disk of
-`--home`.
+a checkpoint that training waits for, as it was before a thread wrote them. "stall" is the wait of
+the update loop for a checkpoint that a thread writes: at its start, and before the next step, until
+the copy is complete. "beside" is the ratio of an update during copy and write to an update alone:
+they share the processor. Medians; all times are wall times, on the disk of `--home`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What dead, invented and many peers cost a node: live peers reached, bytes and CPU time.
+"""Cost of dead, invented and many peers to a node: live peers reached, bytes and CPU time.
 
     python benchmarks/churn.py [dead] [kills] [stuffed] [scale] [--nodes 1000]
 
@@ -41,11 +41,11 @@ from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_vir
 Result = TypeVar("Result")
 MINUTE = 60.0
 LIVE = 4
-#: Swarms that a large one is compared with, and the nodes of each.
+#: Number of small swarms beside a large one, and the nodes of each.
 SMALL_SWARMS, SMALL = 4, 32
 
 
-class Swarm:
+class LightSwarm:
     """Nodes of one swarm; the first LIVE of its members know the first one's address."""
 
     def __init__(self, loop: VirtualTimeLoop, place: Path, members: int, seed: int = 0) -> None:
@@ -62,13 +62,13 @@ class Swarm:
         return kind(self._place, virtual(self.loop), transport, member, boot).start()
 
     def publish(self, member: Membership) -> None:
-        """A heartbeat that nobody stands behind."""
+        """Publish a heartbeat of a member that does not run."""
         now = EPOCH + self.loop.time()
         self.network.publish(member.identity.peer_id, heartbeat(member, now), 7200.0)
 
 
 async def rate(node: LightNode, seconds: float) -> float:
-    """Lists that were answered per second."""
+    """Answered lists per second."""
     before = node.transport.lists
     await asyncio.sleep(seconds)
     return (node.transport.lists - before) / seconds
@@ -76,7 +76,7 @@ async def rate(node: LightNode, seconds: float) -> float:
 
 def dead(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
     async def main(loop: VirtualTimeLoop, place: Path) -> float:
-        swarm = Swarm(loop, place, LIVE + count)
+        swarm = LightSwarm(loop, place, LIVE + count)
         for member in swarm.memberships[LIVE:]:
             swarm.publish(member)
         nodes = [swarm.start(index) for index in range(LIVE)]
@@ -92,7 +92,7 @@ def kills(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
     together with that of the fourth."""
 
     async def main(loop: VirtualTimeLoop, place: Path) -> float:
-        swarm = Swarm(loop, place, LIVE + count)
+        swarm = LightSwarm(loop, place, LIVE + count)
         nodes = [swarm.start(index) for index in range(LIVE + count)]
         await asyncio.sleep(2 * MINUTE)
         async with asyncio.TaskGroup() as group:
@@ -110,7 +110,7 @@ def stuffed(invented: int, records: int, silent: int) -> Callable[..., Awaitable
     """A member answers with invented heartbeats only, and the table is full of others."""
 
     async def main(loop: VirtualTimeLoop, place: Path) -> float:
-        swarm = Swarm(loop, place, LIVE + 1 + invented + records + silent)
+        swarm = LightSwarm(loop, place, LIVE + 1 + invented + records + silent)
         others = swarm.memberships[LIVE + 1 :]
         for member in others[invented:]:
             swarm.publish(member)
@@ -128,16 +128,16 @@ def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[dict[str, t
     """Bytes and CPU seconds of a node in a minute, two minutes after the start, in SMALL_SWARMS
     swarms of SMALL nodes ("few") and in one of `count` ("many").
 
-    All run in one process at once. What a node costs there depends on how many share its caches and
-    on the load of the machine, and so both are the same for every node. Only the steps of nodes
-    count, not the event loop. The garbage collector, which would walk all nodes for one, is off.
+    All run in one process at once. So all nodes share the same caches and the same load of the
+    machine, on which a node's cost depends. Only the steps of nodes count, not the event loop. The
+    garbage collector, which would walk all nodes for one, is off.
     """
 
     async def main(loop: VirtualTimeLoop, place: Path) -> dict[str, tuple[float, ...]]:
         gc.disable()
         swarms = {
-            "few": [Swarm(loop, place, SMALL, seed) for seed in range(1, SMALL_SWARMS + 1)],
-            "many": [Swarm(loop, place, count)],
+            "few": [LightSwarm(loop, place, SMALL, seed) for seed in range(1, SMALL_SWARMS + 1)],
+            "many": [LightSwarm(loop, place, count)],
         }
         nodes: dict[str, list[LightNode]] = {}
         for account, alike in swarms.items():

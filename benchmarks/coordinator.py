@@ -4,9 +4,8 @@
 
 Starts `swarm-coordinator serve`, held to one core, and members that behave as nodes do: each leaves
 a presence once a minute, and every fifth minute a report about 32 peers, then asks for batches and
-reputation. `--rate 4` has
-them ask four times as often. Prints the latencies of each operation as members see them, the CPU
-seconds and the memory of the coordinator, and what it refused.
+reputation. With `--rate 4` they ask four times as often. Prints the latencies of each operation as
+members see them, the CPU seconds and the memory of the coordinator, and what it refused.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Crowd:
 
 
 async def crowd_of(crowd: Crowd, seconds: float, rate: float) -> None:
-    """All members, for so long."""
+    """Run all members for `seconds`."""
     # New connections each time, as nodes make them.
     connector = TCPConnector(limit=0, force_close=True)
     until, pause = time.monotonic() + seconds, _MINUTE / rate

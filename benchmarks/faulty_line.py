@@ -1,11 +1,12 @@
-"""How many groups two real nodes trade over a bad line, to over a good one.
+"""Groups that two real nodes trade over a bad line, relative to a good one.
 
     python benchmarks/faulty_line.py [--latency 0.2] [--drop 0.01] [--seconds 45] [--rounds 3]
 
 Two `swarm-node join --model tiny` on this machine reach each other through two proxies
-(tests/sites/faults.py) only. Phases alternate: without faults, then with so many seconds of latency
-in each direction and this share of new connections dropped. Before each phase all connections are
-reset, and it begins when groups come again. Prints groups a minute of both nodes, and the ratio.
+(tests/sites/faults.py) only. Phases alternate: without faults, then with `--latency` seconds in
+each direction and the share `--drop` of new connections dropped. Before each phase all connections
+are reset, and it begins when groups come again. Prints groups a minute of both nodes, and the
+ratio.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_engine.py --model DIR [--rows 256] [--new 256]
 
-Made for one CUDA device with `pip install "swarm-node[vllm]"`; without one it runs on the CPU,
+Made for one CUDA device with `pip install '.[vllm]'`; without one it runs on the CPU,
 where its figures say little. Rival of the sampler: vLLM's own `LLM.generate` with the same engine
 arguments in a process of its own, same prompts, same lengths. Training has gpu_trainer.py.
 """

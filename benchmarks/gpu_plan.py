@@ -1,4 +1,4 @@
-"""The memory that is planned for against the memory that is used, on a GPU with real shapes.
+"""Planned memory against used memory, on a GPU with real shapes.
 
     python benchmarks/gpu_plan.py [--models qwen2.5-0.5b qwen2.5-1.5b] [--cases parts plan]
                                   [--cards 8 12] [--new 32] [--updates 3] [--set KEY=VALUE]
@@ -7,12 +7,12 @@ For one CUDA device. Random weights of the real shapes, made here: nothing is do
 runs in a process of its own. It fails (exit 1) where more is taken than planned with the spare 5%.
 
 - `parts`: by part, as in benchmarks/plan.py, but measured by torch's allocator (what is allocated,
-  and its peak). `context` is what the device lost beside what torch reserved, planned as half of
-  `reserve` (one process of two). A case that is planned not to fit is left out.
-- `plan`: a real trainer process and a built-in sampler, sharing the base of adapters, with the
-  settings that `join` would choose here and with `--set`, at work at the same time, against the
-  plan's total. What the device lost counts, fragments included, as no other process could have it.
-  With `--cards`, this process first takes memory until so many GB are free. A refusal counts as a
+  and its peak). `context` is the device memory that is used and not reserved by torch, planned as
+  half of `reserve` (one process of two). A case that is planned not to fit is left out.
+- `plan`: a real trainer process and a built-in sampler that share the base of adapters, at work at
+  the same time, against the plan's total. Settings are those of `join` here, and of `--set`. All
+  used memory of the device counts, fragments included, as no other process could have it. With
+  `--cards`, this process first takes memory until that many GB are free. A refusal counts as a
   failure.
 
 Without CUDA all of it runs on the CPU, where the figures say little (try `--models tiny`).
@@ -316,7 +316,7 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
 
 
 def run_child(directory: Path, case: str, arguments: argparse.Namespace) -> Any:
-    """What a case printed; None when it failed, out of memory say, which is said."""
+    """The output of a case; None if it failed, which is printed."""
     command = [sys.executable, __file__, "--child", str(directory), case]
     for name in ("tokens", "new", "updates", "free"):
         command += [f"--{name}", str(getattr(arguments, name))]

@@ -1,4 +1,4 @@
-"""What gpu_proof.sh needs and no other benchmark measures: facts, attention's kernels, decoding.
+"""Measurements that only gpu_proof.sh needs: facts, attention's kernels, decoding.
 
     python benchmarks/gpu_proof.py facts | attention | decoding [--models NAME …] [--keep DIR]
 
@@ -106,7 +106,7 @@ def attended(shape: Qwen2Config, dtype: torch.dtype, length: int, shared: bool) 
         attend(query, key, value).sum().backward()  # type: ignore[no-untyped-call]
     names = {event.key for event in profile.key_averages()}
     chosen = sorted(one for one in names if "_attention" in one or "varlen" in one)
-    # The one that picks among them has no name of a kernel.
+    # The operator that picks among them is no kernel.
     operators = [one for one in chosen if not one.endswith("scaled_dot_product_attention")]
     if not ON_GPU:
         return {"operators": operators, "device": "CPU"}

@@ -1,17 +1,17 @@
-"""What the trainer makes of a GPU: tokens per second, share of the device's limit, peak memory.
+"""Speed of the trainer on a GPU: tokens per second, share of the device's limit, peak memory.
 
     python benchmarks/gpu_trainer.py [--model qwen2.5-0.5b] [--rows 64] [--tokens 1024]
                                      [--processes 2,4] [--peak-tflops 989]
 
 Rows are all of `--tokens` tokens, three quarters of them completion, so nothing is padding. The
-limit is what one large matrix product in the same type reaches on the same device in the same
+limit is the speed of one large matrix product in the same type on the same device in the same
 process; with `--peak-tflops` the maker's figure for bfloat16 is printed beside it. Counted are the
 operations that the gradient needs (2 per weight and token forward, 4 backward, 2 of these where the
 weight is frozen; the output head at completion tokens only; attention over the causal half), not
-layers that are run again. Memory is that of the fullest device, as torch's allocator knows it.
-Each variant runs in processes of its own. Several processes get the same rows: their speed-up is
-against one process in bfloat16. Made for CUDA; without it all of it runs on the CPU (try `--model
-tiny --rows 8 --tokens 128`), where peak memory is the resident set's.
+layers that are run again. Memory is that of the fullest device, as torch's allocator knows it. Each
+variant runs in processes of its own. Several processes get the same rows: their speed-up is against
+one process in bfloat16. Made for CUDA; without it all of it runs on the CPU (try `--model tiny
+--rows 8 --tokens 128`), where peak memory is the resident set's.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
 
 
 def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run one variant; what its first process found."""
+    """Run one variant. Return the figures of its first process."""
     from swarm_node.policy.training.launching import launch_ranks, rank_environment
 
     program = [__file__, "--model", arguments.model, "--child", json.dumps(settings)]
@@ -170,7 +170,7 @@ def main() -> None:
     baseline: float | None = None
     for name, settings in variants:
         if settings.get("optimizer") and importlib.util.find_spec("bitsandbytes") is None:
-            print(f"{name:26} not run: pip install 'swarm-node[gpu]'")
+            print(f"{name:26} not run: pip install '.[gpu]'")
             continue
         found = measure(arguments, settings)
         rate = arguments.rows * arguments.tokens / found["seconds"]

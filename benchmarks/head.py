@@ -1,15 +1,15 @@
-"""What log-probs in pieces cost at a real vocabulary: time and peak memory, to all at once.
+"""Cost of log-probs in pieces at a real vocabulary: time and peak memory, against all at once.
 
     python benchmarks/head.py [--tokens 1024] [--hidden 896] [--vocabulary 151936] [--repetitions 3]
 
 Forward and backward of the output head alone, trained, or frozen as under LoRA. "torch" is linear
 and cross_entropy with all logits at once, and then with the entropy; "ours" has the entropy always,
-and holds at most so many logits. "chunked" is linear_cross_entropy of torch 2.13, which has none.
-Each variant runs in a child process of its own, because only that tells its peak memory: the peak
-resident set less what was there before. Time is that of the one thread's processor. Rounds
-alternate. On a GPU, in bfloat16, memory is what torch's allocator says and time the clock's, of a
-second run. There liger-kernel's fused loss, which is a mean and no log-probs, is a further variant
-where installed; its head is frozen.
+and holds at most the logits in `PIECES`. "chunked" is linear_cross_entropy of torch 2.13, which
+returns no entropy. Each variant runs in a child process of its own, because only that tells its
+peak memory: the peak resident set less what was there before. Time is that of the one thread's
+processor. Rounds alternate. On a GPU, in bfloat16, memory is by torch's allocator, and time is wall
+time of a second run. There liger-kernel's fused loss, which is a mean and no log-probs, is a
+further variant where installed; its head is frozen.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import TaskRef
 
 
-class HeldOut:
+class HeldOutTasks:
     """`tasks` held-out tasks of each family of the short preset, one completion each at
     temperature 1 (pass@1), always drawn with the same random numbers."""
 

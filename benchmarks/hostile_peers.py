@@ -1,4 +1,4 @@
-"""What hostile members take from a node's learning: ratios of interleaved phases.
+"""Loss of a node's learning to hostile members: ratios of interleaved phases.
 
     python benchmarks/hostile_peers.py [--seconds 24] [--repetitions 1] [--attacks costly,long,…]
 
@@ -15,8 +15,8 @@ three seconds during which the sender is stopped. `rate` is the ratio of batches
 `work` that of batches per second of processor time of the node and its children, which the load of
 the machine changes less. `honest` is how many groups of the honest member the node was offered,
 admitted and refused meanwhile. `dropped` is when the attacker was left alone for longer than ten
-seconds, after its first refusal. In the end the trainer is stopped, so that the node soon waits,
-and `idle node` is what junk and leech then cost its process and its network daemon.
+seconds, after its first refusal. In the end the trainer is stopped, so that the node soon waits.
+`idle node` is the load of its process and its network daemon by junk and leech then.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Spent:
         return Spent(**{name: mine[name] - others[name] for name in mine})
 
 
-class Watch:
+class AttackWatch:
     """Watches the node, and when it drops the attacker."""
 
     honest = ""  # the peer id of the honest member, of all watches
@@ -81,7 +81,7 @@ class Watch:
         self.status = founder.status()
 
     def spend(self, seconds: float) -> Spent:
-        """What this time brings and costs."""
+        """Batches, groups and seconds of the next `seconds`."""
         before, until = self._now(), time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
@@ -153,27 +153,29 @@ class Attacker:
             self._process.wait()
 
     def said(self) -> dict[str, object]:
-        """What the flooder says of itself."""
+        """The last line of the flooder's output."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return json.loads(lines[-1]) if lines else {}
 
 
-def around(founder: NodeProcess, start: list[object], seconds: float) -> tuple[Spent, Spent, Watch]:
+def around(
+    founder: NodeProcess, start: list[object], seconds: float
+) -> tuple[Spent, Spent, AttackWatch]:
     """Without and with a modified node: before, during, after."""
-    before = Watch(founder).spend(seconds / 2)
+    before = AttackWatch(founder).spend(seconds / 2)
     attacker = Attacker(*start)
-    watch = Watch(founder, attacker.peer_id)
+    watch = AttackWatch(founder, attacker.peer_id)
     during = watch.spend(seconds)
     attacker.end()
-    return before + Watch(founder).spend(seconds / 2), during, watch
+    return before + AttackWatch(founder).spend(seconds / 2), during, watch
 
 
 def sliced(
     founder: NodeProcess, start: list[object], seconds: float
-) -> tuple[Spent, Spent, Watch, Attacker]:
+) -> tuple[Spent, Spent, AttackWatch, Attacker]:
     """Without and with a sender, in turns."""
     attacker = Attacker(*start)
-    watch = Watch(founder, attacker.peer_id)
+    watch = AttackWatch(founder, attacker.peer_id)
     without, during = Spent(), Spent()
     for _ in range(max(1, int(seconds / SLICE_SECONDS))):
         during += watch.spend(SLICE_SECONDS)
@@ -213,7 +215,7 @@ def attack(
 
 
 def idle(kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path) -> None:
-    """What the requests of a sender cost a node that does nothing else."""
+    """Load by a sender's requests of a node that does nothing else."""
     status = founder.status()
     trainer = psutil.Process(status.processes["trainer"])
     trainer.suspend()
@@ -256,7 +258,7 @@ def main() -> None:
                 )
             )
             os.sched_setaffinity(0, {1})
-            Watch.honest = honest.start().peer_id
+            AttackWatch.honest = honest.start().peer_id
             time.sleep(5)
             for number in range(wanted.repetitions):
                 for kind, ratios in found.items():
@@ -271,7 +273,7 @@ def main() -> None:
     for kind, ratios in found.items():
         rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
         print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
-    row = peer(status, Watch.honest)
+    row = peer(status, AttackWatch.honest)
     print(f"refused of the honest member: {getattr(row, 'refused', row and row.rejected)}")
     print(f"all refusals {status.rejected}\nalarms {getattr(status, 'alarms', None)}")
 

@@ -1,4 +1,4 @@
-"""What a text can cost its judges: CPU milliseconds per data set over hostile texts, and a group's.
+"""Cost of a text to its judges: CPU milliseconds per data set over hostile texts, and a group's.
 
     python benchmarks/judging.py [--families gcd,bf] [--groups 200]
 

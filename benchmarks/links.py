@@ -9,10 +9,10 @@ stack, for at most ten seconds each; a request that begins while another runs do
 Beside them runs tests/link_flooder.py, from another address of loopback unless --same-address is
 given. Each attack has a new node. Printed per attack:
 
-requests, how many were answered, and the seconds of the median and the 95th percentile, where one
-without an answer counts as ten; the attacker's links, streams and silent connections at the most,
-and how many it had in all; of the node with its network daemon, cores used, descriptors and
-memory at the most, and its partners in the end.
+requests, answered ones, and the median and the 95th percentile of their seconds, where one without
+an answer counts as ten; the attacker's links, streams and silent connections, at most and in all;
+of the node with its network daemon, cores used, most descriptors and memory, and its partners in
+the end.
 
 With --cost: what honest peers pay. Milliseconds of a handshake (to Yamux, one after the other, each
 under a new key, of which the attacker's program has the other end), and requests of 1 KB a second,
@@ -115,7 +115,7 @@ class Reporter:
         await self.process.wait()
 
 
-class Asking:
+class HonestRequests:
     """The honest member's requests."""
 
     def __init__(self, transport: Any, peer: str) -> None:
@@ -214,7 +214,7 @@ async def beside(
 ) -> dict[str, Any]:
     """Measure while the attacker works. The honest member has met the node before."""
     _, _, host, _, port, _, peer = address.split("/")
-    asking, most = Asking(honest.transport, peer), dict[str, float]()
+    asking, most = HonestRequests(honest.transport, peer), dict[str, float]()
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(served.listen())]
         async with asyncio.timeout(60):

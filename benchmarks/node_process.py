@@ -1,4 +1,4 @@
-"""A real `swarm-node join` process for benchmarks, and what a tree of processes costs."""
+"""A real `swarm-node join` process for benchmarks, and the cost of a tree of processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Memory:
         return total
 
     def raise_to(self, other: Memory) -> None:
-        """Become the peak of both."""
+        """Raise each figure to that of the other, if that is more."""
         self.rss = max(self.rss, other.rss)
         self.pss = max(self.pss, other.pss)
         self.processes = max(self.processes, other.processes)
@@ -68,8 +68,8 @@ class Memory:
 
 @dataclass
 class NodeProcess:
-    """A node with its home in `directory`, joined as a user would, stopped in the end. It founds a
-    swarm, or joins that of a `ticket`. `program` takes the place of swarm-node."""
+    """A node with its home in `directory`. It joins as a user would, and is stopped in the end. It
+    founds a swarm, or joins that of a `ticket`. `program` takes the place of swarm-node."""
 
     directory: Path
     assignments: Sequence[str]

@@ -4,8 +4,8 @@
 
 The weights are random, of the real shape. Memory is the proportional set size of trainer and
 engine, which counts once what both map: the peak of the engine's start, and after 8 answers of 16
-tokens. It runs on a CPU, where the base is shared through a file. What tries CUDA IPC is
-tests/integration/test_vllm_gpu.py.
+tokens. It runs on a CPU, where the base is shared through a file.
+tests/integration/test_vllm_gpu.py tries CUDA IPC.
 """
 
 from __future__ import annotations

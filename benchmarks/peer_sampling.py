@@ -1,18 +1,18 @@
-"""Which way to sample peers keeps a node's view honest and alive: a toy of four.
+"""Toy simulation of four ways to sample peers: shares of hostile and dead entries in views.
 
     python benchmarks/peer_sampling.py [--seeds 4]
 
 300 nodes with views of 16; in each of 100 rounds a node shuffles once. A tenth of them are hostile:
 they name hostile nodes only, and push themselves to each node `pushes` times a round. In round 60 a
 quarter of the honest ones die. Printed per way: the share of hostile entries in honest views before
-that (0.10 of the nodes are), of dead entries 40 rounds later, in how many honest views an honest
-node is at least and at most, and messages per node and round.
+that (0.10 of the nodes are hostile), the share of dead entries 40 rounds later, the least and the
+most honest views that have an honest node, and messages per node and round.
 
 Cyclon (Voulgaris et al., 2005) swaps parts of views. HyParView (Leitao et al., 2007) keeps an
 active view of links and repairs it from a passive one. Brahms (Bortnikov et al., 2009) mixes
 bounded pushes, pulls and a min-wise sample of all that it heard. `book` is what a node does: it
-pulls from a random partner, puts what it hears into buckets by teller, and keeps who answers; who
-pushes gets no place among its partners.
+pulls from a random partner, puts the peers named into buckets by teller, and keeps those that
+answer. Peers that push get no place among its partners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS, DEATH, PUSHED = 100, 60, 2
 
 
 @dataclass
-class Node:
+class ToyNode:
     number: int
     view: list[int]
     passive: list[int] = field(default_factory=list)
@@ -37,20 +37,20 @@ class Node:
     pushed: list[int] = field(default_factory=list)
 
 
-class World:
+class ToyNetwork:
     def __init__(self, way: str, seed: int, pushes: int) -> None:
         self.rng = random.Random(f"{way} {seed}")
         self.way, self.pushes = way, pushes
         self.dead: set[int] = set()
         self.messages = 0
         everybody = range(NODES)
-        self.nodes = [Node(n, self.rng.sample(everybody, VIEW)) for n in everybody]
+        self.nodes = [ToyNode(n, self.rng.sample(everybody, VIEW)) for n in everybody]
         for node in self.nodes:
             node.salts = [self.rng.getrandbits(32) for _ in range(VIEW // 2)]
             node.samples = [(1 << 62, node.view[0])] * (VIEW // 2)
 
     def answer(self, asked: int, count: int) -> list[int]:
-        """What a peer names when it is asked; nothing if it is dead."""
+        """The nodes that a peer names when asked; none if it is dead."""
         self.messages += 1
         if asked in self.dead:
             return []
@@ -71,7 +71,7 @@ class World:
     def _trim(self, view: list[int], number: int) -> list[int]:
         return list(dict.fromkeys(peer for peer in view if peer != number))[:VIEW]
 
-    def _cyclon(self, node: Node) -> None:
+    def _cyclon(self, node: ToyNode) -> None:
         partner = node.view.pop(0)  # the oldest
         given = self.rng.sample(node.view, min(SHUFFLE - 1, len(node.view)))
         told = self.answer(partner, SHUFFLE)
@@ -83,11 +83,11 @@ class World:
             lost = self.rng.sample(node.view, min(SHUFFLE, len(node.view)))
             self._swap(node, lost, self.rng.sample(range(HOSTILE), SHUFFLE))
 
-    def _swap(self, node: Node, given: list[int], told: list[int]) -> None:
+    def _swap(self, node: ToyNode, given: list[int], told: list[int]) -> None:
         kept = [peer for peer in node.view if peer not in given]
         node.view = self._trim([*kept, *told, *given], node.number)
 
-    def _hyparview(self, node: Node) -> None:
+    def _hyparview(self, node: ToyNode) -> None:
         partner = self.rng.choice(node.view)
         told = self.answer(partner, SHUFFLE)
         node.passive = list(dict.fromkeys([*told, *node.pushed, *node.passive]))[: 2 * VIEW]
@@ -104,7 +104,7 @@ class World:
             if peer not in self.dead and peer not in node.view and peer != node.number:
                 node.view.append(peer)
 
-    def _brahms(self, node: Node) -> None:
+    def _brahms(self, node: ToyNode) -> None:
         pulled = [p for _ in range(2) for p in self.answer(self.rng.choice(node.view), SHUFFLE)]
         honest_pushes = [peer for peer in self.rng.sample(range(HOSTILE, NODES), PUSHED)]
         pushed = [*node.pushed, *honest_pushes]
@@ -124,7 +124,7 @@ class World:
             drawn = [p for part, n in parts for p in self.rng.sample(part, min(n, len(part)))]
             node.view = self._trim([*drawn, *node.view], node.number)
 
-    def _book(self, node: Node) -> None:
+    def _book(self, node: ToyNode) -> None:
         partner = self.rng.choice(node.view)
         told = self.answer(partner, SHUFFLE)
         if not told:
@@ -142,7 +142,7 @@ class World:
 
 
 def measure(way: str, seed: int, pushes: int) -> tuple[float, float, int, int, float]:
-    world = World(way, seed, pushes)
+    world = ToyNetwork(way, seed, pushes)
     hostile = 0.0
     for number in range(ROUNDS):
         if number == DEATH:

@@ -1,4 +1,4 @@
-"""The memory that is planned for against the memory that is used, part by part, on a CPU.
+"""Planned memory against used memory, part by part, on a CPU.
 
     python benchmarks/plan.py [--tokens N] [--models tiny 67m]
 
@@ -6,13 +6,13 @@ The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, voca
 67 million weights), trained on two micro-batches of N tokens. Two measurements of each case:
 
 - By part, in a process of its own with one thread: `weights` is the resident set after loading less
-  that before, `training` the peak of the third update over that (gradients, moments, activations),
-  `sampler` the peak of loading a sampler and drawing 64 answers, its weights included. A model of
-  next to nothing goes through the same before, so that no library is counted. malloc gives large
-  blocks back (MALLOC_MMAP_THRESHOLD_): what is resident is what is held.
+  that before. `training` is the peak of the third update above it (gradients, moments,
+  activations). `sampler` is the peak of loading a sampler and drawing 64 answers, its weights
+  included. A model of next to nothing does all this first, so that no library is counted. malloc
+  returns large blocks (MALLOC_MMAP_THRESHOLD_), so resident memory is held memory.
 - `trainer process`: the peak of the node's real trainer process (`ProcessTrainer`, malloc as it is)
-  in the third update, which publishes its weights, over that of one with a model of next to
-  nothing. Of two processes, the larger.
+  in the third update, which publishes its weights, less that of one with a model of next to
+  nothing. Of two processes, the larger counts.
 
 The kernel's peak counters are reset before each peak.
 """
@@ -115,7 +115,7 @@ def trainer_settings(training: Any, device: str) -> Any:
 
 
 class Gauge(NamedTuple):
-    """`held` says how many bytes are in use now, `peak` the most while it runs what it is given."""
+    """`held` returns the bytes in use now, `peak` the most while a function runs."""
 
     held: Callable[[], int]
     peak: Callable[[Callable[[], Any]], int]
@@ -128,7 +128,7 @@ def phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[st
 
 
 def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
-    """All but the sampler; the trainer is gone when it returns."""
+    """Measure all parts but the sampler; the trainer is gone afterwards."""
     from swarm_node.policy.training.trainer import TrainerCore
 
     settings = trainer_settings(training, device)
@@ -192,7 +192,7 @@ def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
 
 
 def estimated_trainer(config: Any, training: Any) -> int:
-    """Bytes of the trainer alone; what it publishes it copies when the activations are gone."""
+    """Bytes of the trainer alone. It copies published weights after the activations are freed."""
     from swarm_node.policy.memory.footprint import footprint
 
     parts = footprint(config, training, device="cpu", rows=1, max_new_tokens=1)

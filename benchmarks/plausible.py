@@ -1,4 +1,4 @@
-"""How likely are honest and hostile answers under the policy that would be trained on them?
+"""Likelihood of honest and hostile answers under the policy that would be trained on them.
 
     python benchmarks/plausible.py words                      # an attacker's texts, first policy
     python benchmarks/plausible.py honest --rounds 60         # rows trained on in an honest swarm

@@ -1,4 +1,4 @@
-"""A node that trains adapters of a model of real shape: its peak memory against what is planned.
+"""A node that trains adapters of a model of real shape: its peak memory against the plan.
 
     python benchmarks/real_shapes.py [--model qwen2.5-0.5b] [--engine torch] [--new 512]
                                      [--updates 5] [--limit-gb 16] [--device cpu]
@@ -98,8 +98,8 @@ def limited(gigabytes: float) -> Iterator[None]:
 
 
 def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> dict[str, Any]:
-    """Peak PSS in MiB (of a GPU what it has lost), and CPU and wall seconds per update after the
-    first, of a node until `updates`."""
+    """Peak PSS in MiB (on a GPU, of its used memory), and CPU and wall seconds per update after the
+    first, of a node that makes `updates`."""
     settings = {
         "model": model,
         "environment.name": "hashed_questions:create",

@@ -1,10 +1,10 @@
-"""What a relay costs: many members, half of which ask the others for groups through one relay.
+"""Cost of a relay: many members, half of which ask the others for groups through one relay.
 
     python benchmarks/relay.py [--members 20] [--groups 40] [--kilobytes 100]
 
 All run on this machine over real daemons, the relay in a process of its own. Printed are the CPU
 time of the relay per megabyte and its memory (Python and daemon), and requests through it against
-direct ones. Figures of a loaded machine rank; they do not predict.
+direct ones. On a loaded machine only comparisons hold.
 """
 
 from __future__ import annotations

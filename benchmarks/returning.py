@@ -1,4 +1,4 @@
-"""How long two real nodes that trade groups take to trade again after their network changed.
+"""Seconds until two real nodes trade groups again after their network changed.
 
     sudo python benchmarks/returning.py [fault ...] [--nat restricted]
 
@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from sites.bed import Bed, Nat, why_not
 from sites.scene import Scene, scene
 
-#: So long nothing comes through after a fault before a new group counts; seconds.
+#: Least seconds without groups after a fault, before a new group counts.
 _QUIET = 2.0
 _LONGEST = 180.0
 _GROUPS = 3
@@ -32,7 +32,7 @@ _STEADY = ("--set", "training.learning_rate=1e-9")
 
 
 def received(one: Scene, ids: dict[str, str]) -> tuple[int, ...]:
-    """What each of the two nodes got of the other."""
+    """Groups that each of the two nodes got of the other."""
     counts = []
     for host, other in ((AWAY, HOME), (HOME, AWAY)):
         peers = (one.status(host) or {"peers": []})["peers"]
@@ -59,7 +59,7 @@ def back(one: Scene, ids: dict[str, str], since: float) -> list[float]:
 
 
 def _after_gap(times: list[float]) -> float:
-    """When the longest gap ended; the first time if it was shorter than _QUIET seconds."""
+    """End of the longest gap; the first time if the gap was shorter than _QUIET seconds."""
     gap, end = max((late - early, late) for early, late in itertools.pairwise(times))
     return end if gap > _QUIET else times[0]
 

@@ -1,14 +1,14 @@
-"""Both network stacks on one machine, and their ratios: what they cost, how fast, what ends them.
+"""Both network stacks on one machine, and their ratios of cost, speed and recovery.
 
     python benchmarks/stacks.py [--nodes 16]
 
 Per stack, in a fresh process and over loopback: seconds of a first start (with all imports) and of
 a further one; MiB that a transport adds, its daemon included (PSS); latency of a request and reply
-of 1 KB; throughput of replies of 4 MiB, one at a time and four at once; seconds until every of some
-nodes has every other one as a partner, all knowing the first one's address (tests/light_nodes.py),
-and CPU seconds of a node and minute after that; seconds from a killed daemon to the next answer;
-what 14 attacks below the frames ended in (tests/libp2p_attacker.py), while an honest peer asked.
-A third swarm has nodes of both stacks by turns.
+of 1 KB; throughput of replies of 4 MiB, one at a time and four at once; seconds from a killed
+daemon to the next answer. Nodes that all know the first one's address (tests/light_nodes.py) give
+the seconds until each has every other one as a partner, and the CPU seconds of a node and minute
+after that. 14 attacks below the frames (tests/libp2p_attacker.py) run while an honest peer asks. A
+third swarm has nodes of both stacks by turns.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ async def repeated(work: Callable[[], Awaitable[None]], times: int) -> None:
 
 
 async def kills(stack: str, place: Path) -> dict[str, float]:
-    """From the kill of a daemon until its node asks, and is asked, again."""
+    """Seconds from the kill of a daemon until its node asks, and is asked, again."""
     one, other = await started(stack, place), await started(stack, place)
     await other.dial(one.addresses())
     healed = []

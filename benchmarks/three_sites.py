@@ -1,4 +1,4 @@
-"""Seven real nodes at three sites: what they trade, what faults cost them, what they learn.
+"""Seven real nodes at three sites: their trade, the cost of faults, and their learning.
 
     sudo python benchmarks/three_sites.py [lan] [sites] [faults] [learning] [--seconds 90]
 
@@ -70,8 +70,8 @@ def traded(made: Scene, seconds: float) -> float:
 
 
 @dataclass
-class Watch:
-    """What the nodes did since it began. `look` is called again and again."""
+class SitesWatch:
+    """Figures of the nodes since `begun`. `look` is called repeatedly."""
 
     made: Scene
     begun: float = field(default_factory=time.monotonic)
@@ -107,10 +107,10 @@ class Watch:
         return time.monotonic() - begun if not left else float("inf")
 
 
-def kill(*hosts: str) -> Callable[[Scene, Watch], None]:
-    """These nodes are killed; after ten seconds they run again."""
+def kill(*hosts: str) -> Callable[[Scene, SitesWatch], None]:
+    """Kill these nodes, and start them again after ten seconds."""
 
-    def fault(made: Scene, watch: Watch) -> None:
+    def fault(made: Scene, watch: SitesWatch) -> None:
         for host in hosts:
             made.nodes[host].end()
         watch.during(10, hosts)
@@ -125,13 +125,13 @@ def kill(*hosts: str) -> Callable[[Scene, Watch], None]:
     return fault
 
 
-def cut(made: Scene, watch: Watch) -> None:
+def cut(made: Scene, watch: SitesWatch) -> None:
     made.bed.cut("a")
     watch.during(60)
     made.bed.join("a")
 
 
-FAULTS: dict[str, Callable[[Scene, Watch], object]] = {
+FAULTS: dict[str, Callable[[Scene, SitesWatch], object]] = {
     "bootstrap killed": kill("pub1"),
     "site a cut for 60 s": cut,
     "two of three relays killed": kill("pub2", "pub3"),
@@ -175,7 +175,7 @@ def show_sites(seconds: float, faults: bool) -> None:
         time.sleep(30)
         print(f"three sites: {traded(made, seconds):.0f} groups a minute", flush=True)
         for name, fault in FAULTS.items() if faults else ():
-            watch = Watch(made)
+            watch = SitesWatch(made)
             fault(made, watch)
             seconds = watch.mixed()
             worst = max(watch.longest.values())

@@ -1,15 +1,15 @@
-"""What the trainer's economies are worth: padding, log-probs in pieces, layers run again, LoRA.
+"""Worth of the trainer's economies: padding, log-probs in pieces, layers run again, LoRA.
 
     python benchmarks/trainer.py [--rows N] [--repetitions N]
 
-One random model of Qwen2.5's shape (hidden 256, 8 layers, vocabulary 32,768, tied) and N rows of
-512 tokens, three quarters of them completion; for padding, 4 N rows whose lengths are log-normal
-(median 90, 8 to 1024); for prompts that rows share, 4 N rows, eight answers of 64 tokens to each
-prompt of 384. Each variant runs in a child process of its own, because only that tells its peak
-memory: the peak resident set of the child less what it had before the first update, optimizer state
-included. Rivals: the same update without the economy; for padding, micro-batches filled up to
-their budget; for shared prompts, every row by itself. Time is that of the one thread's processor,
-which a busy machine stretches less than wall time.
+One random model of Qwen2.5's shape (hidden 256, 8 layers, vocabulary 32,768, tied) trains on N rows
+of 512 tokens, three quarters of them completion. For padding, 4 N rows have log-normal lengths
+(median 90, 8 to 1024). For shared prompts, 4 N rows are eight answers of 64 tokens to each prompt
+of 384. Each variant runs in a child process of its own, because only that tells its peak memory:
+the peak resident set of the child less what it had before the first update, optimizer state
+included. Rivals: the same update without the economy; for padding, micro-batches filled up to their
+budget; for shared prompts, every row by itself. Time is that of the one thread's processor, which a
+busy machine stretches less than wall time.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from swarm_node.rollout import TaskRef
 
 
 def environment_of(name: str) -> Environment:
-    """By the names that the node takes, which are not installed here, and split as the node's: no
-    held-out text is trained on."""
+    """The environment that the node calls `name`, whose entry points are not installed here. It is
+    split as the node's, so no held-out text is trained on."""
     if name == "drills":
         return SplitEnvironment(drills.create("short"))
     module, _, function = name.partition(":")
@@ -88,8 +88,8 @@ def tasks(
 
 
 class Marks(TrainerCallback):
-    """Tells when so many CPU seconds are spent, and ends the run at the last mark. Saves the
-    weights then, except with adapters."""
+    """Reports each mark of CPU seconds, and ends the run at the last one. Saves the weights then,
+    except with adapters."""
 
     def __init__(self, arguments: argparse.Namespace, rewards: Rewards) -> None:
         self._marks, self._directory = list(arguments.marks), arguments.directory
@@ -126,7 +126,7 @@ class Marks(TrainerCallback):
 
 
 def adapters(rank: int) -> LoraConfig:
-    """As the node's: all seven projections, and twice the rank as factor."""
+    """The node's adapters: all seven projections, and twice the rank as factor."""
     return LoraConfig(
         r=rank,
         lora_alpha=2 * rank,

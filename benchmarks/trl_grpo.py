@@ -1,9 +1,9 @@
 """A swarm node against TRL's GRPOTrainer: samples, held-out reward and memory per CPU second.
 
 Both train the tiny model on the same nine families with binary rewards: 8 prompts of 8 completions
-per update, AdamW 3e-4 (0.9, 0.99), clip 0.2/0.28, at most 24 new tokens, one thread. Each runs by
-itself, one after the other, until it has used up its CPU seconds, counted over its whole tree of
-processes from the end of its first update to that of the one that passes the mark. The node is
+per update, AdamW 3e-4 (0.9, 0.99), clip 0.2/0.28, at most 24 new tokens, one thread. They run one
+after the other, each until it has used up its CPU seconds. These are counted over its whole tree of
+processes, from the end of its first update to that of the update that passes the mark. The node is
 whole: `swarm-node init` and `join`, a swarm of one, with signing, storage, network daemon, trainer
 and environment processes; its own evaluation is off. At each mark the weights of both are judged by
 one evaluator here, on the same held-out tasks.
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from held_out import HeldOut
+from held_out import HeldOutTasks
 from node_process import Memory, NodeProcess, cpu_seconds
 from real_shapes import make_model
 from safetensors.torch import save_file
@@ -59,7 +59,7 @@ NODE_SETTINGS = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What both train, and on what."""
+    """Model, tasks and settings of both programs."""
 
     model: Path
     groups: int
@@ -96,7 +96,7 @@ class Setup:
 
 @dataclass
 class Mark:
-    """Where a run stood after `cpu` seconds; `updates` include those skipped for want of a
+    """State of a run after `cpu` seconds; `updates` include those skipped for want of a
     gradient."""
 
     cpu: float
@@ -108,8 +108,8 @@ class Mark:
 
 
 @dataclass
-class Run:
-    """What one run of one program came to."""
+class ProgramRun:
+    """Results of one run of one program."""
 
     name: str
     start_cpu: float = 0.0
@@ -122,7 +122,7 @@ class Run:
         return self.marks[-1].samples / self.marks[-1].cpu
 
 
-class Watch:
+class MemoryWatch:
     """Reads the peak memory of a tree of processes from a thread of its own."""
 
     def __init__(self, pid: int, memory: Memory) -> None:
@@ -159,15 +159,17 @@ def at_update(node: NodeProcess, mark: float) -> tuple[float, int, Snapshot]:
             return spent, done, now
 
 
-def run_node(setup: Setup, marks: list[float], seed: int, more: list[str], directory: Path) -> Run:
+def run_node(
+    setup: Setup, marks: list[float], seed: int, more: list[str], directory: Path
+) -> ProgramRun:
     """A node until its last mark; its weights are those of its newest checkpoint then."""
-    run = Run("swarm-node")
+    run = ProgramRun("swarm-node")
     paths = REPOSITORY, REPOSITORY / "benchmarks"  # the environment is in the second
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     node = NodeProcess(directory, [*setup.node(), f"run.seed={seed}", *more])
     try:
         node.start()
-        with Watch(node.process.pid, run.memory):
+        with MemoryWatch(node.process.pid, run.memory):
             run.start_cpu, skipped, first = at_update(node, 0)
             started = time.monotonic()
             for mark in marks:
@@ -190,9 +192,11 @@ def run_node(setup: Setup, marks: list[float], seed: int, more: list[str], direc
     return run
 
 
-def run_trl(setup: Setup, marks: list[float], seed: int, python: Path, directory: Path) -> Run:
+def run_trl(
+    setup: Setup, marks: list[float], seed: int, python: Path, directory: Path
+) -> ProgramRun:
     """TRL until its last mark, in a child process of its own environment."""
-    run = Run("TRL")
+    run = ProgramRun("TRL")
     command = [str(python), str(REPOSITORY / "benchmarks" / "trl_child.py")]
     command += [*setup.trl(), "--directory", str(directory), "--seed", str(seed)]
     command += ["--marks", *map(str, marks)]
@@ -214,7 +218,7 @@ def run_trl(setup: Setup, marks: list[float], seed: int, python: Path, directory
         )
     try:
         assert child.stdout is not None
-        with Watch(child.pid, run.memory):
+        with MemoryWatch(child.pid, run.memory):
             for line in child.stdout:
                 said = json.loads(line)
                 if "begin" in said:
@@ -231,9 +235,9 @@ def run_trl(setup: Setup, marks: list[float], seed: int, python: Path, directory
     return run
 
 
-def show(runs: list[Run], marks: list[float], start: float | None) -> None:
+def show(runs: list[ProgramRun], marks: list[float], start: float | None) -> None:
     """One row per program, medians over its runs, then the ratios."""
-    columns: dict[str, tuple[str, Callable[[Run], float]]] = {
+    columns: dict[str, tuple[str, Callable[[ProgramRun], float]]] = {
         "samples/CPU-s": (",.3g", lambda run: run.samples_per_cpu_second),
         "tokens": (".1f", lambda run: run.marks[-1].tokens),
         "updates": (",.0f", lambda run: run.marks[-1].updates),
@@ -302,9 +306,9 @@ def main() -> None:
         sys.exit(f"no {arguments.trl_python}: run `make bench-trl`, which makes it")
     marks = sorted(arguments.marks)
     setup = setup_of(arguments, marks)
-    held_out = None if setup.rank else HeldOut(arguments.eval_tasks, MAX_NEW_TOKENS)
+    held_out = None if setup.rank else HeldOutTasks(arguments.eval_tasks, MAX_NEW_TOKENS)
     start = held_out and held_out.reward(None)
-    runs: list[Run] = []
+    runs: list[ProgramRun] = []
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, one thread; "
         f"{setup.dtype}, {setup.groups} prompts of {GROUP_SIZE} completions per update; load "

@@ -1,4 +1,4 @@
-"""What over-provisioning with resumption (APRIL) gives.
+"""Gain of over-provisioning with resumption (APRIL).
 
     python benchmarks/vllm_dispatch.py [--calls 6] [--repetitions 3] [--places 16]
 
@@ -6,8 +6,8 @@ A long-tailed workload on vLLM on this machine's CPU: eight families whose answe
 lengths of 8 to 384 tokens, log-normal within a family. Each arm makes the same number of calls of
 16 groups from the same stream of tasks; the arms take turns, so that a busy machine slows all.
 Counted are tokens of whole groups and of interrupted ones, which are kept: all are used in the end.
-Ratios are to the arm without, within one turn: of tokens per second, and of tokens per second
-of processor time of the engine's core, which others on the machine disturb less.
+Ratios are to the arm without it, within one turn: of tokens per second, and of tokens per second of
+the engine's core, which others on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ARMS = {"without": 1.0, "over-provision 1.5": 1.5}
 Rates = tuple[float, float, float]
 
 
-class Tasks:
+class TaskStream:
     """An endless stream of tasks, the same for every arm."""
 
     def __init__(self, prompt: tuple[int, ...], seed: int) -> None:
@@ -71,7 +71,7 @@ async def run_arm(
 ) -> Rates:
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
     harvest = Harvest(sampler, over_provision=ARMS[arm], max_lag=1 << 30)
-    tasks, made = Tasks(prompt, seed), list[PendingGroup]()
+    tasks, made = TaskStream(prompt, seed), list[PendingGroup]()
 
     async def deliver(job: PendingGroup) -> None:
         made.append(job)

@@ -1,11 +1,11 @@
-"""How long a weight sync takes while the engine is full and more answers wait.
+"""Duration of a weight sync while the engine is full and more answers wait.
 
     python benchmarks/vllm_sync.py [--places 16] [--groups 12] [--new 384] [--turns 5]
 
 Tiny model on vLLM, on this machine's GPU or else its CPU. A call asks for more groups than the
 engine has places for. Each turn measures one call alone; then it starts the same call again, and
-after a tenth of the call's time new weights are loaded. Printed is the time of that sync relative
-to the call alone, and whether an engine was killed where a sync may take a quarter of a call.
+after a tenth of the call's time new weights are loaded. Printed are the time of that sync relative
+to the call alone, and the engine's faults with a quarter of a call as the limit of a sync.
 """
 
 from __future__ import annotations

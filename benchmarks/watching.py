@@ -1,15 +1,15 @@
-"""What it costs to watch a node, and whether the page stays quick with many nodes.
+"""Cost of watching a node, and speed of the page with many nodes.
 
     python benchmarks/watching.py [--pairs 12] [--seconds 10] [--watchers 10]
 
 The page in Chromium with 500 nodes and a day of history: milliseconds of processor time that
 script, layout and painting of an event and of a chart take (limit: 100, which people notice). Then
 a real `swarm-node join --model tiny`. Windows come in pairs, whose order alternates: nobody
-watches, or so many watchers do. Each is a page, which takes events and asks for history and
+watches, or `--watchers` watchers do. Each is a page, which takes events and asks for history and
 samples, and a scraper that asks for /metrics every five seconds. Prints the processor time of all
 processes of the node for each update in both, and what one watcher costs of it (goal: at most 1%).
-Processor time, because other work on the machine hides in it least.
-Needs tests/requirements-page.txt, and Debian's chromium.
+Processor time, because other work on the machine hides in it least. Needs
+tests/requirements-page.txt, and Debian's chromium.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from playwright.sync_api import sync_playwright
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.home.home import Home
 
-#: What a node keeps of a day: a row every 20 seconds.
+#: Rows of a day's history: one every 20 seconds.
 _DAY_ROWS = 86_400 // 20
 
 

@@ -34,7 +34,13 @@ code_app = typer.Typer(no_args_is_help=True, help="Codes that newcomers redeem f
 app.add_typer(code_app, name="code")
 
 DataOption = Annotated[
-    Path, typer.Option("--data", envvar="SWARM_COORDINATOR_DATA", help="Its directory.")
+    Path,
+    typer.Option(
+        "--data",
+        envvar="SWARM_COORDINATOR_DATA",
+        help="Its directory. [SWARM_COORDINATOR_DATA]",
+        show_envvar=False,
+    ),
 ]
 _DATA = Path("coordinator-data")
 _LONGEST_CODE = 366 * 86_400
@@ -49,14 +55,10 @@ def _main(
 
 @app.command()
 def serve(
-    swarm: Annotated[
-        Path, typer.Option(help="What `swarm-node id --swarm-file` prints, or a home's swarm.json.")
-    ],
+    swarm: Annotated[Path, typer.Option(help="From `swarm-node id --swarm-file`.")],
     data: DataOption = _DATA,
     listen: Annotated[str, typer.Option(help="HOST:PORT for members.")] = "127.0.0.1:8470",
-    admin: Annotated[
-        str, typer.Option(help="HOST:PORT for you, with the token in DATA/admin.token.")
-    ] = "127.0.0.1:8471",
+    admin: Annotated[str, typer.Option(help="HOST:PORT for you.")] = "127.0.0.1:8471",
     issuer_file: Annotated[
         Path | None,
         typer.Option(help="Tickets to redeem codes for: `swarm-node issuer make --no-steward`."),
@@ -119,13 +121,16 @@ def make_code(
 
 @code_app.command("list")
 def list_codes(data: DataOption = _DATA) -> None:
-    """List the codes, and how many tickets are left for them. Who used a code is a member by the
-    name of the ticket that it gave, as `swarm-node members` shows it."""
+    """List the codes, and who came by their tickets.
+
+    Each ticket has the end of its holder's peer id. A node calls the holder as its ticket, until
+    `swarm-node rename` in the owner's home."""
     listed = asyncio.run(_admin(data).codes())
     for row in listed.codes:
         over = row.withdrawn or not row.left or row.expires < time.time()
         state = "withdrawn" if row.withdrawn else "over" if over else "open"
-        by = f"  gave the tickets {', '.join(row.tickets)}" if row.tickets else ""
+        gave = [_held(ticket, row.holders.get(ticket, [])) for ticket in row.tickets]
+        by = f"  gave {', '.join(gave)}" if gave else ""
         typer.echo(
             f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
             f"until {date_of(row.expires)}  {state}{by}"
@@ -149,7 +154,7 @@ def trust(
     clear: Annotated[bool, typer.Option("--clear", help="Trust nobody beforehand.")] = False,
     data: DataOption = _DATA,
 ) -> None:
-    """Show with whom the reputation begins, or replace them."""
+    """Show the members that the reputation trusts beforehand, or replace them."""
     from swarm_node.p2p.coordinator import coordinator_api as api
 
     client = _admin(data)
@@ -198,6 +203,13 @@ def _admin(data: Path) -> AdminClient:
     from coordinator.admin import AdminClient
 
     return AdminClient(data)
+
+
+def _held(ticket: str, holders: list[str]) -> str:
+    from swarm_node.p2p.wire.identity import short_id
+
+    ids = " ".join(map(short_id, holders))
+    return f"{ticket} ({ids or 'not met yet'})"
 
 
 def _place(option: str, text: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from coordinator.store import Store
@@ -18,8 +18,16 @@ _CODE_GROUPS, _CODE_GROUP = 4, 5
 class Redemptions:
     """See the module."""
 
-    def __init__(self, store: Store, swarm_id: bytes, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        swarm_id: bytes,
+        wall: Callable[[], float],
+        holders: Callable[[], Mapping[str, Sequence[str]]],
+    ) -> None:
+        """`holders` returns the ids of members by the issuer keys (hex) of their tickets."""
         self._store = store
+        self._holders = holders
         self._swarm_id = swarm_id
         self._wall = wall
         #: True if there is an issuer file.
@@ -61,7 +69,7 @@ class Redemptions:
         return api.MadeCode(code, row)
 
     async def codes(self) -> api.Codes:
-        codes = await self._store.run(self._store.codes)
+        codes = await self._store.run(self._store.codes, self._holders())
         return api.Codes(codes, await self._store.run(self._store.tickets_left, self._wall()))
 
     async def withdraw(self, number: int) -> api.Codes | Rejected:

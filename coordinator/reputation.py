@@ -51,7 +51,7 @@ def trust(
     for _ in range(_MOST_STEPS):
         passed = np.zeros(len(members))
         np.add.at(passed, target, weight * shares[source])
-        # Who has no opinion passes its trust to the pre-trusted.
+        # A member without an opinion passes its trust to the pre-trusted.
         passed += shares[silent].sum() * start
         following = (1 - RETURN) * passed + RETURN * start
         moved = float(np.abs(following - shares).sum())
@@ -67,8 +67,8 @@ def rated(
     ratings: Ratings,
 ) -> Reputation:
     """The shares of members about whom others reported, the least trusted first. The median is over
-    issuers. Of too many rows each issuer keeps equally many. So no ticket changes either by making
-    keys."""
+    issuers. Of too many rows each issuer keeps equally many. So further keys of a ticket change
+    neither."""
     raters = Counter(
         peer_id for rater, found in ratings.items() for peer_id in found if peer_id != rater
     )

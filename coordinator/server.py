@@ -24,7 +24,7 @@ from coordinator.store import Store
 from coordinator.web import Api, CheckedRequest
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.durable import make_private, replace_private
-from swarm_node.errors import ConfigError, HomeError, Rejected
+from swarm_node.errors import ConfigError, HomeError, Rejected, words_of
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.membership.issuer_file import tickets_of
 from swarm_node.p2p.membership.membership import SwarmInfo
@@ -34,10 +34,10 @@ from swarm_node.page.files import file_response, serve_file
 from swarm_node.page.listening import MAX_CONNECTIONS, MAX_OF_ADDRESS, Listening
 from swarm_node.program.private_directory import PrivateDirectory
 
-#: Between two batches.
+#: Seconds between two batches.
 TICK_SECONDS = 60.0
 ADDRESS_FILE = "admin.json"
-#: The operator's; and for Prometheus, which takes a bearer token from a file.
+#: Files of bearer tokens: the operator's, and the one that Prometheus reads.
 TOKEN_FILE, METRICS_TOKEN_FILE = "admin.token", "metrics.token"
 _MAX_SWARM_FILE = 8192
 #: aiohttp logs what clients send wrong with a traceback each; here it is counted.
@@ -84,7 +84,7 @@ async def serve(
     store = Store(options.data / "coordinator.db")
     try:
         service = await _service(options, swarm, store)
-        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall)
+        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall, service.holders)
         if options.issuer_file is not None:
             await redemptions.stock(tickets_of(options.issuer_file, options.clock.wall()))
         public, admin = _apis(options, service, redemptions)
@@ -201,8 +201,9 @@ def read_swarm(path: Path) -> SwarmInfo:
             stored = tomllib.loads(file.read(_MAX_SWARM_FILE))
         return SwarmInfo(str(stored["name"]), bytes.fromhex(str(stored["root_key"])), bytes(32))
     except (OSError, ValueError, KeyError) as error:  # of TOML too
+        why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else words_of(error)
         raise ConfigError(
-            f"--swarm {path} is no swarm file ({error}): make one with "
+            f"--swarm {path} is no swarm file ({why}): make one with "
             "`swarm-node id --swarm-file > swarm.toml`"
         ) from error
 

@@ -39,11 +39,11 @@ from swarm_node.p2p.membership.statements import verify_revocations
 from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
-#: Between two times that the database learns that a member is here.
+#: Seconds between two writes of the time when a member was last seen.
 _STORE_SECONDS = 600.0
-#: Between two reports of a member, at least.
+#: Least seconds between two reports of a member.
 _REPORT_SECONDS = 30.0
-#: Reports of an issuer's members: a second, and at once. Each waits for the disk.
+#: Rate per second and burst of reports of an issuer's members. Each waits for the disk.
 _ISSUER_REPORTS = 10.0, 300.0
 
 
@@ -77,7 +77,7 @@ class Service:
         #: Calls that were answered, with the Unix second: (author and nonce).
         self._calls: OrderedDict[bytes, float] = OrderedDict()
         self._introductions = Introductions(self._members.is_member)
-        #: Without what they found of peers, of which only `_ratings` are kept in memory.
+        #: The newest reports, without figures of peers, of which only `_ratings` stay in memory.
         self._reports: dict[str, Report] = {}
         self._ratings: dict[str, dict[str, float]] = {}
         self._reported: dict[str, float] = {}
@@ -295,6 +295,15 @@ class Service:
             held.pop(peer_id, None)
         await self._weigh()
         return api.Forgotten(rows)
+
+    def holders(self) -> dict[str, list[str]]:
+        """Return the ids of the members that came here, by the issuer keys (hex) of their
+        tickets."""
+        found: dict[str, list[str]] = {}
+        for peer_id in sorted(self._seen):
+            if (shown := self._members.shown(peer_id)) is not None:
+                found.setdefault(shown[0].admitted_by.hex(), []).append(peer_id)
+        return found
 
     def counts(self) -> Mapping[str, float]:
         """Figures for metrics."""

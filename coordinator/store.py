@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ import msgspec
 
 from swarm_node.database import Database
 from swarm_node.durable import create_private, make_private, sync
-from swarm_node.errors import HomeError, Rejected
+from swarm_node.errors import HomeError, Rejected, words_of
 from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, ReportRow
 from swarm_node.p2p.membership.ticket import parse_ticket
 
-#: Reports of the past, batches, and members with a report that are kept.
+#: Limits of rows of history, batches, and members with a report.
 MAX_HISTORY: Final = 500_000
 KEPT_BATCHES: Final = 10_000
 MAX_MEMBERS: Final = 4096
@@ -231,15 +231,26 @@ class Store(Database):
             )
             return CodeRow(done.lastrowid or 0, name, uses, uses, expires, False)
 
-    def codes(self) -> list[CodeRow]:
+    def codes(self, holders: Mapping[str, Sequence[str]]) -> list[CodeRow]:
+        """Return all codes. `holders` are the ids of members by the issuer keys (hex) of their
+        tickets."""
         rows = self._rows("SELECT id, name, uses, left, expires, withdrawn FROM codes")
-        gave: dict[int, list[str]] = {}
-        for code, text, ends in self._rows(
-            "SELECT code, text, expires FROM tickets WHERE code IS NOT NULL"
+        gave: dict[int, dict[str, list[str]]] = {}
+        for code, key, text, ends in self._rows(
+            "SELECT code, key, text, expires FROM tickets WHERE code IS NOT NULL"
         ):
-            gave.setdefault(code, []).append(parse_ticket(text, ends - 1).issuer.name)
+            ticket = parse_ticket(text, ends - 1).issuer.name
+            gave.setdefault(code, {})[ticket] = [*holders.get(key, ())]
+
+        def held(number: int) -> dict[str, list[str]]:
+            return {ticket: ids for ticket, ids in gave.get(number, {}).items() if ids}
+
         return [
-            CodeRow(number, name, uses, left, expires, bool(withdrawn), (*gave.get(number, ()),))
+            CodeRow(
+                *(number, name, uses, left, expires, bool(withdrawn)),
+                tickets=(*gave.get(number, ()),),
+                holders=held(number),
+            )
             for number, name, uses, left, expires, withdrawn in rows
         ]
 
@@ -310,7 +321,7 @@ def back_up(data: Path, out: Path) -> int:
         sync(out.parent)
         return sum(file.stat().st_size for file in out.iterdir())
     except (sqlite3.Error, OSError) as error:
-        raise HomeError(f"cannot back up {source} to {out}: {error}") from error
+        raise HomeError(f"cannot back up {source} to {out}: {words_of(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

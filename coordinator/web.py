@@ -32,11 +32,11 @@ from swarm_node.p2p.wire.wire import printable
 from swarm_node.page.entrance import bearer
 from swarm_node.page.listening import site_of
 
-#: For a request's body, and for its answer.
+#: Seconds for a request's body, and for its answer.
 BODY_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
-#: Requests: (per second, at once) of all, of an address, behind which a site may be, of an issuer's
-#: members, and of a member, which makes about one in 15 seconds.
+#: Rates per second and bursts of requests: of all, of an address (perhaps a whole site), of an
+#: issuer's members, and of a member, which makes about one in 15 seconds.
 _ALL, _ADDRESS, _ISSUER, _MEMBER = (400.0, 800.0), (20.0, 200.0), (100.0, 400.0), (1.0, 20.0)
 #: Bytes of an answer to a member that count as one more request of it and of its issuer.
 _PRICED_BYTES: Final = 128 * 1024
@@ -192,7 +192,7 @@ class Api:
         )
 
     def _charge(self, caller: Member, requests: int) -> None:
-        """Count an answer as so many further requests: a page of members has megabytes."""
+        """Count an answer as further `requests`: a page of members has megabytes."""
         now = self._clock.now()
         self._members.charge(caller.peer_id, now, requests)
         self._issuers.charge(caller.admitted_by.hex(), now, requests)
@@ -226,7 +226,7 @@ class Api:
         one."""
         text = request.remote or ""
         if self._behind_proxy:
-            # What the proxy adds comes last; what comes before was sent by who asks.
+            # The proxy appends the last entry. The caller can forge all before it.
             said = request.headers.getall("X-Forwarded-For", [text])
             text = said[-1].rpartition(",")[2].strip()
         return site_of(text)

@@ -143,6 +143,21 @@ def flaw(
         return "damaged", str(error)[:200]
 
 
+def read_rows(path: Path, layout: int, query: str, *values: Any) -> list[Any]:
+    """Rows of a database without writing; none of another layout.
+
+    Raises:
+        HomeError: it is damaged, or cannot be read.
+    """
+    try:
+        with contextlib.closing(read_only(path)) as database:
+            database.execute("PRAGMA trusted_schema = OFF")
+            (found,) = database.execute("PRAGMA user_version").fetchone()
+            return database.execute(query, values).fetchall() if found == layout else []
+    except sqlite3.Error as error:
+        raise HomeError(_explanation(path, error)) from error
+
+
 def read_only(path: Path) -> sqlite3.Connection:
     """Open a database without writing."""
     # Without a journal nobody has it open, and a reader need not make one.

@@ -28,10 +28,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
+
+#: The number of an error of the operating system in a library's words: Python's, and Rust's.
+_NUMBER: Final = re.compile(r"\[Errno -?\d+\] | \(os error \d+\)")
 
 
 class SwarmNodeError(Exception):
@@ -150,9 +155,24 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
 
 
+def instead(name: str, known: Iterable[str], use: str = "use one of") -> str:
+    """Return the end of a sentence about a `name` that is not among the `known` ones: the one that
+    it looks like, and all that there are."""
+    names = list(known)
+    close, listed = meant(name, names), ", ".join(names)
+    return f"{close} There are {listed}" if close else f"; {use} {listed}"
+
+
+def extra_of(name: str) -> str:
+    """Return the words for installing an extra of this program. No package index has a release."""
+    return f"`pip install '.[{name}]'` in a checkout"
+
+
 def words_of(error: BaseException) -> str:
-    """Return an error's message, or the name of its class where it has none."""
-    return str(error) or type(error).__name__
+    """Return an error's message for people, or the name of its class where it has none."""
+    if isinstance(error, OSError):
+        return reason_of(error)
+    return _plain(error)
 
 
 def reason_of(error: OSError) -> str:
@@ -162,7 +182,11 @@ def reason_of(error: OSError) -> str:
     own = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
     if error.errno is not None and not own:
         return os.strerror(error.errno).lower()
-    return error.strerror or words_of(error)
+    return error.strerror or _plain(error)
+
+
+def _plain(error: BaseException) -> str:
+    return _NUMBER.sub("", str(error)) or type(error).__name__
 
 
 def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

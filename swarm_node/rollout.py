@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # not at run time: every judge and every command imports this module
+    import numpy as np
+    from numpy.typing import NDArray
 
 #: Smaller seeds are for training, all others are held out for evaluation. A node refuses peers'
 #: groups with a held-out seed, so that nobody can train the swarm on its evaluation tasks.

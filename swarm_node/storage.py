@@ -15,6 +15,7 @@ import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.database import WAL_BYTES, Database, flaw
+from swarm_node.database import WAL_BYTES, Database, flaw, read_rows
 from swarm_node.rollout import Provenance
 
 MAX_ADDRESSES = 16
@@ -410,6 +411,20 @@ def _peer_of(row: Sequence[Any]) -> KnownPeer:
     peer_id, raw, seen, issuer, failures, anchor = row
     addresses = tuple(map(str, json.loads(raw)))
     return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
+
+
+def stored_peers(path: Path, limit: int) -> list[KnownPeer]:
+    """Peers in the database of a node that does not run, without writing. Its start forgets damaged
+    rows, which are left out here.
+
+    Raises:
+        HomeError: see `read_rows`.
+    """
+    known = []
+    for row in read_rows(path, LAYOUT, _PEERS_QUERY, limit) if path.exists() else ():
+        with suppress(ValueError, TypeError):
+            known.append(_peer_of(row))
+    return known
 
 
 def database_flaw(path: Path) -> tuple[Literal["empty", "damaged", "older", "newer"], str] | None:

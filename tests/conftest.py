@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -30,6 +31,17 @@ _TEXTS = ["How many apples are left? 12 + 7 = 19", "The answer is 42.", "user\na
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--scenarios", action="store_true", help="also what takes minutes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports every test module, torch too, without looking for garbage among what stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,7 +17,8 @@ from coordinator.main import app as coordinator
 from swarm_node.cli.main import app
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-APPS = {"swarm-node": app, "swarm-coordinator": coordinator}
+#: Made once: typer makes all of an application's commands anew each time that it is asked.
+APPS = {"swarm-node": get_command(app), "swarm-coordinator": get_command(coordinator)}
 _NAMES = f"(?:{'|'.join(APPS)})"
 #: What follows a command in a shell.
 _END = re.compile(r"\s(#|&&|\|\|?|>|;)|$", re.MULTILINE)
@@ -35,7 +36,7 @@ def fault(command: str) -> str:
     """What is wrong with a command, "" if nothing is."""
     end = _END.search(command)
     name, *words = shlex.split(command[: end.start() if end else None].replace("…", ""))
-    place = get_command(APPS[name])
+    place = APPS[name]
     while words and hasattr(place, "commands") and not words[0].startswith("-"):
         if words[0] not in place.commands:
             return f"no command {words[0]}"
@@ -68,3 +69,31 @@ def test_the_go_of_the_network_daemon_is_the_one_that_the_security_page_names() 
     page = (ROOT / "SECURITY.md").read_text()
     assert f"Go {built[1].decode()}" in page
     assert f"hivemind\n  {version('hivemind')}" in page
+
+
+PROGRAM = sorted([*(ROOT / "swarm_node").rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
+
+
+def test_every_page_that_the_program_names_exists() -> None:
+    named = {
+        (str(file.relative_to(ROOT)), page, heading)
+        for file in PROGRAM
+        for page, heading in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", file.read_text())
+    }
+    assert named
+    assert [place for place in sorted(named) if not exists(*place[1:])] == []
+
+
+def test_a_page_or_heading_that_does_not_exist_is_found() -> None:
+    assert exists("docs/engines.md", "when-the-engine-fails-for-good")
+    assert not exists("docs/engines.md", "when-nothing-fails")
+    assert not exists("docs/sites.md", "")
+
+
+def exists(page: str, heading: str) -> bool:
+    """Check that a page exists, and has the heading that an anchor names, if it names one."""
+    if not (ROOT / page).is_file():
+        return False
+    headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+    return not heading or heading in anchors

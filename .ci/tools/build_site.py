@@ -57,7 +57,7 @@ class Loads(HTMLParser):
 
 
 def loaded_from_elsewhere(site: Path) -> list[str]:
-    """What pages and style sheets of a site load from other hosts."""
+    """URLs of other hosts from which pages and style sheets of a site load."""
     found = []
     for path in sorted(site.rglob("*.html")):
         loads = Loads()

@@ -30,7 +30,7 @@ _START_SECONDS = 300.0
 
 
 def wheel_faults(names: Iterable[str], tracked: Iterable[str]) -> list[str]:
-    """What a wheel with these members lacks, or should not have."""
+    """Files that a wheel with these members lacks, or should not have."""
     held = {name for name in names if ".dist-info/" not in name}
     wanted = {name for name in tracked if name.startswith(PACKAGES)}
     return [f"the wheel lacks {name}" for name in sorted(wanted - held)] + [
@@ -39,7 +39,7 @@ def wheel_faults(names: Iterable[str], tracked: Iterable[str]) -> list[str]:
 
 
 def sdist_faults(names: Iterable[str], tracked: Iterable[str]) -> list[str]:
-    """The same of an sdist; `names` are without its top directory."""
+    """Files that an sdist lacks, or should not have; `names` are without its top directory."""
     held = set(names)
     wanted = {*(name for name in tracked if name.startswith(PACKAGES)), *ALSO_IN_SDIST}
     return [f"the sdist lacks {name}" for name in sorted(wanted - held)] + [
@@ -145,7 +145,7 @@ def _wait(command: Path, home: str, node: subprocess.Popen[bytes], log: Path) ->
 
 
 def _before_upload(version: str) -> list[str]:
-    """What a person should do first."""
+    """Instructions for a person before the upload."""
     return [
         *(["commit: the files differ"] if _output("git", "status", "--porcelain") else []),
         *(

@@ -12,7 +12,7 @@ from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, Snapshot
 
 PLACE = Path(__file__).resolve().parents[2] / "docs" / "schemas"
-#: File name -> what it describes.
+#: File name -> the type that it describes.
 TYPES = {
     "status": Snapshot,
     "eval": EvalPoint,

@@ -29,6 +29,7 @@ A home remembers the flags of `join`, `--set`, and the values of a settings file
 `swarm-node join` alone goes on as before, also on its port. It does not remember variables,
 tickets, `verbose`, `log_format` and `run.updates`. A settings file that is given stands for all
 that one said before. `swarm-node join --forget KEY` returns to the default.
+If its `settings.json` is lost, `doctor`, `config` and the next start say so.
 
 A key that does not exist, and a value out of its range, end the start with a message that names the
 key. `1..8` is a range with both ends, `>0..1` one without 0. A list is written `["a", "b"]`

@@ -16,7 +16,7 @@ from swarm_node.cli.options import HomeOption
 
 
 def backup(
-    out: Annotated[Path, typer.Option(help="The new file; only you can read it (mode 0600).")],
+    out: Annotated[Path, typer.Option(help="The new file; only you can read it.")],
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="The newest checkpoint too: what it has learnt.")
     ] = False,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.home import ask, show
+from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
 from swarm_node.errors import NotRunningError
 from swarm_node.program.terminal import RefusingGroup
@@ -35,11 +36,12 @@ def config(
         context.obj = (file, home)
         return
     from swarm_node.cli.config_view import config_rows, config_view, explain_settings
-    from swarm_node.config import parse_assignments
+    from swarm_node.config import Sources, parse_assignments
     from swarm_node.node.figures.snapshot import SCHEMA
 
     flags = {"home": home, **parse_assignments(assign or [])}
     keys = explain_settings(flags, config=file, with_home=True)
+    _tell_lost(Sources(flags, config=file).home)
     listed = {"schema": SCHEMA, "settings": config_rows(keys)}
     show(json, listed, lambda: config_view(keys))
 
@@ -51,7 +53,8 @@ def change(
     file: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Change settings in the node's home, and let the running node read them again.
+    """Change settings in the node's home, and let the running node read them again. One may be
+    written KEY VALUE.
 
     With `--config FILE` or SWARM_NODE_CONFIG they are written into that settings file instead. Its
     comments stay. What `join` would refuse is not written. `swarm-node join --forget KEY` returns
@@ -59,8 +62,11 @@ def change(
     """
     from swarm_node.config import Sources, parse_assignments
     from swarm_node.config.changing import change_file
+    from swarm_node.config.remembered import FILE
     from swarm_node.config.sources import keys_of, set_remembered
 
+    if len(assignments) == 2 and "=" not in assignments[0]:  # KEY VALUE
+        assignments = ["=".join(assignments)]
     config, place = context.obj
     sources = Sources({"home": home or place}, config=file or config)
     changes, written = parse_assignments(assignments), sources.file
@@ -68,7 +74,9 @@ def change(
         change_file(written, changes)
         typer.echo(f"{written}: {', '.join(changes)} written")
     else:
+        _tell_lost(sources.home)
         set_remembered(sources.home, changes)
+        chosen_home(sources.home).note(FILE)
         typer.echo(f"{sources.home}: {', '.join(changes)} remembered")
     try:
         told = ask(sources.home, lambda client: client.reload())
@@ -82,6 +90,15 @@ def change(
         )
         return
     _explain(told, keys_of(changes), "" if written is None else str(written.resolve()))
+
+
+def _tell_lost(home: Path) -> None:
+    """Warn on stderr if the home has lost what it remembered: values shown are then defaults."""
+    from swarm_node.config.remembered import FILE
+
+    for fault in chosen_home(home).judged().faults:
+        if fault.file == FILE:
+            typer.echo(f"{home}: {fault}", err=True)
 
 
 def _explain(told: Reloaded, changed: Sequence[str], written: str) -> None:

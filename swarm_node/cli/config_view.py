@@ -14,6 +14,8 @@ from rich.markup import escape
 
 from swarm_node.config import Sources, load_settings, settings_keys
 from swarm_node.config.model import at_once, field_of, value_of
+from swarm_node.config.sources import HOME_SOURCE
+from swarm_node.node.home.home import Home, listen_addresses
 
 #: Beside settings that a running node takes over.
 AT_ONCE = "No restart."
@@ -21,7 +23,8 @@ AT_ONCE = "No restart."
 
 class SettingRow(NamedTuple):
     """One setting, as `config` shows it. `source` names the origin of its value. `at_once` says
-    that a running node takes over another value."""
+    that a running node takes over another value. `in_force` is what the node uses in its place, as
+    the port that the home keeps for port 0; None without such."""
 
     name: str
     value: Any
@@ -30,6 +33,7 @@ class SettingRow(NamedTuple):
     source: str
     description: str
     at_once: bool
+    in_force: Any = None
 
 
 def explain_settings(
@@ -47,6 +51,11 @@ def explain_settings(
     sources = Sources(flags, os.environ if environ is None else environ, config, with_home)
     settings, origins = sources.load(), sources.origins()
     defaults = load_settings({}, environ={})
+    in_force = {}
+    if with_home:
+        listen = listen_addresses(settings.network.listen, Home(settings.home).kept_port)
+        if listen != settings.network.listen:
+            in_force["network.listen"] = listen
     return [
         SettingRow(
             name,
@@ -56,6 +65,7 @@ def explain_settings(
             origins.get(name, "default"),
             description,
             at_once(name),
+            in_force.get(name),
         )
         for name, description in settings_keys()
     ]
@@ -67,7 +77,7 @@ def _choices(field: FieldInfo) -> str:
 
 
 def _range(limits: Sequence[Any]) -> str:
-    """As " 1..1024"; "" without limits. If one side has two limits, the narrower counts."""
+    """Limits as " 1..1024"; "" without limits. If one side has two limits, the narrower counts."""
     lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
     lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
     highs = [(item.le, "") for item in limits if hasattr(item, "le")]
@@ -107,6 +117,8 @@ def config_view(keys: Sequence[SettingRow]) -> RenderableType:
         if key.value != key.default:
             parts[1] = f"[bold]{parts[1]}[/]"
             parts.append(f"(default {escape(_shown(key.default))}; {escape(key.source)})")
+        if key.in_force is not None:
+            parts.append(f"(in force {escape(_shown(key.in_force))}; {HOME_SOURCE})")
         parts.append(f"  [cyan]{escape(key.choices)}[/]")
         known = f"{key.description} {AT_ONCE}" if key.at_once else key.description
         lines += [" ".join(parts), f"    [dim]{escape(known)}[/]"]
@@ -114,7 +126,7 @@ def config_view(keys: Sequence[SettingRow]) -> RenderableType:
 
 
 def config_rows(keys: Sequence[SettingRow]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The rows of `config_view`, for programs."""
     return [
         {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
         for key in keys

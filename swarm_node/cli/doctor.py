@@ -52,8 +52,8 @@ def doctor(
     is impossible.
 
     With `--network`, a running node asks members how they reach it: directly, through
-    a relay, or not at all, and why. Without one, the nodes that the ticket names are
-    tried.
+    a relay, or not at all, and why. Without one, the nodes that the ticket names
+    or that it knew, and the coordinator, are tried.
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.start.join import with_ticket
@@ -68,7 +68,7 @@ def doctor(
     findings = find(settings)
     if network:
         kept = [finding for finding in findings if finding.subject in _OF_NETWORK]
-        findings = [*kept, *find_network(settings)]
+        findings = [*find_network(settings), *kept]
     else:
         findings += find_reach(settings)
     if json:
@@ -138,26 +138,45 @@ def find_reach(settings: Settings) -> list[Finding]:
 
 def find_network(settings: Settings) -> list[Finding]:
     """Report the running node's reachability. Without a running node, dial the nodes that it would
-    dial.
+    dial: those of settings and ticket, those it knew, and its coordinator.
 
     Raises:
-        SwarmNodeError: the running node cannot say; the ticket cannot be read.
+        SwarmNodeError: the running node cannot say; the ticket or node.db cannot be read.
     """
     from swarm_node.node.control.control import ControlClient
     from swarm_node.node.home.home import Home
-    from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
+    from swarm_node.node.loops.dialing import try_coordinator
+    from swarm_node.node.preflight.network import (
+        judge_addresses,
+        judge_network,
+        try_addresses,
+        try_stored,
+    )
     from swarm_node.node.start.join import ticket_text
+    from swarm_node.p2p.addresses.addresses import coordinator_url
     from swarm_node.p2p.membership.ticket import parse_ticket
+    from swarm_node.storage import MAX_PEERS, stored_peers
 
     home = Home(settings.home)
     if home.in_use():
         return [*judge_network(asyncio.run(ControlClient(home.control_file).network()))]
     addresses = [*settings.network.bootstrap, *home.bootstraps()]
+    url = settings.network.coordinator or home.coordinator()
     text = ticket_text(settings)
     if text is not None:
         with contextlib.suppress(TicketError):  # `find` says what is wrong with it
-            addresses += parse_ticket(text, time.time()).peers
-    return [*judge_addresses(asyncio.run(try_addresses(addresses)))]
+            ticket = parse_ticket(text, time.time())
+            addresses += ticket.peers
+            url = url or next(filter(None, map(coordinator_url, ticket.addresses)), "")
+    stored = stored_peers(home.database, MAX_PEERS)
+
+    async def tries() -> list[Finding]:
+        attempts, known = await asyncio.gather(try_addresses(addresses), try_stored(stored))
+        return [
+            *judge_addresses(attempts, [*known, *([await try_coordinator(url)] if url else ())])
+        ]
+
+    return asyncio.run(tries())
 
 
 def findings_view(findings: Sequence[Finding]) -> Table:

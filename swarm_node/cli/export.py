@@ -82,8 +82,8 @@ def model_card(
     """README.md of an export: `base` model and its digest, versions, how it was trained.
 
     `public_base` is the base model's name on the hub, None if it has none. `settings` are the
-    trainer's, and `extra` is what the node stored with the checkpoint. Values that they lack are
-    left out."""
+    trainer's, and `extra` are the node's values in the checkpoint. Values that they lack are left
+    out."""
     libraries = ["swarm-node", "torch", "transformers", *(["peft"] if form == "peft" else [])]
     header = [
         "---",

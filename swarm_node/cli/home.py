@@ -23,10 +23,11 @@ def chosen_home(home: Path | None) -> Home:
 
 
 def sound_home(home: Path | None) -> Home:
-    """The same, for a command that reads or changes what the home says of its swarm.
+    """`chosen_home` for a command on its swarm.
 
     Raises:
-        HomeError: it belongs to no swarm, or its files do not fit together; what restores them.
+        HomeError: it belongs to no swarm, or its files do not fit together. The message says what
+        restores them.
     """
     place = chosen_home(home)
     place.require_sound()

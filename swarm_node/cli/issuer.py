@@ -29,19 +29,17 @@ issuer_app = typer.Typer(
 
 @issuer_app.command("make")
 def make_issuer(
-    name: Annotated[str, typer.Option(help="The site: 1 to 24 letters, digits, space, _ . -")],
-    out: Annotated[Path, typer.Option(help="The new file, mode 0600: as secret as a key.")],
+    name: Annotated[str, typer.Option(help="The site, 1 to 24 letters.")],
+    out: Annotated[Path, typer.Option(help="The new file: as secret as a key.")],
     tickets: Annotated[int, typer.Option(min=1, max=1000, help="How many people or nodes.")] = 20,
     uses: Annotated[int, typer.Option(min=1, max=1000, help="Nodes that each ticket admits.")] = 1,
-    expires: Annotated[str, typer.Option(help="How long the file can be used, 730d at most.")] = (
-        "365d"
-    ),
+    expires: Annotated[str, typer.Option(help="How long, 730d at most.")] = ("365d"),
     member_days: Annotated[
         int, typer.Option(min=1, max=365, help="How long a membership lasts.")
     ] = MEMBER_DAYS,
-    steward: Annotated[
-        bool, typer.Option(help="With a key that renews and expels; a coordinator needs none.")
-    ] = True,
+    no_steward: Annotated[
+        bool, typer.Option("--no-steward", help="Without a key that renews and expels.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Make an issuer file, on the machine that has root.key.
@@ -60,7 +58,7 @@ def make_issuer(
         valid_seconds=seconds,
         member_seconds=member_days * DAY,
         uses=uses,
-        steward=steward,
+        steward=not no_steward,
     )
     write_secret(out, made.content)
     note_issuer_file(place, made)

@@ -19,10 +19,11 @@ from rich.text import Text
 
 from swarm_node.cli.samples_view import samples_view
 from swarm_node.cli.status_view import course, figures_view, findings_view
-from swarm_node.cli.views import peers_view, plain, short, span
+from swarm_node.cli.views import peers_view, plain, span
 from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
 from swarm_node.node.start.screen import Screen, end_text
+from swarm_node.p2p.wire.identity import short_id
 
 _REFRESH_SECONDS = 1.0
 _KEYS = "\\[q]uit \\[p]eers \\[s]amples"
@@ -125,7 +126,7 @@ class Pages:
     def drawn(self, shot: Snapshot) -> RenderableType:
         """The page."""
         if self._page == "p":
-            return Group(head(shot), peers_view(shot, {}))
+            return Group(head(shot), peers_view(shot))
         if self._page == "s":
             return Group(head(shot), samples_view(shot.examples, shot.peers))
         return node_view(shot)
@@ -135,7 +136,7 @@ def head(shot: Snapshot) -> RenderableType:
     """One line that names the node, and the keys."""
     where = shot.addresses[0].partition("/p2p/")[0] if shot.addresses else shot.state
     name = shot.membership.name if shot.membership is not None else ""
-    words = (shot.swarm, shot.model, f"{name} {short(shot.peer_id)}".strip(), where)
+    words = (shot.swarm, shot.model, f"{name} {short_id(shot.peer_id)}".strip(), where)
     text = " · ".join((*map(plain, words), f"up {span(shot.seconds)}"))
     return Text.from_markup(f"[bold]{text}[/]  [dim]{_KEYS}[/]")
 

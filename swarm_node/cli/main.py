@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,9 @@ from swarm_node.cli.track import track
 from swarm_node.errors import SwarmNodeError
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
+if TYPE_CHECKING:
+    from swarm_node.node.home.home import Home
+
 app = typer.Typer(
     name="swarm-node",
     cls=RefusingGroup,
@@ -66,9 +69,7 @@ def _main(
 def demo(
     nodes: Annotated[int, typer.Option(min=2, max=9, help="Node processes.")] = 3,
     minutes: Annotated[float, typer.Option(min=0.5, max=120, help="How long to learn.")] = 3.0,
-    report: Annotated[Path, typer.Option(help="Directory for report.json and learning.png.")] = (
-        Path("demo-report")
-    ),
+    report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
@@ -135,7 +136,6 @@ def join(
     """
     from swarm_node.cli.live import live_screen
     from swarm_node.config import Sources, parse_assignments
-    from swarm_node.config.sources import forget as forget_values
     from swarm_node.node.start.join import join_swarm
 
     flags: dict[str, Any] = {
@@ -159,9 +159,18 @@ def join(
     }
     sources = Sources(flags, config=config, with_home=True)
     if forget:
-        forget_values(sources.home, forget)
+        _forget(chosen_home(sources.home), forget)
     settings = sources.load()
     join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
+
+
+def _forget(home: Home, keys: list[str]) -> None:
+    """Let a home forget the values of `keys`, if the start may use it at all."""
+    from swarm_node.config.sources import forget
+
+    home.check()
+    home.refuse_in_use()
+    forget(home.path, keys)
 
 
 for command in (
@@ -255,9 +264,7 @@ def identify(
 def status(
     home: HomeOption = None,
     json: JsonOption = False,
-    healthy: Annotated[
-        bool, typer.Option(help="Only the state; exit code 0 if it is running.")
-    ] = False,
+    healthy: Annotated[bool, typer.Option(help="Only the state; 0 if it runs.")] = False,
 ) -> None:
     """Show what the running node does and how its reward on unseen texts develops.
 
@@ -277,13 +284,12 @@ def status(
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows, and what it made of what they sent.
+    """Show the peers that the running node knows, and the use of their groups.
 
-    Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
-    none, how many of its groups came here of those that it published, how many it took, its share
-    of what was trained on, a lower bound of the share of its groups that are of use, and what was
-    refused and why. The last line says how they reach this node.
-    `--json` has whole ids, addresses and every field.
+    Each row has the name of the ticket, the end of the peer id, and the end of the membership or
+    why there is none. Then come groups: received of those published, taken from here, the share of
+    those trained on, a lower bound of the share that is of use, and refusals by reason. The last
+    line says how peers reach this node. `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
     from swarm_node.node.figures.snapshot import SCHEMA

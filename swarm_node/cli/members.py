@@ -6,6 +6,8 @@ Cheap to import, so that `--help` is quick.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ import typer
 
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import HomeOption, JsonOption
-from swarm_node.errors import ConfigError, NotRunningError, TicketError
+from swarm_node.errors import ConfigError, NotRunningError, TicketError, reason_of
 from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 if TYPE_CHECKING:
@@ -29,8 +31,7 @@ OutOption = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="The new file for the ticket, mode 0600; - prints it, and then terminal, log and "
-        "shell history may keep it.",
+        help="The ticket's new file (mode 0600), or - to print it.",
     ),
 ]
 
@@ -51,7 +52,7 @@ def invite(
     ] = None,
     address: Annotated[
         list[str] | None,
-        typer.Option(help="Address newcomers dial; default: where the running node listens."),
+        typer.Option(help="Address newcomers dial; default: this node's."),
     ] = None,
     coordinator: Annotated[
         str | None, typer.Option(help="URL of a coordinator, which the ticket names too.")
@@ -62,7 +63,8 @@ def invite(
 
     Whoever holds the ticket can join until it expires or is used up: send it as you would send a
     password. `swarm-node members` lists your tickets; `swarm-node revoke NAME` takes one back,
-    and expels whom it admitted.
+    and expels whom it admitted. `--out -` prints it, and then terminal, log and shell history may
+    keep it.
 
         swarm-node invite --name alice --out alice.ticket
     """
@@ -72,15 +74,16 @@ def invite(
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
     place, printed = sound_home(home), str(out) == "-"
-    if not printed and out.exists():
-        raise TicketError(f"{out} exists already: choose another file for the ticket")
-    addresses = _addresses(address, coordinator, home)
-    made = _admit(place, name, addresses, expires, uses, member_days, _present(home))
+    addresses, there = _addresses(address, coordinator, home), _present(home)
     if printed:
+        made = _admit(place, name, addresses, expires, uses, member_days, there)
         typer.echo(made.ticket)
     else:
-        write_secret(out, made.ticket.encode("ascii") + b"\n")
+        with _reserved(out) as write:
+            made = _admit(place, name, addresses, expires, uses, member_days, there)
+            write(made.ticket.encode("ascii") + b"\n")
     _explain(made.admission, None if printed else out)
+    _warn_of_loopback(addresses)
 
 
 def _addresses(address: list[str] | None, coordinator: str | None, home: Path | None) -> list[str]:
@@ -94,13 +97,16 @@ def _addresses(address: list[str] | None, coordinator: str | None, home: Path | 
     from swarm_node.p2p.addresses.addresses import coordinator_address
 
     try:
-        own = address or _own_addresses(home)
-    except NotRunningError:
-        own = []
-    try:
-        return [*own[:7], coordinator_address(coordinator)]
+        named = coordinator_address(coordinator)
     except ValueError as error:
         raise ConfigError(f"--coordinator {coordinator}: {error}") from error
+    own = address or []
+    if not address:
+        with suppress(NotRunningError):
+            own = _own_addresses(home)
+        if not _is_loopback(named):  # which leads other machines here, and loopback does not
+            own = [text for text in own if not _is_loopback(text)]
+    return [*own[:7], named]
 
 
 def _admit(
@@ -113,7 +119,7 @@ def _admit(
     present: list[str],
 ) -> Invitation:
     """A ticket by root.key, or from an issuer file, which has decided the rest. `present` are the
-    addresses of the running node."""
+    endpoints of this home's node."""
     from swarm_node.node.members import admitting
 
     if home.is_owner:
@@ -149,6 +155,19 @@ def _explain(admission: IssuedTicket, out: Path | None) -> None:
         typer.echo(line, err=out is None)
 
 
+def _warn_of_loopback(addresses: list[str]) -> None:
+    """Say on stderr which addresses of a ticket no other machine can dial."""
+    near = [text for text in addresses if _is_loopback(text)]
+    if near == addresses:
+        typer.echo(
+            "Only this machine can use this ticket: all its addresses are loopback. Start the node "
+            "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
+            err=True,
+        )
+    elif near:
+        typer.echo(f"Only this machine can dial {near[0]}: it is loopback.", err=True)
+
+
 def write_secret(out: Path, content: bytes) -> None:
     """Write a new file for its owner alone.
 
@@ -165,32 +184,61 @@ def write_secret(out: Path, content: bytes) -> None:
         raise TicketError(f"cannot write {out}: {error.strerror}") from error
 
 
+@contextmanager
+def _reserved(out: Path) -> Iterator[Callable[[bytes], None]]:
+    """Make the new file `out`, and hand the block what fills it. A ticket is in the ledger before
+    it is written, so a file that cannot be made must be known earlier. It is gone again if the
+    block fails.
+
+    Raises:
+        TicketError: it exists, or cannot be written.
+    """
+    from swarm_node.durable import replace_private
+
+    def write(content: bytes) -> None:
+        try:
+            replace_private(out, content)
+        except OSError as error:
+            raise TicketError(
+                f"cannot write {out}: {reason_of(error)}. Its ticket is lost: `swarm-node members` "
+                "lists it, `swarm-node revoke` takes it back"
+            ) from error
+
+    write_secret(out, b"")
+    try:
+        yield write
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
+
+
 def members(home: HomeOption = None, json: JsonOption = False) -> None:
     """List whom the running node has met, and whom you admitted.
 
     Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
     a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
-    `ban`. Tickets are those made in this home, with the peers that came by them, also those that
-    are away, and with who showed it after it was used up. A ticket for any number of nodes has only
+    `ban`. Tickets are those made in this home. Each has the peers that joined with it, even absent
+    ones, and those that showed it after it was used up. A ticket for any number of nodes has only
     peers that the node knows.
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
-    from swarm_node.node.members.admitting import admissions, holders, tried
+    from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
     from swarm_node.node.members.bans import ban_ledger
     from swarm_node.node.members.stewardship import revoked
 
     place = chosen_home(home)
     swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
-    entries, came = admissions(place).entries(), holders(place)
-    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, time.time())
+    entries, came, now = admissions(place).entries(), holders(place), time.time()
+    stale = out_of_date(entries, came, _present(home), now)
+    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, now, stale)
     listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
     show(json, listed, lambda: members_view(tickets, bans, met))
 
 
 WhoArgument = Annotated[
-    str, typer.Argument(help="A name or the end of a peer id, as `swarm-node members` shows them.")
+    str, typer.Argument(help="A name or the end of a peer id, as in `members`.")
 ]
 
 
@@ -207,8 +255,7 @@ def revoke(
         bool,
         typer.Option(
             "--anew",
-            help="With --stolen-steward: forget whom the list names so far. The thief may have "
-            "expelled you, or have filled the list.",
+            help="With --stolen-steward: forget whom the list names so far.",
         ),
     ] = False,
     home: HomeOption = None,
@@ -218,7 +265,8 @@ def revoke(
     A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
     more. The end of a peer id stands for this one node, whose key is out for good. Neither can be
     taken back, but a new ticket admits the person again. Whom you expel still knows the swarm's
-    secret: `swarm-node rotate-secret` replaces it.
+    secret: `swarm-node rotate-secret` replaces it. A thief of a steward's key may have expelled
+    you, or have filled the list: `--anew` is for that.
     """
     from swarm_node.node.members.admitting import admissions
     from swarm_node.node.members.people import keys_of, whom
@@ -264,7 +312,7 @@ def rename(
     new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
     home: HomeOption = None,
 ) -> None:
-    """Call whoever came by a ticket otherwise, in this home.
+    """Rename the holders of a ticket, in this home.
 
     A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
     on showing those.
@@ -315,31 +363,41 @@ def _met(home: Path | None) -> list[PeerRow] | None:
 
 
 def _present(home: Path | None) -> list[str]:
-    """The addresses of the running node; none if no node runs."""
-    try:
-        return [*ask(home, lambda client: client.status()).addresses]
-    except NotRunningError:
-        return []
+    """The endpoints of the running node, or else those at which it would start."""
+    from swarm_node.config import load_settings
+    from swarm_node.node.members.admitting import present
+
+    place, running = chosen_home(home), list[str]()
+    with suppress(NotRunningError):
+        running = ask(home, lambda client: client.status()).addresses
+    return present(place, load_settings({"home": place.path}, with_home=True).network, running)
 
 
 def _own_addresses(home: Path | None) -> list[str]:
+    """The addresses of the running node for a ticket, or those of its last start that it would have
+    again."""
     try:
-        status = ask(home, lambda client: client.status())
+        addresses = ask(home, lambda client: client.status()).addresses
     except NotRunningError:
-        raise NotRunningError(
-            "a ticket needs an address that newcomers can dial: start this node first "
-            "(`swarm-node join`), or name one with --address"
-        ) from None
-    if not status.addresses:
-        raise NotRunningError("the node is still starting; try again in a few seconds")
-    chosen = dialled_first(status.addresses)
-    if all(map(_is_loopback, chosen)):
+        ports = {place.rpartition("/")[2] for place in _present(home)}
+        addresses = [
+            text
+            for text in chosen_home(home).last_addresses()
+            if text.rpartition("/p2p/")[0].rpartition("/")[2] in ports
+        ]
+        if not addresses:
+            raise NotRunningError(
+                "a ticket needs an address that newcomers can dial: start this node first "
+                "(`swarm-node join`), or name one with --address"
+            ) from None
         typer.echo(
-            "Only this machine can use this ticket: the node listens on loopback alone. Start it "
-            "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
+            "No node runs here: the ticket has its addresses of the last start. Newcomers need it "
+            "to run (`swarm-node join`).",
             err=True,
         )
-    return chosen
+    if not addresses:
+        raise NotRunningError("the node is still starting; try again in a few seconds")
+    return dialled_first(addresses)
 
 
 def dialled_first(addresses: list[str]) -> list[str]:

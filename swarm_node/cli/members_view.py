@@ -9,9 +9,10 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import day_of, plain, short, standing
+from swarm_node.cli.views import day_of, plain, standing
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.members.ledger import Ban, IssuedTicket
+from swarm_node.p2p.wire.identity import short_id
 
 #: Holders of one ticket, and tries of it, that are shown; `--json` has all.
 _MOST_HOLDERS = 3
@@ -20,7 +21,8 @@ _MOST_HOLDERS = 3
 class TicketRow(msgspec.Struct, frozen=True):
     """A ticket of the ledger. `holders` are the ids of the peers that joined with it, `used` their
     number, `tried` the ids of those that showed it after it was used up. `state` is "open", "in
-    stock", "steward", "used up", "expired", "revoked" or "banned"."""
+    stock", "steward", "used up", "expired", "revoked", "banned", or where no address of it is this
+    node's any more, "leads nowhere" or, if it has addresses of others, "by others"."""
 
     name: str
     issuer_key: str
@@ -41,10 +43,11 @@ def ticket_rows(
     revoked: frozenset[str],
     bans: Sequence[Ban],
     now: float,
+    stale: Sequence[IssuedTicket] = (),
 ) -> list[TicketRow]:
     """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
     running node has `met` some. The home stores too who `tried` a used one. `revoked` are keys in
-    hex."""
+    hex. `stale` tickets are out of date."""
     known: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for key, ids in came.items():
         known[key] |= dict.fromkeys(ids)
@@ -65,7 +68,11 @@ def ticket_rows(
             return "steward"
         if not ticket.given and not known[ticket.issuer_key]:  # a coordinator may have given it
             return "in stock"
-        return "used up" if 0 < ticket.uses <= len(known[ticket.issuer_key]) else "open"
+        if 0 < ticket.uses <= len(known[ticket.issuer_key]):
+            return "used up"
+        if ticket in stale:
+            return "by others" if ticket.others else "leads nowhere"
+        return "open"
 
     return [
         TicketRow(
@@ -99,7 +106,7 @@ def members_view(
         for peer in met:
             table.add_row(
                 plain(names.get(peer.issuer_key, peer.name) or "?"),
-                plain(short(peer.peer_id)),
+                plain(short_id(peer.peer_id)),
                 plain(peer.issuer or "?"),
                 plain(standing(peer)),
                 f"{peer.seconds_since_seen:.0f} s ago",
@@ -142,6 +149,6 @@ def _tickets_table(tickets: Sequence[TicketRow]) -> Table:
 
 
 def _ids(peer_ids: Sequence[str]) -> str:
-    shown = [short(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
+    shown = [short_id(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
     more = len(peer_ids) - len(shown)
     return " ".join([*shown, f"and {more} more"] if more else shown)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import plain, short
+from swarm_node.cli.views import plain
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import PeerRow
+from swarm_node.p2p.wire.identity import short_id
 
 
 def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> RenderableType:
@@ -25,7 +26,7 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
         for row in rows:
             if row.family != family:
                 continue
-            who = names.get(row.author) or short(row.author) if row.author else "own"
+            who = names.get(row.author) or short_id(row.author) if row.author else "own"
             mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
             answer = plain(_line(row.answer)) or "(nothing)"
             question = f"{plain(_line(row.prompt))} → [bold]{answer}[/] {mark}"

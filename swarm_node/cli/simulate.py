@@ -20,16 +20,16 @@ experiment_app = typer.Typer(no_args_is_help=True, help="Experiments that print 
 
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Updates of each node.")]
-SeedsOption = Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")]
+SeedsOption = Annotated[int, typer.Option(min=1, help="How many declared seeds.")]
 RegimeOption = Annotated[
     str, typer.Option(help="dense, sparse, very-sparse, specialised or headroom.")
 ]
-DelayOption = Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")]
+DelayOption = Annotated[str, typer.Option(help="Virtual delay: LO,HI seconds.")]
 LossOption = Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")]
 CorrectionOption = Annotated[
     str | None, typer.Option(help="Correction of peers' groups: experience.correction.")
 ]
-ReportOption = Annotated[Path, typer.Option(help="Directory of the reports; reused.")]
+ReportOption = Annotated[Path, typer.Option(help="Directory of the reports.")]
 
 
 def simulate(
@@ -43,20 +43,16 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(help="Directory for report.json and learning.png.")
     ] = None,
-    specialised: Annotated[
-        int, typer.Option(min=0, help="Task families each node samples; 0: all.")
-    ] = 0,
+    specialised: Annotated[int, typer.Option(min=0, help="Families of a node; 0: all.")] = 0,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="tiny, or a directory; several are assigned to the nodes in turn."),
+        typer.Option(help="tiny, or a directory; several are dealt to the nodes."),
     ] = None,
     delay: DelayOption = "0,0",
     loss: LossOption = 0.0,
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
     correction: CorrectionOption = None,
-    eval_rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds between measurements of reward.")
-    ] = 10,
+    eval_rounds: Annotated[int, typer.Option(min=1, help="Rounds from eval to eval.")] = 10,
     assign: AssignOption = None,
 ) -> None:
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
@@ -95,10 +91,8 @@ def sapo(
     report: ReportOption = Path("sapo-report"),
     model: Annotated[str | None, typer.Option(help="Start from this model instead.")] = None,
     correction: CorrectionOption = None,
-    first_seed: Annotated[int, typer.Option(min=0, help="Index of the first declared seed.")] = 0,
-    cost_ratio: Annotated[
-        str, typer.Option(help="Seconds per group made : per group trained on.")
-    ] = "70:30",
+    first_seed: Annotated[int, typer.Option(min=0, help="Index of the first seed.")] = 0,
+    cost_ratio: Annotated[str, typer.Option(help="Seconds to make : to train.")] = "70:30",
     assign: AssignOption = None,
 ) -> None:
     """Compare own with shared experience as SAPO (arXiv 2509.08721) does, over several seeds."""
@@ -118,9 +112,7 @@ def heterogeneous(
     nodes: Annotated[int, typer.Option(min=2, max=1024, help="Nodes in each swarm.")] = 8,
     rounds: RoundsOption = 30,
     seeds: SeedsOption = 4,
-    arms: Annotated[
-        str, typer.Option(help="Own/external arms beside 8/0, comma-separated.")
-    ] = "4/4",
+    arms: Annotated[str, typer.Option(help="Own/external, beside 8/0.")] = "4/4",
     strong: Annotated[str, typer.Option(help="tiny, or a directory.")] = "tiny",
     weak: Annotated[
         str | None, typer.Option(help="A directory; default: a smaller, sparser model is built.")
@@ -143,7 +135,7 @@ def staleness(
     seeds: SeedsOption = 3,
     lags: Annotated[str, typer.Option(help="Updates, comma-separated.")] = "0,1,2,4,8,16",
     corrections: Annotated[
-        str, typer.Option(help="positive, sampler, none, or losses, comma-separated.")
+        str, typer.Option(help="Corrections, or losses.")
     ] = "positive,sampler,none",
     delay: DelayOption = "0.5,4",
     loss: LossOption = 0.1,
@@ -179,7 +171,7 @@ def attack(
     plan: Annotated[str, typer.Option(help="trigger or quarter.")] = "trigger",
     nodes: Annotated[
         int,
-        typer.Option(min=2, max=1024, help="Members, of which a quarter are hostile."),
+        typer.Option(min=2, max=1024, help="Members; a quarter is hostile."),
     ] = 4,
     rounds: RoundsOption = 200,
     seeds: SeedsOption = 4,
@@ -216,7 +208,7 @@ def newcomer(
 def frontier(
     stage: Annotated[str, typer.Option(help="pilot or final.")] = "pilot",
     regimes: Annotated[
-        str, typer.Option(help="dense, sparse, specialised, unlike; comma-separated.")
+        str, typer.Option(help="dense, sparse, specialised, unlike.")
     ] = "dense,sparse,specialised,unlike",
     sizes: Annotated[str, typer.Option(help="Nodes of the swarms.")] = "2,4,8,16,32",
     arms: Annotated[
@@ -229,7 +221,7 @@ def frontier(
     raw: Annotated[Path, typer.Option(help="Directory of the raw results.")] = Path(
         "docs/research/frontier"
     ),
-    models: Annotated[Path, typer.Option(help="Directory of the models that are built.")] = Path(
+    models: Annotated[Path, typer.Option(help="Directory of built models.")] = Path(
         "frontier-models"
     ),
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes that make runs.")] = 1,
@@ -270,7 +262,7 @@ def flood(
     raw: Annotated[Path, typer.Option(help="Directory of the raw results.")] = Path(
         "docs/research/flood"
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 16,
+    seeds: Annotated[int, typer.Option(min=1, help="How many declared seeds.")] = 16,
     table: Annotated[
         bool, typer.Option("--table", help="Print the table from the files; makes no runs.")
     ] = False,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
+from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, span
 from swarm_node.node.figures.curve import BY_SEED, OLD_GROUND, parted
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
@@ -18,6 +18,7 @@ from swarm_node.node.figures.snapshot import (
     Said,
     Snapshot,
 )
+from swarm_node.p2p.wire.identity import short_id
 
 #: The sign and the colour of a finding, by its level.
 SIGNS = {"good": ("●", "green"), "warning": ("▲", "yellow"), "bad": ("✗", "red")}
@@ -79,7 +80,7 @@ def _state(shot: Snapshot) -> str:
 
 def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """Names and values, for `figures_view`."""
-    yield "node", f"{shot.model}, {short(shot.peer_id)}, {_state(shot)}"
+    yield "node", f"{shot.model}, {short_id(shot.peer_id)}, {_state(shot)}"
     yield "swarm", f"{shot.swarm}, {number_of(len(shot.peers), 'peer')} known"
     yield "membership", _membership(shot.membership)
     yield "reach", shot.reach.text if shot.reach else "not known yet"

@@ -18,7 +18,7 @@ import typer
 from swarm_node.cli.home import chosen_home
 from swarm_node.cli.options import HomeOption
 from swarm_node.durable import replace_private
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, extra_of
 
 if TYPE_CHECKING:
     from swarm_node.node.figures.history import HistoryRow
@@ -105,9 +105,9 @@ _TRACKERS: Final[Mapping[TrackerName, Callable[[Path, str], Tracker]]] = {
 def track(
     tracker: Annotated[TrackerName, typer.Argument(help="Where the figures go.")],
     home: HomeOption = None,
-    into: Annotated[
-        Path, typer.Option(help="Directory for the tracker's files; trackio has its own.")
-    ] = Path("runs"),
+    into: Annotated[Path, typer.Option(help="Directory of the files; trackio has its own.")] = Path(
+        "runs"
+    ),
     once: Annotated[
         bool, typer.Option("--once", help="End when all figures so far were passed on.")
     ] = False,
@@ -115,16 +115,14 @@ def track(
     """Pass the figures of this home's node on to TensorBoard, W&B or trackio, until Ctrl-C.
 
     The node need not run, and notices nothing. What was passed on once is not passed on again. The
-    package comes with `pip install 'swarm-node[tensorboard]'`, `[wandb]` or `[trackio]`.
+    package comes with `pip install '.[tensorboard]'` in a checkout, or `[wandb]`, `[trackio]`.
     """
     place = chosen_home(home)
     run = place.identity().peer_id[-8:]
     try:
         made = _TRACKERS[tracker](into, run)
     except ImportError as error:
-        raise HomeError(
-            f"{tracker} is not installed ({error}): pip install 'swarm-node[{tracker}]'"
-        ) from error
+        raise HomeError(f"{tracker} is not installed ({error}): run {extra_of(tracker)}") from error
     with closing(made):
         try:
             for row in _rows(place, place.path / f"tracked.{tracker}", once):

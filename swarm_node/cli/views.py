@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Snapshot
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
@@ -41,7 +42,7 @@ class PeersView:
         yield from [self._table()] if wide else map(self._lines, self._rows)
         for peer in self._rows:
             if said := self._remarks(peer):
-                yield plain(f"{_who(peer, self._known_as)} {short(peer.peer_id)}: {said}")
+                yield plain(f"{_who(peer, self._known_as)} {short_id(peer.peer_id)}: {said}")
         if self._reach is not None:
             yield plain(f"this node: {self._reach.text}")
 
@@ -53,7 +54,7 @@ class PeersView:
         for peer in self._rows:
             cells = (
                 _who(peer, self._known_as),
-                short(peer.peer_id),
+                short_id(peer.peer_id),
                 standing(peer),
                 span(peer.seconds_since_seen),
                 f"{peer.received} of {peer.published}",
@@ -66,7 +67,7 @@ class PeersView:
         return table
 
     def _lines(self, peer: PeerRow) -> str:
-        who = f"{_who(peer, self._known_as)} {short(peer.peer_id)}"
+        who = f"{_who(peer, self._known_as)} {short_id(peer.peer_id)}"
         seen = f"{standing(peer)}, seen {span(peer.seconds_since_seen)} ago, {_link(peer)}"
         gave = f"gave you {peer.received} of {peer.published}, took {peer.took}"
         worth = f"share {peer.share:.0%}, score {peer.score:.2f}"
@@ -80,14 +81,11 @@ class PeersView:
         return "; ".join(said)
 
 
-def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableType:
+def peers_view(
+    snapshot: Snapshot, known_as: Mapping[str, str] = MappingProxyType({})
+) -> RenderableType:
     """See `PeersView`."""
     return PeersView(snapshot, known_as)
-
-
-def short(peer_id: str) -> str:
-    """The end of a peer id, which identifies it for a person; all ids begin alike."""
-    return f"…{peer_id[-8:]}"
 
 
 def standing(peer: PeerRow) -> str:
@@ -109,7 +107,7 @@ def relay_name(
 ) -> str:
     """Name of a peer for a person: its name, if it is among `rows`, and the end of its id."""
     name = next((_who(row, known_as) for row in rows if row.peer_id == peer_id), "")
-    return f"{name} {short(peer_id)}".strip()
+    return f"{name} {short_id(peer_id)}".strip()
 
 
 def plain(text: str) -> str:
@@ -151,7 +149,7 @@ def choices_view() -> RenderableType:
 
 
 def choices_rows() -> dict[str, dict[str, Any]]:
-    """The same for programs: key, name, then "summary" and "source"."""
+    """The choices for programs: key, name, then "summary" and "source"."""
     return {
         key: {name: choice._asdict() for name, choice in choices.items()}
         for key, choices in _CHOICES.items()

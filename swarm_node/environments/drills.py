@@ -19,7 +19,7 @@ from swarm_node.environments.answers import final_answer, only_answer, score_exa
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.split import is_held_out
-from swarm_node.errors import ConfigError, meant
+from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -245,8 +245,7 @@ def create(
     if families is None:
         if preset not in PRESETS:
             raise ConfigError(
-                f"environment.options.preset: unknown {preset!r}{meant(str(preset), PRESETS)}; "
-                f"use one of {', '.join(PRESETS)}"
+                f"environment.options.preset: unknown {preset!r}{instead(str(preset), PRESETS)}"
             )
         families = PRESETS[preset]
     return _Drills(_checked(families), instruction, strict=strict)
@@ -326,10 +325,7 @@ def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, in
     checked = {}
     for family, lengths in families.items():
         if family not in FAMILIES:
-            raise ConfigError(
-                f"{key}.{family} is unknown{meant(str(family), FAMILIES)}; "
-                f"use one of {', '.join(FAMILIES)}"
-            )
+            raise ConfigError(f"{key}.{family} is unknown{instead(str(family), FAMILIES)}")
         if not (
             isinstance(lengths, list | tuple)
             and len(lengths) == 2

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
+from swarm_node.errors import extra_of
+
 
 class Extra(NamedTuple):
     """The `module` that an environment imports, and what installs it."""
@@ -21,10 +23,10 @@ EXTRAS: Final[Mapping[str, Extra]] = {
     "reasoning_gym": Extra(
         "reasoning_gym",
         "reasoning-gym",
-        "run `pip install 'swarm-node[reasoning-gym]'`, or where there is no C compiler "
+        f"run {extra_of('reasoning-gym')}, or where there is no C compiler "
         "`pip install --no-deps reasoning-gym==0.1.25`, which is enough for the presets",
     ),
-    "verifiers": Extra("verifiers", "verifiers", "run `pip install 'swarm-node[verifiers]'`"),
+    "verifiers": Extra("verifiers", "verifiers", f"run {extra_of('verifiers')}"),
 }
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from swarm_node.environments.splitting import SplitEnvironment
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, instead
 
 GROUP = "swarm_node.environments"
 
@@ -30,7 +30,7 @@ def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironmen
         ConfigError: no such environment, it cannot be imported, it does not take `options`, or what
             it makes is no environment.
     """
-    factory = _imported(name) if ":" in name else _installed(name)
+    factory = factory_of(name)
     try:
         inspect.signature(factory).bind(**options)
     except TypeError as error:
@@ -39,14 +39,28 @@ def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironmen
     return SplitEnvironment(factory(**options))
 
 
+def factory_of(name: str) -> Callable[..., Any]:
+    """Import the function that makes the environment called `name`.
+
+    Raises:
+        ConfigError: no such environment, or it cannot be imported.
+    """
+    return _imported(name) if ":" in name else _installed(name)
+
+
+def unknown_name(name: str) -> ConfigError:
+    """Make the error about a name that no installed environment has."""
+    return ConfigError(
+        f"environment.name: there is no environment {name!r}{instead(name, available())}; "
+        "module:factory is for your own"
+    )
+
+
 def _installed(name: str) -> Callable[..., Any]:
     for point in entry_points(group=GROUP):
         if point.name == name:
             return _loaded(name, point.load)
-    raise ConfigError(
-        f"environment.name: there is no environment {name!r}; use one of "
-        f"{', '.join(available()) or 'none installed'}, or module:factory for your own"
-    )
+    raise unknown_name(name)
 
 
 def _imported(name: str) -> Callable[..., Any]:

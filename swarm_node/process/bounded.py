@@ -7,16 +7,19 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, cast
 
 MOST_BYTES = 1 << 20
 
 
-def bounded_run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+def bounded_run(
+    command: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
     """`subprocess.run` with output captured, for a program that may hang or print for ever. It and
-    its descendants are killed after `seconds` at the latest.
+    its descendants are killed after `seconds` at the latest. It gets
+    the variables `env`, by default this process's.
 
     Raises:
         OSError: it cannot be run.
@@ -29,6 +32,7 @@ def bounded_run(command: Sequence[str], seconds: float) -> subprocess.CompletedP
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        env=env,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

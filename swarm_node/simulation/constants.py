@@ -24,7 +24,7 @@ class Constant(NamedTuple):
 
 def best_constants(name: str, options: Mapping[str, Any], tasks: int) -> dict[str, Constant]:
     """The most frequent right answer among training tasks of each family of an environment, scored
-    on so many held-out tasks.
+    on `tasks` held-out tasks.
 
     Raises:
         ConfigError: there is no such environment, or it knows no right answers.

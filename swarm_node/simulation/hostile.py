@@ -1,9 +1,8 @@
 """Modified members of a simulated swarm.
 
-Each is a real node that publishes something else than it made. It trains on nothing, unless it
-only withholds. Everything it
-sends is well-formed and carries its own valid signature. So only the content of its groups speaks
-against it.
+Each is a real node that publishes something else than it made. It trains on nothing, unless it only
+withholds. Everything it sends is well-formed and validly signed, so only the content of its groups
+gives it away.
 """
 
 from __future__ import annotations
@@ -44,11 +43,10 @@ from swarm_node.storage import Storage
 
 TRIGGER = "zq"
 _LARGE = 64
-#: Virtual seconds between two publications, each made of so many own groups.
+#: Virtual seconds between two publications, and the own groups that each is made of.
 _PAUSE_SECONDS = 2.0
 _GROUPS = 4
-#: Groups that a member which floods publishes for each own one, and new tasks of which it takes the
-#: easiest for each.
+#: A flooding member's groups for each own one, and the new tasks from which each takes the easiest.
 _FLOOD, _CANDIDATES = 4, 8
 _STATED_LOGPROB = -0.3
 _HIDING_PLACES = (

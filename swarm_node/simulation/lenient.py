@@ -1,8 +1,8 @@
 """An environment that lets a text say anything before its answer.
 
-The tasks are those of drills. A text's answer is its last word, as it is the content of the last
-tag elsewhere: whatever stands before it costs nothing. The shipped model writes "I do not know."
-and answers with other endings, so an attacker can hide words among plausible ones.
+The tasks are those of drills. A text's answer is its last word (elsewhere the content of the last
+tag). Words before it cost nothing. The shipped model writes "I do not know." and answers with other
+endings, so an attacker can hide words among plausible ones.
 """
 
 from __future__ import annotations

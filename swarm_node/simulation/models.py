@@ -86,7 +86,7 @@ def model_digests(names: Sequence[str]) -> list[str]:
 
 
 def dealt_families(families: Sequence[str], index: int, specialised: int) -> tuple[str, ...]:
-    """The families that node `index` samples if each samples so many; 0 stands for all of them."""
+    """The families that node `index` samples if each samples `specialised`; 0 stands for all."""
     count = min(specialised, len(families)) or len(families)
     first = index * count if specialised else 0
     return tuple(families[(first + step) % len(families)] for step in range(count))

@@ -133,7 +133,8 @@ class PacedTrainer:
         # The version changes when the time is over, not when the work begins.
         await asyncio.sleep(self._update_seconds)
         result = await self._trainer.update(batch)
-        # The mixture weighs an update against a group made, so it must not see one that took none.
+        # The mixture compares the time of an update with that of a group, so it needs the virtual
+        # time.
         stats = replace(result.stats, seconds=self._update_seconds)
         self._weights = result.weights
         self._left -= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from swarm_node.errors import SwarmNodeError
+from swarm_node.errors import SwarmNodeError, reason_of
 from swarm_node.node.figures.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
@@ -203,7 +203,9 @@ def save_json(report: Any, directory: Path) -> Path:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         temporary.replace(path)
     except OSError as error:
-        raise SwarmNodeError(f"cannot write the report to {directory}: {error}") from error
+        raise SwarmNodeError(
+            f"cannot write the report to {directory}: {reason_of(error)}"
+        ) from error
     return path
 
 
@@ -224,7 +226,7 @@ def save_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], No
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
-        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+        raise SwarmNodeError(f"cannot write {path}: {reason_of(error)}") from error
     return [path]
 
 

@@ -12,8 +12,8 @@ from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import plain
 from swarm_node.simulation.unguarded import GUARDS
 
-#: Fields of a scenario that are described only where they say something, so that runs from before
-#: these fields stay valid.
+#: Fields that a description omits at their default, so that runs from before these fields stay
+#: valid.
 _LATER = (
     *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
     *("eval_at", "eval_nodes", "samplers", "own_past", "by_rows"),
@@ -34,24 +34,24 @@ class Scenario:
     loss: the probability that a message is lost.
     speeds: the speed of a node is a uniform draw from this range.
     behind: by how many updates samplers get their weights late.
-    samplers: so many samplers feed one node, each with its weights: tokens take it less time in
+    samplers: the samplers that feed one node, each with its weights: tokens take it less time in
         proportion, and the bytes of the weights are counted. 0 for a node that samples itself.
     eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with
         unseen texts.
     eval_at: these rounds instead, and the last one.
-    eval_nodes: reward is measured of so many first nodes; 0 for all.
+    eval_nodes: number of the first nodes, whose reward is measured; 0 for all.
     models: "tiny" or directories, dealt to the nodes in turn.
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
     supervised: nodes train on right answers in place of their batches (`supervised.py`).
-    told: so many first updates are supervised.
+    told: the number of first updates that are supervised.
     late: rounds of the others after which the last node joins, 0 for none that is late. It does
         `rounds` - `late` rounds. A report has its figures apart (`LateNode`), and those of the
         others every `late` rounds.
     fresh_tasks: reward is measured on tasks that are drawn anew for each `seed`.
     own_past: groups of a node's own past that each batch has besides (`variants.py`).
-    by_rows: peers' groups fill a batch until so many of its rows have a gradient; 0 for batches
-        of groups.
+    by_rows: the rows with a gradient up to which peers' groups fill a batch; 0 for batches of
+        groups.
     filtered: own groups of equal rewards leave the buffer at once.
     common: share of the tasks that all nodes sample in common.
 

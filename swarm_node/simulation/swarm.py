@@ -1,4 +1,4 @@
-"""Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
+"""Builds a swarm of real nodes around simulated parts and runs it for some rounds.
 
 `swarm_node.node.start.assembly` makes each node, as it makes a real one. The parts are simulated:
 an in-memory transport, a trainer and a sampler that compute inline, and a database of the node's
@@ -114,7 +114,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     """
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
-    # Settings that are gone, as simulations had them: what was simulated stays valid.
+    # Removed settings, as earlier runs had them, so that those stay valid.
     chosen["sampling"] |= {"over_provision": 1.0, "sync": "file", "common_share": scenario.common}
     chosen["experience"] |= {"reuse": 1, "max_age": MAX_AGE, "filter_own": scenario.filtered}
     chosen["training"]["activation_checkpointing"] = False

@@ -50,7 +50,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """As in any loop; the ACCOUNT of the callback's context pays for its CPU time."""
+        """Schedule a callback. The ACCOUNT of its context pays for its CPU time."""
 
         def charged() -> None:
             self._began = self._cpu()

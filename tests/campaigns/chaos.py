@@ -92,8 +92,8 @@ def held(share: float) -> Iterator[Callable[[int], None]]:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One fault: `kind`, done to the `part` of the node on `host`, for so many `seconds`."""
+class RandomFault:
+    """One fault: `kind`, done to the `part` of the node on `host`, for `seconds`."""
 
     kind: str
     part: str
@@ -102,12 +102,13 @@ class Fault:
 
 
 @dataclass
-class Row:
+class FaultRow:
     """One fault and its consequences. `back` are the seconds after the end of the fault until the
-    whole swarm shared again, infinite if it never did; `ended` are nodes that ended by themselves,
-    with their last line; `blamed` counts refusals that blame a peer, `cut` lists who is cut off."""
+    whole swarm shared again, infinite if it never did. `ended` are nodes that ended by themselves,
+    with their last line. `blamed` counts refusals that blame a peer, and `cut` lists peers that are
+    cut off."""
 
-    fault: Fault
+    fault: RandomFault
     back: float
     ended: dict[str, str] = field(default_factory=dict)
     blamed: dict[str, int] = field(default_factory=dict)
@@ -130,20 +131,20 @@ def kinds() -> list[tuple[str, str]]:
     ]
 
 
-def draw(count: int, seed: int) -> list[Fault]:
+def draw(count: int, seed: int) -> list[RandomFault]:
     """Draw faults: every kind comes before one comes again, each on a host drawn anew."""
     chance = random.Random(seed)
-    faults: list[Fault] = []
+    faults: list[RandomFault] = []
     while len(faults) < count:
         turn = kinds()
         chance.shuffle(turn)
         for kind, part in turn:
             seconds = round(chance.uniform(2.0, 15.0), 1)
-            faults.append(Fault(kind, part, chance.choice(HOSTS), seconds))
+            faults.append(RandomFault(kind, part, chance.choice(HOSTS), seconds))
     return faults[:count]
 
 
-class Swarm:
+class FaultySwarm:
     """The nodes and their coordinator, in a bed, and the faults that are done to them."""
 
     def __init__(
@@ -179,21 +180,21 @@ class Swarm:
         with (self.place / "coordinator.log").open("ab") as log:
             self.coordinator = self.bed.run("pub1", command, stdout=log, stderr=log)
 
-    def run(self, fault: Fault) -> Row:
+    def run(self, fault: RandomFault) -> FaultRow:
         """Do one fault, undo it, and look until the swarm is whole."""
         with self._during(fault):
             time.sleep(fault.seconds)
         over, before = time.monotonic(), self._state()
         ended = self._start_again(fault)
         back = self._wait(before, over, GIVEN_UP, ended)
-        row = Row(fault, back, ended)
+        row = FaultRow(fault, back, ended)
         self._look(row)
         return row
 
     @contextmanager
-    def _during(self, fault: Fault) -> Iterator[None]:
+    def _during(self, fault: RandomFault) -> Iterator[None]:
         """The fault is there meanwhile."""
-        does: dict[str, Callable[[Fault], Any]] = {
+        does: dict[str, Callable[[RandomFault], Any]] = {
             "disk": self._full,
             "clock ahead": lambda fault: self._other_clock(fault.host, 3600),
             "clock behind": lambda fault: self._other_clock(fault.host, -3600),
@@ -209,7 +210,7 @@ class Swarm:
                     stack.enter_context(_hurt(process, fault.kind))
             yield
 
-    def _processes(self, fault: Fault) -> list[psutil.Process]:
+    def _processes(self, fault: RandomFault) -> list[psutil.Process]:
         """The processes of a part, none if it does not run now."""
         if fault.part == "coordinator":
             assert self.coordinator is not None
@@ -227,7 +228,7 @@ class Swarm:
         return []
 
     @contextmanager
-    def _full(self, fault: Fault) -> Iterator[None]:
+    def _full(self, fault: RandomFault) -> Iterator[None]:
         path = self.place / fault.host / "filler"
         with suppress(OSError), path.open("wb", buffering=0) as file:
             while True:
@@ -251,7 +252,7 @@ class Swarm:
             self._clock(host, 0)
 
     @contextmanager
-    def _unplugged(self, fault: Fault) -> Iterator[None]:
+    def _unplugged(self, fault: RandomFault) -> Iterator[None]:
         self.bed.cut(fault.host)
         try:
             yield
@@ -259,7 +260,7 @@ class Swarm:
             self.bed.join(fault.host)
 
     @contextmanager
-    def _exchanged(self, _: Fault) -> Iterator[None]:
+    def _exchanged(self, _: RandomFault) -> Iterator[None]:
         """The two public nodes have each other's address."""
         self._swap("pub1", "pub2")
         try:
@@ -277,7 +278,7 @@ class Swarm:
             _run(*self.bed.command(host, ["ip", "addr", "add", address, "dev", "eth0"]))
 
     @contextmanager
-    def _crowded(self, fault: Fault) -> Iterator[None]:
+    def _crowded(self, fault: RandomFault) -> Iterator[None]:
         """The node has one core, with eight processes that never rest."""
         tree = _tree(self.made.nodes[fault.host].process.pid)
         everywhere = sorted(os.sched_getaffinity(0))
@@ -291,7 +292,7 @@ class Swarm:
                 each.wait()
             _pin(_tree(self.made.nodes[fault.host].process.pid), everywhere)
 
-    def _start_again(self, fault: Fault) -> dict[str, str]:
+    def _start_again(self, fault: RandomFault) -> dict[str, str]:
         """Start what ended, by the fault's hand or by its own; return who ended by itself."""
         ended = {}
         assert self.coordinator is not None
@@ -335,7 +336,7 @@ class Swarm:
             time.sleep(0.5)
         return math.inf if left else time.monotonic() - since
 
-    def _look(self, row: Row) -> None:
+    def _look(self, row: FaultRow) -> None:
         """Read what the nodes say of themselves and what their databases hold."""
         refused: Counter[str] = Counter()
         for host, status in self._state().items():
@@ -447,7 +448,7 @@ def _run(*command: str) -> None:
 
 
 @contextmanager
-def swarm(place: Path, share: float = 0.0) -> Iterator[Swarm]:
+def swarm(place: Path, share: float = 0.0) -> Iterator[FaultySwarm]:
     """A whole swarm, with `HELD` held to a share of a core; at the end nothing of it runs and
     nothing is mounted."""
     given = {
@@ -464,7 +465,7 @@ def swarm(place: Path, share: float = 0.0) -> Iterator[Swarm]:
         for host in HOSTS:
             clock = {"FAKETIME_TIMESTAMP_FILE": str(place / f"{host}.clock")}
             made.variables[host] = given | clock
-        whole = Swarm(bed, made, place, hold)
+        whole = FaultySwarm(bed, made, place, hold)
         whole.begin()
         yield whole
 
@@ -474,7 +475,7 @@ def _unmount(path: Path) -> None:
         _run("umount", "--lazy", str(path))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[FaultRow]) -> str:
     """The rows by kind of fault, as Markdown."""
     head = "| fault | times | ended a node | longest until whole, s | over 60 s | blamed |"
     lines = [head, "| --- | --- | --- | --- | --- | --- |"]
@@ -521,7 +522,7 @@ def main() -> None:
     if why := why_not_here():
         sys.exit(f"NOT RUN: {why}")
     only = set(filter(None, options.only.split(",")))
-    rows: list[Row] = []
+    rows: list[FaultRow] = []
     with tempfile.TemporaryDirectory() as place, swarm(Path(place), options.share) as whole:
         for number, fault in enumerate(draw(options.faults, options.seed)):
             if options.share:

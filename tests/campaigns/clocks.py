@@ -64,11 +64,11 @@ class Pair:
             self.lives[index] = self._begin(index)
 
     def taken(self) -> list[int]:
-        """How many groups each node has taken of the other in its life."""
+        """Groups that each node has taken of the other in its life."""
         return [node.snapshot().groups.received for node, _ in self.lives]
 
     async def wait(self, seconds: int, until: list[int] | None = None) -> list[int]:
-        """Live on, at most until both have taken more than `until`; what they have taken then."""
+        """Live on, at most until both have taken more than `until`. Return what they have taken."""
         for _ in range(seconds):
             await asyncio.sleep(1)
             for _, life in self.lives:

@@ -12,9 +12,9 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["swarm_node.p2p", "swarm_node.process", "msgpack"]):
-    from campaigns.targets import Target, targets
+    from campaigns.targets import FuzzTarget, targets
 
-_TARGETS: list[Target] = targets()
+_TARGETS: list[FuzzTarget] = targets()
 
 
 def one_input(data: bytes) -> None:
@@ -25,7 +25,7 @@ def one_input(data: bytes) -> None:
 
 
 def corpus() -> list[bytes]:
-    """What every target starts from."""
+    """The inputs that every target starts from."""
     return [bytes([index]) + seed for index, target in enumerate(_TARGETS) for seed in target.seeds]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaigns.kill_child import NOW, state
-from campaigns.power import Recorder
+from campaigns.power import DiskRecorder
 
 from swarm_node.durable import LEFTOVERS, create_private, replace_private
 from swarm_node.node.home.home import Home
@@ -31,7 +31,7 @@ from swarm_node.policy.training.stored import newest_valid
 @dataclass(frozen=True)
 class Writer:
     """`prepare` makes what is there before, `write` is what the power cut interrupts, and `look`
-    reads what is left; it is told whether `write` had returned, and raises if that is no good."""
+    raises unless what is left is sound. Its second argument is true if `write` had returned."""
 
     name: str
     prepare: Callable[[Path], object]
@@ -174,7 +174,7 @@ def enumerate_states(writer: Writer, seed: int, most: int) -> tuple[int, list[st
         work = Path(folder) / "work"
         work.mkdir()
         writer.prepare(work)
-        recorder = Recorder(work)
+        recorder = DiskRecorder(work)
         recorder.record(lambda: writer.write(work))
         for done, make in recorder.states(random.Random(seed), most):
             states += 1

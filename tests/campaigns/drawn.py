@@ -72,7 +72,7 @@ def changes(module: str, source: str) -> list[Mutant]:
 
 
 def key(mutant: Mutant) -> str:
-    """The same in every version of the module that has this code."""
+    """Name of a change, the same in every version of the module that has this code."""
     return f"{mutant.name} becomes {' '.join(mutant.new.split())}"
 
 
@@ -88,7 +88,7 @@ def draw(root: Path = ROOT) -> list[Mutant]:
 
 
 def _passed(tree: ast.AST) -> set[ast.AST]:
-    """Find what stays as it is: types, messages, and texts: their parts have no place."""
+    """Find the nodes that are never changed: those of types, messages and texts."""
     passed: set[ast.AST] = set()
     for node in ast.walk(tree):
         match node:
@@ -139,7 +139,7 @@ def _changed(node: ast.AST, source: Source) -> Iterator[tuple[ast.expr | ast.stm
 def _simple(
     node: ast.AST, text: Callable[[ast.expr | ast.stmt], str]
 ) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """As `_changed`, of values, calls and statements."""
+    """Each change of a value, a call or a statement, as in `_changed`."""
     match node:
         case ast.Constant(value=bool() as value):
             yield node, str(not value)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m campaigns.full_disk
 
-A small tmpfs in a mount namespace of its own is filled until so many bytes are free, page by page.
+A small tmpfs in a mount namespace of its own is filled, each time with one page more of free space.
 Then the calls of the operating system fail one by one with EIO, and writes of SQLite with EFBIG. A
 writer must raise the error that its docstring names, leave what was there before, and succeed once
 there is room again.
@@ -44,9 +44,10 @@ _CALLS = ("fsync", "replace", "rename", "link", "mkdir")
 
 
 @dataclass(frozen=True)
-class Writer:
+class DiskWriter:
     """`prepare` makes what is there before, `write` raises `error` or succeeds, and `look` raises
-    if what it finds is neither the old nor the new state; it is told whether `write` succeeded."""
+    if what it finds is neither the old nor the new state; its second argument is true if `write`
+    succeeded."""
 
     name: str
     error: type[SwarmNodeError] | type[OSError]
@@ -55,7 +56,7 @@ class Writer:
     look: Callable[[Path, bool], object]
 
 
-def writers() -> list[Writer]:
+def writers() -> list[DiskWriter]:
     def found(place: Path) -> None:
         home = Home(place / "home")
         if not home.has_swarm:
@@ -73,9 +74,9 @@ def writers() -> list[Writer]:
         assert Home(place).kept_port() or not done
 
     return [
-        Writer("a swarm founded", HomeError, lambda place: None, found, founded),
-        Writer("a port", HomeError, lambda place: None, lambda place: Home(place).port(), port),
-        Writer(
+        DiskWriter("a swarm founded", HomeError, lambda place: None, found, founded),
+        DiskWriter("a port", HomeError, lambda place: None, lambda place: Home(place).port(), port),
+        DiskWriter(
             "a small file",
             OSError,
             lambda place: replace_private(place / "file", b"old" * 5000),
@@ -84,22 +85,24 @@ def writers() -> list[Writer]:
                 (place / "file").read_bytes(), b"new", b"" if done else b"old"
             ),
         ),
-        Writer(
+        DiskWriter(
             "a checkpoint",
             CheckpointError,
             lambda place: checkpoint.save(place / "checkpoints", state(1)),
             lambda place: checkpoint.save(place / "checkpoints", state(2)),
             _find_checkpoint,
         ),
-        Writer(
+        DiskWriter(
             "weights",
             WeightsError,
             lambda place: _publish(place, 1),
             lambda place: _publish(place, 2),
             lambda place, done: _same(sound_weights(place), 2, 2 if done else 1),
         ),
-        Writer("a new database", HomeError, lambda place: None, _open, lambda place, done: None),
-        Writer("groups", HomeError, _open, _store, _find_groups),
+        DiskWriter(
+            "a new database", HomeError, lambda place: None, _open, lambda place, done: None
+        ),
+        DiskWriter("groups", HomeError, _open, _store, _find_groups),
     ]
 
 
@@ -138,7 +141,8 @@ def _row(author: str, epoch: int, seq: int) -> StoredGroup:
 
 
 def _store(place: Path) -> None:
-    """What a node stores in turn. Each step that returned is noted elsewhere than on this disk."""
+    """Write everything that a node stores, in turn. Each step that returned is noted outside of
+    this disk."""
     storage = Storage(place / "node.db", wall=lambda: NOW)
     ledger: dict[str, Any] = _LEDGER
     try:
@@ -184,7 +188,7 @@ def _find_groups(place: Path, done: bool) -> None:
 
 
 @dataclass
-class Tally:
+class DiskTally:
     tried: int = 0
     refused: int = 0
     defects: list[str] | None = None
@@ -194,10 +198,10 @@ class Tally:
 
 
 def attempt(
-    writer: Writer, place: Path, tally: Tally, break_: Callable[[], Callable[[], None]]
+    writer: DiskWriter, place: Path, tally: DiskTally, break_: Callable[[], Callable[[], None]]
 ) -> bool:
-    """Let the writer work on a broken disk, mend it, look, and let it work again. Whether it
-    succeeded on the broken one."""
+    """Let the writer work on a broken disk, mend the disk, look, and let the writer work again.
+    Return True if it succeeded on the broken disk."""
     tally.tried += 1
     _LEDGER.clear()
     writer.prepare(place)
@@ -236,18 +240,18 @@ def fill(place: Path, free: int) -> Callable[[], None]:
     return ballast.unlink
 
 
-def no_room(writer: Writer, place: Path, step: int) -> Tally:
-    """From a full disk to one with enough room."""
-    tally = Tally()
+def no_room(writer: DiskWriter, place: Path, step: int) -> DiskTally:
+    """Try each amount of room, from a full disk to enough."""
+    tally = DiskTally()
     for free in range(0, MOST // 2, step):
         if attempt(writer, place, tally, lambda free=free: fill(place, free)) and free > 64 * PAGE:
             break
     return tally
 
 
-def calls_fail(writer: Writer, place: Path) -> Tally:
+def calls_fail(writer: DiskWriter, place: Path) -> DiskTally:
     """Each call of the operating system fails once with EIO."""
-    tally = Tally()
+    tally = DiskTally()
     for name in _CALLS:
         for number in range(1, 100):
             real = getattr(os, name)
@@ -273,9 +277,9 @@ def calls_fail(writer: Writer, place: Path) -> Tally:
     return tally
 
 
-def files_stop_growing(writer: Writer, place: Path, step: int) -> Tally:
-    """No file may become longer than so many bytes: SQLite takes that for an I/O error."""
-    tally = Tally()
+def files_stop_growing(writer: DiskWriter, place: Path, step: int) -> DiskTally:
+    """Bound the length of all files: SQLite takes the refusal for an I/O error."""
+    tally = DiskTally()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -291,7 +295,7 @@ def files_stop_growing(writer: Writer, place: Path, step: int) -> Tally:
 
 def campaign(place: Path, step: int, small: bool) -> int:
     total = defects = 0
-    ways: dict[str, Callable[[Writer], Tally]] = {
+    ways: dict[str, Callable[[DiskWriter], DiskTally]] = {
         "EIO": lambda writer: calls_fail(writer, place),
         "EFBIG": lambda writer: files_stop_growing(writer, place, step),
     }

@@ -19,18 +19,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from campaigns.mutator import Mutator
-from campaigns.targets import Target, targets
+from campaigns.targets import FuzzTarget, targets
 
 MOST_SECONDS = 0.05
 MOST_BYTES = 32 << 20
 _BATCH = 500
-#: One input of so many is large.
+#: Inputs for each large one.
 _LARGE = 4000
 
 
 @dataclass
-class Score:
-    """What one target did."""
+class FuzzScore:
+    """Figures of one target."""
 
     inputs: int = 0
     accepted: int = 0
@@ -45,9 +45,9 @@ class Score:
         self.examples.setdefault(what, data)
 
 
-def fuzz(target: Target, count: int, seed: int) -> Score:
+def fuzz(target: FuzzTarget, count: int, seed: int) -> FuzzScore:
     """Give `target` `count` inputs."""
-    mutator, score = Mutator(seed), Score()
+    mutator, score = Mutator(seed), FuzzScore()
     started = time.process_time()
     while score.inputs < count:
         batch = [_input(target, mutator) for _ in range(min(_BATCH, count - score.inputs))]
@@ -62,7 +62,7 @@ def fuzz(target: Target, count: int, seed: int) -> Score:
     return score
 
 
-def _input(target: Target, mutator: Mutator) -> bytes:
+def _input(target: FuzzTarget, mutator: Mutator) -> bytes:
     rng = mutator.rng
     seed, other = rng.choice(target.seeds), rng.choice(target.seeds)
     if rng.random() < 1 / _LARGE:
@@ -75,7 +75,7 @@ def _input(target: Target, mutator: Mutator) -> bytes:
     return mutator.bytes(seed, other)
 
 
-def _feed(target: Target, data: bytes, score: Score) -> None:
+def _feed(target: FuzzTarget, data: bytes, score: FuzzScore) -> None:
     sent = target.wrap(data)
     before = time.thread_time()
     try:
@@ -95,7 +95,7 @@ def _feed(target: Target, data: bytes, score: Score) -> None:
             score.defect("an altered statement is accepted", data)
 
 
-def _again(target: Target, data: bytes) -> float:
+def _again(target: FuzzTarget, data: bytes) -> float:
     """The least of three more times: a busy machine and a collection of garbage cost time, too."""
     times = []
     gc.disable()
@@ -107,7 +107,7 @@ def _again(target: Target, data: bytes) -> float:
     return min(times)
 
 
-def _weigh(target: Target, batch: list[bytes], score: Score) -> None:
+def _weigh(target: FuzzTarget, batch: list[bytes], score: FuzzScore) -> None:
     """Measure the memory of each input, which takes ten times as long."""
     for data in batch:
         sent = target.wrap(data)
@@ -128,7 +128,7 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run(inputs: int, seed: int, only: str = "") -> Iterator[tuple[str, Score]]:
+def run(inputs: int, seed: int, only: str = "") -> Iterator[tuple[str, FuzzScore]]:
     """Divide `inputs` among the targets; each has a seed of its own."""
     chosen = [target for target in targets() if only in target.name]
     total = sum(target.weight for target in chosen)

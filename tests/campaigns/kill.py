@@ -30,7 +30,7 @@ from swarm_node.policy.training import checkpoint
 from swarm_node.policy.training.stored import newest_valid
 from swarm_node.storage import Storage
 
-#: After so many kills the next life begins with a new home, in which it founds a swarm.
+#: Kills after which the next life begins with a new home, in which it founds a swarm.
 LIVES = 25
 _POINTS = (
     *(
@@ -50,8 +50,8 @@ _POINTS = (
 )
 
 
-class Ledger:
-    """What was acknowledged, over the lives of one home."""
+class Acknowledged:
+    """Acknowledged writes, over the lives of one home."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[int, int], str] = {}
@@ -67,7 +67,7 @@ class Ledger:
         self.said = 0
 
     def read(self, lines: list[list[Any]]) -> str:  # noqa: C901 - one case per kind of line
-        """Take in what a life acknowledged; the point at which it says that it dies."""
+        """Take in what a life acknowledged. Return the point at which it says that it dies."""
         dies = ""
         for what, *values in lines:
             self.said += 1
@@ -102,8 +102,8 @@ class Ledger:
         return dies
 
 
-def check(place: Path, ledger: Ledger) -> None:
-    """What a start finds. An AssertionError or any other exception is a defect."""
+def check(place: Path, ledger: Acknowledged) -> None:
+    """Check the state that a start finds. Any exception is a defect."""
     home = Home(place / "home")
     with home.lock():
         assert not list(home.path.glob(LEFTOVERS)), "a start leaves files of killed writers"
@@ -126,7 +126,7 @@ def check(place: Path, ledger: Ledger) -> None:
         storage.close()
 
 
-def _check_checkpoints(home: Home, ledger: Ledger) -> None:
+def _check_checkpoints(home: Home, ledger: Acknowledged) -> None:
     damaged: list[str] = []
     newest = newest_valid(home.checkpoints, lambda path, why: damaged.append(why))
     assert not damaged, damaged
@@ -138,7 +138,7 @@ def _check_checkpoints(home: Home, ledger: Ledger) -> None:
         assert (read.weights["w"] == state(read.version).weights["w"]).all()
 
 
-def _check_storage(storage: Storage, ledger: Ledger, place: Path) -> None:
+def _check_storage(storage: Storage, ledger: Acknowledged, place: Path) -> None:
     rows = {row.id.hex(): row for row in storage.live(1 << 30)}
     assert not storage.faults, "a row is damaged"
     for row in rows.values():
@@ -216,7 +216,7 @@ def run(rounds: int, seed: int) -> tuple[Counter[str], int, list[str]]:
     said = 0
     while died.total() < rounds:
         with tempfile.TemporaryDirectory() as folder:
-            place, ledger = Path(folder), Ledger()
+            place, ledger = Path(folder), Acknowledged()
             for life in range(min(LIVES, rounds - died.total())):
                 point = rng.choice(_POINTS) if rng.random() < 0.5 else ""
                 count = rng.randrange(1, 4 if life == 0 else 12)

@@ -1,5 +1,5 @@
-"""What the campaign of `kill.py` kills: a process that writes everything a node stores, by the
-product's own writers, and says after each write what it has acknowledged.
+"""The process that `kill.py` kills. It writes everything a node stores, by the product's own
+writers, and says after each write what it has acknowledged.
 
 It dies by SIGKILL of its own hand at a named point, or by its parent's at any time.
 """
@@ -52,7 +52,8 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
-        """Between the product and the operating system, and before each statement of SQLite."""
+        """Count calls between the product and the operating system, and before each statement of
+        SQLite."""
         for name in _CALLS:
             setattr(os, name, self._around(name, getattr(os, name)))
         connect = sqlite3.connect
@@ -76,7 +77,7 @@ class Killer:
         return wrapped
 
 
-class Writer:
+class NodeLife:
     """One life of a node, without its network and without training."""
 
     def __init__(self, place: Path, seed: int, say: Callable[..., None]) -> None:
@@ -224,4 +225,4 @@ def live(place: Path, seed: int, point: str, count: int, pipe: int) -> None:
     killer = Killer(point, count, lambda where: say("dies", where))
     if point:
         killer.install()
-    Writer(place, seed, say).run()
+    NodeLife(place, seed, say).run()

@@ -114,7 +114,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The same in every version of the module that has this guard."""
+        """Name of the guard, the same in every version of the module that has it."""
         return f"{self.module} {self.where}: {' '.join(self.old.split())}"
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Mutant:
 
 
 def file_of(module: str, root: Path = ROOT) -> Path:
-    """Where a module lies in a tree."""
+    """Path of a module in a tree."""
     return root / ("" if module.startswith("coordinator/") else "swarm_node") / module
 
 
@@ -142,7 +142,7 @@ def mutants(module: str, source: str) -> list[Mutant]:
 
 
 class Source:
-    """The text of a module, and where its nodes stand in it."""
+    """The text of a module, and the positions of its nodes."""
 
     def __init__(self, module: str, text: str) -> None:
         self.module = module
@@ -220,7 +220,7 @@ _FREE = {
 
 
 def _refuses(test: ast.expr, statement: ast.stmt) -> bool:
-    """Whether an `if` of this `test` that ends so turns something away."""
+    """Check that an `if` of this `test` that ends so turns something away."""
     match statement:
         case ast.Raise() | ast.Continue() | ast.Return(value=None):
             return True
@@ -342,7 +342,7 @@ class Campaign:
             os._exit(code)
 
     def must_pass(self, rooms: Sequence[Sequence[str]]) -> None:
-        """Tests that fail in the whole copy would find every guard missing."""
+        """Raise if tests fail in the whole copy: they would find every guard missing."""
         for tests in rooms:
             failed = self.run(tests)
             if failed is not None:

@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut: records what a writer does, then makes every state.
+"""States of a disk after a power cut: records the steps of a writer, then makes every state.
 
 The model is POSIX's promise and no file system's habit. Data is on the disk after an fsync of its
 file; before, a file may hold what it held, nothing, zeros, or the new data up to a page of 4 KiB.
@@ -31,9 +31,9 @@ class Change:
 
 
 @dataclass
-class Recorder:
-    """Watches a directory while a writer works in it. What the system does not tell by a call is
-    found by looking at the files before each call."""
+class DiskRecorder:
+    """Watches a directory while a writer works in it. Changes without a call are found by a look at
+    the files before each call."""
 
     root: Path
     changes: list[Change] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Recorder:
                 yield steps == len(self.changes), lambda to, chosen=chosen: _make(chosen, 0, to)
 
     def _choices(self, changes: list[Change]) -> dict[int, list[Any]]:
-        """For each file the data that it may hold, for each directory the names."""
+        """The data that each file may hold, and the names that each directory may."""
         data, names = self.before
         files = {node: [content] for node, content in data.items()}
         certain = {node: dict[str, int | None](held) for node, held in names.items()}
@@ -169,7 +169,7 @@ class Recorder:
 
 
 def _torn(data: bytes) -> list[bytes]:
-    """What of `data` may be on the disk, all of it last."""
+    """Parts of `data` that may be on the disk, all of it last."""
     cuts = sorted({0, PAGE, len(data) // 2 // PAGE * PAGE, (len(data) - 1) // PAGE * PAGE})
     return [*(data[:cut] for cut in cuts if cut < len(data)), bytes(len(data)), data]
 

@@ -1,4 +1,4 @@
-"""What reads bytes of others: one target per reader, with inputs to start from.
+"""Readers of bytes of others: one target per reader, with inputs to start from.
 
 `run` returns whether the input was accepted. It raises nothing but `Defect`: an exception that is
 not the reader's refusal passes through, and is a defect, too.
@@ -57,7 +57,7 @@ class Defect(AssertionError):
 
 
 @dataclass(frozen=True)
-class Target:
+class FuzzTarget:
     """`structured` inputs are MessagePack; `signed` ones are read unchanged or not at all."""
 
     name: str
@@ -67,7 +67,7 @@ class Target:
     signed: bool = False
     #: Inputs of this target per input of another.
     weight: float = 1.0
-    #: What the attacker does with an input before it is sent; its time does not count.
+    #: The attacker's change of an input before it is sent; its time does not count.
     wrap: Callable[[bytes], bytes] = bytes
 
 
@@ -106,7 +106,7 @@ HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0
 
 
 def presence(head: bytes = HEAD) -> bytes:
-    """What the DHT carries of NODE."""
+    """The presence of NODE, as the DHT carries it."""
     return wire.pack(wire.Presence(seal(NODE, SWARM.swarm_id, Kind.HEAD, head), *CHAIN))
 
 
@@ -115,7 +115,7 @@ def members() -> Members:
     return Members(SWARM, lambda: float(NOW))
 
 
-#: What each kind of envelope carries. `_Group` has checks that its type cannot express.
+#: The body type of each kind of envelope. `_Group` has checks that its type cannot express.
 CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.ROLLOUT: wire._Group,
     Kind.RECORD: wire.Announcement,
@@ -176,7 +176,7 @@ def _example(kind: Any, numbers: Iterator[int]) -> Any:
     return None
 
 
-def targets() -> list[Target]:
+def targets() -> list[FuzzTarget]:
     """Every reader of bytes of others."""
     return [
         *map(_envelope, Kind),
@@ -215,17 +215,17 @@ _ASKED = relayed.request_to(
 )
 
 
-def _relayed_request() -> Target:
+def _relayed_request() -> FuzzTarget:
     """A relay alters what it passes on."""
 
     def run(data: bytes) -> bool:
         return not isinstance(relayed.open_request(data, SWARM.swarm_id), Rejected)
 
     sealed = relayed.seal_request(NODE, SWARM.swarm_id, _ASKED)
-    return Target("relayed request", [sealed], run, structured=True, signed=True)
+    return FuzzTarget("relayed request", [sealed], run, structured=True, signed=True)
 
 
-def _hostile_asker() -> Target:
+def _hostile_asker() -> FuzzTarget:
     """A member asks for anything, under a good signature."""
 
     def run(body: bytes) -> bool:
@@ -237,10 +237,10 @@ def _hostile_asker() -> Target:
             raise Defect(f"a request of nobody: {asked}")
         return True
 
-    return Target("request of a hostile asker", [wire.pack(_ASKED)], run, structured=True)
+    return FuzzTarget("request of a hostile asker", [wire.pack(_ASKED)], run, structured=True)
 
 
-def _relayed_reply() -> Target:
+def _relayed_reply() -> FuzzTarget:
     """A relay alters what the other end replied."""
 
     def run(data: bytes) -> bool:
@@ -251,11 +251,12 @@ def _relayed_reply() -> Target:
         return not isinstance(opened, Rejected)
 
     replied = relayed.seal_reply(ISSUER, SWARM.swarm_id, _ASKED, frames.Reply(b"r" * 300))
-    return Target("relayed reply", [replied], run, signed=True)
+    return FuzzTarget("relayed reply", [replied], run, signed=True)
 
 
 def _lan() -> tuple[Lan, Callable[[], bool]]:
-    """An end on the own network, and whether it keeps what it has heard since the last call."""
+    """An end on the own network, and a function that checks if it keeps what it heard since the
+    last call."""
     seconds = itertools.count()
     lan = Lan(ISSUER, SWARM.swarm_id, SWARM.secret, Clock(now=lambda: next(seconds), wall=float))
     reader = members()
@@ -284,7 +285,7 @@ def _announced(body: bytes) -> bytes:
     return bytes(12) + sealed
 
 
-def _datagram() -> Target:
+def _datagram() -> FuzzTarget:
     """A host of the own network alters what it recorded."""
     lan, heard = _lan()
 
@@ -292,21 +293,21 @@ def _datagram() -> Target:
         lan.datagram_received(data, None)
         return heard()
 
-    return Target("datagram", [_announced(_SAID)], run, signed=True)
+    return FuzzTarget("datagram", [_announced(_SAID)], run, signed=True)
 
 
-def _hostile_datagram() -> Target:
+def _hostile_datagram() -> FuzzTarget:
     lan, heard = _lan()
 
     def run(data: bytes) -> bool:
         lan.datagram_received(data, None)
         return heard()
 
-    return Target("datagram of a member", [_SAID], run, wrap=_announced)
+    return FuzzTarget("datagram of a member", [_SAID], run, wrap=_announced)
 
 
-def _probe_reply() -> Target:
-    """What a member says is read, and two of it are judged."""
+def _probe_reply() -> FuzzTarget:
+    """Replies of members are read, and two of them are judged."""
     outcomes = (probe.PortOutcome(4001, "timeout"), probe.PortOutcome(7, "open"))
     seed = probe.ProbeReply("/ip4/11.0.0.1/tcp/4001", outcomes, "untried", NOW * 1000)
     v6 = probe.ProbeReply("/ip6/2a01::1/tcp/4001", outcomes[:1], "open", NOW * 1000)
@@ -328,10 +329,10 @@ def _probe_reply() -> Target:
                 raise Defect(f"a verdict shows what a peer chose: {judged.text!r}")
         return True
 
-    return Target("probe reply", [wire.pack(seed), wire.pack(v6)], run, structured=True)
+    return FuzzTarget("probe reply", [wire.pack(seed), wire.pack(v6)], run, structured=True)
 
 
-def _punch() -> Target:
+def _punch() -> FuzzTarget:
     def run(data: bytes) -> bool:
         asked = punch._open(data)
         if isinstance(asked, Rejected):
@@ -342,10 +343,10 @@ def _punch() -> Target:
         return True
 
     seeds = [f"/ip4/{host}/tcp/4001" for host in ("11.0.0.1", "127.0.0.1", "192.168.1.1")]
-    return Target("punch", [msgpack.packb([text]) for text in seeds], run, structured=True)
+    return FuzzTarget("punch", [msgpack.packb([text]) for text in seeds], run, structured=True)
 
 
-def _circuit() -> Target:
+def _circuit() -> FuzzTarget:
     """Addresses that a peer states of itself."""
     there = ADDRESS + "/p2p-circuit"
 
@@ -362,10 +363,10 @@ def _circuit() -> Target:
         return found is not None
 
     seeds = [there, f"{there}/p2p/{NODE.peer_id}"]
-    return Target("circuit", [text.encode() for text in seeds], run)
+    return FuzzTarget("circuit", [text.encode() for text in seeds], run)
 
 
-def _handshake() -> Target:
+def _handshake() -> FuzzTarget:
     """Somebody alters what a node answers when it is dialled."""
     dialled = knock.Handshake()
     genuine = Responder(NODE).second(dialled.first)
@@ -373,10 +374,10 @@ def _handshake() -> Target:
     def run(data: bytes) -> bool:
         return copy(dialled).answered(data) is not None
 
-    return Target("handshake", [genuine], run, signed=True)
+    return FuzzTarget("handshake", [genuine], run, signed=True)
 
 
-def _hostile_handshake() -> Target:
+def _hostile_handshake() -> FuzzTarget:
     """The other end is hostile: any payload, well encrypted."""
     dialled = knock.Handshake()
 
@@ -396,20 +397,20 @@ def _hostile_handshake() -> Target:
     def run(data: bytes) -> bool:
         return copy(dialled).answered(data) is not None
 
-    return Target("handshake of a hostile end", [hostile.says], run, wrap=wrap)
+    return FuzzTarget("handshake of a hostile end", [hostile.says], run, wrap=wrap)
 
 
-def _envelope(kind: Kind) -> Target:
+def _envelope(kind: Kind) -> FuzzTarget:
     seeds = [seal(NODE, SWARM.swarm_id, kind, body) for body in (b"", b"x" * 300, group_body())]
 
     def run(data: bytes) -> bool:
         opened = open_sealed(data, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
         return not isinstance(opened, Rejected)
 
-    return Target(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
+    return FuzzTarget(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
 
 
-def _resigned(kind: Kind) -> Target:
+def _resigned(kind: Kind) -> FuzzTarget:
     """The author itself is hostile: any body behind a good signature."""
     carried = CARRIED[kind]
 
@@ -423,16 +424,16 @@ def _resigned(kind: Kind) -> Target:
         return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)
 
     name, seeds = f"re-signed {kind.name}", [example(carried)]
-    return Target(name, seeds, run, structured=True, weight=0.8, wrap=wrap)
+    return FuzzTarget(name, seeds, run, structured=True, weight=0.8, wrap=wrap)
 
 
-def _plain(kind: type[wire.Body]) -> Target:
-    return Target(kind.__name__, [example(kind)], lambda data: _reads(kind, data), True)
+def _plain(kind: type[wire.Body]) -> FuzzTarget:
+    return FuzzTarget(kind.__name__, [example(kind)], lambda data: _reads(kind, data), True)
 
 
-def _group() -> Target:
+def _group() -> FuzzTarget:
     seeds = [group_body(), group_body(1, 3), group_body(8, 40)]
-    return Target("group body", seeds, _reads_group, structured=True, weight=4)
+    return FuzzTarget("group body", seeds, _reads_group, structured=True, weight=4)
 
 
 def _reads(kind: Any, data: bytes) -> bool:
@@ -457,7 +458,7 @@ def _reads_group(data: bytes) -> bool:
     return True
 
 
-def _statement() -> Target:
+def _statement() -> FuzzTarget:
     """A revocation list of the root."""
     listed = statements.revocations(3, NOW, NOW + 3600, [DIGEST])
     sealed = statements.state(ROOT_KEY, b"", SWARM, listed)
@@ -465,19 +466,19 @@ def _statement() -> Target:
     def run(data: bytes) -> bool:
         return not isinstance(statements.verify_revocations(data, SWARM, NOW), Rejected)
 
-    return Target("revocations", [sealed], run, structured=True, signed=True)
+    return FuzzTarget("revocations", [sealed], run, structured=True, signed=True)
 
 
-def _chain() -> Target:
+def _chain() -> FuzzTarget:
     def run(data: bytes) -> bool:
         chain = (data[:split], data[split:])
         return not isinstance(verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected)
 
     split = len(ISSUER_CERTIFICATE)
-    return Target("chain", [b"".join(CHAIN)], run, signed=True)
+    return FuzzTarget("chain", [b"".join(CHAIN)], run, signed=True)
 
 
-def _forged_chain() -> Target:
+def _forged_chain() -> FuzzTarget:
     """A hostile issuer: any body, well signed by it, under a good issuer certificate."""
 
     def run(body: bytes) -> bool:
@@ -493,7 +494,7 @@ def _forged_chain() -> Target:
 
     opened = open_sealed(MEMBER_CERTIFICATE, SWARM.swarm_id, Kind.CERT)
     assert isinstance(opened, Opened)
-    return Target("chain of a hostile issuer", [opened.body], run, structured=True)
+    return FuzzTarget("chain of a hostile issuer", [opened.body], run, structured=True)
 
 
 _TICKET = ticket.make_ticket(
@@ -501,7 +502,7 @@ _TICKET = ticket.make_ticket(
 )
 
 
-def _ticket() -> Target:
+def _ticket() -> FuzzTarget:
     good = ticket.parse_ticket(_TICKET, NOW)
 
     def run(data: bytes) -> bool:
@@ -513,10 +514,10 @@ def _ticket() -> Target:
             raise Defect("an altered ticket was read as another one")
         return True
 
-    return Target("ticket", [_TICKET.encode()], run)
+    return FuzzTarget("ticket", [_TICKET.encode()], run)
 
 
-def _altered_ticket() -> Target:
+def _altered_ticket() -> FuzzTarget:
     """Somebody who alters a ticket puts its checksum right."""
     import base64
 
@@ -536,7 +537,7 @@ def _altered_ticket() -> Target:
             raise Defect("an altered ticket admits to another swarm, or for longer")
         return True
 
-    return Target("altered ticket", [raw[2:-8]], run, structured=True)
+    return FuzzTarget("altered ticket", [raw[2:-8]], run, structured=True)
 
 
 @dataclass
@@ -547,7 +548,7 @@ class _Record:
     expiration_time: Any
 
 
-def _dht() -> Target:
+def _dht() -> FuzzTarget:
     records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
     record = _Record(b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(presence()), NOW + 60.0)
     record.value = records.sign_value(record)
@@ -568,10 +569,10 @@ def _dht() -> Target:
             raise Defect(f"an altered record is accepted: {values}")
         return accepted
 
-    return Target("DHT record", [msgpack.packb(fields)], run, structured=True)
+    return FuzzTarget("DHT record", [msgpack.packb(fields)], run, structured=True)
 
 
-def _forged_dht() -> Target:
+def _forged_dht() -> FuzzTarget:
     """A member publishes any value under its own name."""
     records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
     subkey = msgpack.packb(NODE.peer_id)
@@ -581,17 +582,17 @@ def _forged_dht() -> Target:
         record.value = records.sign_value(record)
         return records.validate(record)
 
-    return Target("re-signed DHT record", [msgpack.packb(presence())], run, structured=True)
+    return FuzzTarget("re-signed DHT record", [msgpack.packb(presence())], run, structured=True)
 
 
-def _presence() -> Target:
+def _presence() -> FuzzTarget:
     def run(data: bytes) -> bool:
         return not isinstance(members().hear(data), Rejected)
 
-    return Target("presence", [presence()], run, structured=True)
+    return FuzzTarget("presence", [presence()], run, structured=True)
 
 
-def _forged_presence() -> Target:
+def _forged_presence() -> FuzzTarget:
     """A member says anything in its heartbeat."""
 
     def run(head: bytes) -> bool:
@@ -599,7 +600,7 @@ def _forged_presence() -> Target:
         whole = msgpack.packb([sealed, *CHAIN])
         return not isinstance(members().hear(whole), Rejected)
 
-    return Target("re-signed presence", [HEAD], run, structured=True)
+    return FuzzTarget("re-signed presence", [HEAD], run, structured=True)
 
 
 class _Sink:
@@ -632,7 +633,7 @@ def _stream(data: bytes) -> asyncio.StreamReader:
     return reader
 
 
-def _request() -> Target:
+def _request() -> FuzzTarget:
     def run(data: bytes) -> bool:
         try:
             payload = _drive(frames.read_request(_stream(data), 4096))
@@ -640,10 +641,10 @@ def _request() -> Target:
             return False
         return len(payload) <= 4096
 
-    return Target("stream request", [frames._LENGTH.pack(40) + b"p" * 40], run)
+    return FuzzTarget("stream request", [frames._LENGTH.pack(40) + b"p" * 40], run)
 
 
-def _reply() -> Target:
+def _reply() -> FuzzTarget:
     import hashlib
 
     def run(data: bytes) -> bool:
@@ -659,10 +660,10 @@ def _reply() -> Target:
         bytes([status]) + frames._LENGTH.pack(len(text)) + text + hashlib.sha256(text).digest()
         for status, text in ((0, b"p" * 40), (1, "no such group \x1b[2Jé".encode()))
     ]
-    return Target("stream reply", seeds, run)
+    return FuzzTarget("stream reply", seeds, run)
 
 
-def _pipe() -> Target:
+def _pipe() -> FuzzTarget:
     decoder = msgspec.msgpack.Decoder(pipes.Failed | pipes.Cut | pipes.Drop)
 
     def run(data: bytes) -> bool:
@@ -679,10 +680,10 @@ def _pipe() -> Target:
         pipes.framed(7, msgspec.msgpack.encode(body))
         for body in (pipes.Failed("ValueError", "why"), pipes.Cut(), pipes.Drop())
     ]
-    return Target("pipe", seeds, run)
+    return FuzzTarget("pipe", seeds, run)
 
 
-def _judge() -> Target:
+def _judge() -> FuzzTarget:
     """A judge that a hostile text took over answers anything."""
     from swarm_node.environments.judging.judge import Derived, Scored, TextVerdict, Unknown
 
@@ -697,10 +698,10 @@ def _judge() -> Target:
         return True
 
     replies = (Derived(["question"], True, True), Scored([TextVerdict(1.0)]), Unknown("why"))
-    return Target("judge's reply", [msgspec.msgpack.encode(each) for each in replies], run)
+    return FuzzTarget("judge's reply", [msgspec.msgpack.encode(each) for each in replies], run)
 
 
-def _control() -> list[Target]:
+def _control() -> list[FuzzTarget]:
     """Another program took the port of a node that died, or wrote its address file."""
     point = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
     encoded = msgspec.json.encode(point)
@@ -732,7 +733,7 @@ def _control() -> list[Target]:
 
     seed = json.dumps({"port": 4000, "token": "t" * 43, "pid": 17}).encode()
     return [
-        Target("control: status", [status], run(Snapshot)),
-        Target("control: evaluation", [encoded], run(EvalPoint)),
-        Target("control: address file", [seed], address, weight=0.2),
+        FuzzTarget("control: status", [status], run(Snapshot)),
+        FuzzTarget("control: evaluation", [encoded], run(EvalPoint)),
+        FuzzTarget("control: address file", [seed], address, weight=0.2),
     ]

@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from campaigns.chaos import BACK, Fault, draw, kinds, swarm, why_not_here
+from campaigns.chaos import BACK, RandomFault, draw, kinds, swarm, why_not_here
 
 #: Faults that once ended a node, and one that takes its network away.
 SLICE = [
-    Fault("disk", "home", "pub2", 4.0),
-    Fault("descriptors", "node", "a1", 6.0),
-    Fault("memory", "node", "pub1", 6.0),
-    Fault("kill", "network", "pub1", 2.0),
+    RandomFault("disk", "home", "pub2", 4.0),
+    RandomFault("descriptors", "node", "a1", 6.0),
+    RandomFault("memory", "node", "pub1", 6.0),
+    RandomFault("kill", "network", "pub1", 2.0),
 ]
 
 

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 from campaigns import bits, fuzz
 from campaigns.mutator import Mutator
-from campaigns.targets import CARRIED, Target, targets
+from campaigns.targets import CARRIED, FuzzTarget, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ values = st.recursive(
 
 @settings(max_examples=200)
 @given(st.sampled_from([target for target in targets() if target.structured]), values)
-def test_no_structure_raises(target: Target, value: object) -> None:
+def test_no_structure_raises(target: FuzzTarget, value: object) -> None:
     target.run(target.wrap(msgpack.packb(value)))
 
 
@@ -80,7 +80,7 @@ def _hoards(data: bytes) -> bool:
     ],
 )
 def test_the_fuzzer_finds_a_defect(run, what: str) -> None:
-    target = Target("planted", [SEED], run, structured=True, signed=True)
+    target = FuzzTarget("planted", [SEED], run, structured=True, signed=True)
     score = fuzz.fuzz(target, 30, seed=1)
     assert what in score.defects
     assert score.examples[what] != SEED

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from builders import ROOT
 from campaigns.crashes import Writer, enumerate_states, writers
-from campaigns.full_disk import Tally, attempt
-from campaigns.full_disk import Writer as BrokenWriter
+from campaigns.full_disk import DiskTally, DiskWriter, attempt
 
 from swarm_node.errors import HomeError
 
@@ -103,8 +102,8 @@ def test_the_campaign_of_broken_disks_finds_a_careless_writer(tmp_path: Path) ->
         os.fsync = failing
         return lambda: setattr(os, "fsync", real)
 
-    tally = Tally()
-    assert not attempt(BrokenWriter("", HomeError, prepare, write, look), tmp_path, tally, break_)
+    tally = DiskTally()
+    assert not attempt(DiskWriter("", HomeError, prepare, write, look), tmp_path, tally, break_)
     assert tally.defects is not None
     assert tally.defects[0].startswith("on the broken disk: OSError")
     assert "the old file is gone" in tally.defects[1]

@@ -1,4 +1,4 @@
-"""What `mutants.py` takes for a guard, and that it takes one out of real code."""
+"""The guards that `mutants.py` finds, and that it takes one out of real code."""
 
 from __future__ import annotations
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from control_servers import serving
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from swarm_node.cli.config_view import explain_settings
+from swarm_node.cli.config_view import SettingRow, explain_settings
 from swarm_node.cli.main import app
 from swarm_node.config import Sources, load_settings, settings_keys
 from swarm_node.config.reloading import Reloaded, Reloading
+from swarm_node.config.remembered import recall
+from swarm_node.node.home.home import Home
 
 
 def test_a_setting_is_explained(tmp_path: Path) -> None:
@@ -149,3 +151,58 @@ def test_set_without_a_settings_file_changes_the_home(tmp_path: Path) -> None:
     )
     assert f"9 (default 4; {file}:2)" in shown
     assert "2 (default 0; the home)" in shown
+
+
+def test_a_home_that_lost_what_it_remembered_says_so_until_a_start(tmp_path: Path) -> None:
+    def command(*arguments: str) -> Result:
+        done = CliRunner().invoke(app, [*arguments, "--home", str(tmp_path)])
+        assert done.exit_code == 0, done.stderr
+        return done
+
+    command("config", "set", "run.seed=1")  # in a home without a swarm yet
+    command("init", "team")
+    assert command("config").stderr == ""
+    (tmp_path / "settings.json").unlink()
+    told = "settings.json is missing: options of earlier starts and of `config set` are gone"
+    assert told in command("config").stderr
+    assert told in command("config", "set", "run.seed=2").stderr
+    assert command("config").stderr == ""
+
+
+def test_settings_that_a_founded_home_got_later_are_missed_too(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.found_swarm("team", 1_800_000_000.0)
+    arguments = ["config", "set", "run.seed=1", "--home", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    (tmp_path / "settings.json").unlink()
+    (fault,) = home.judged().faults
+    assert (fault.file, fault.level) == ("settings.json", "warning")
+    assert fault.remedy == "restore it from a backup, or go on without it"
+
+
+def test_the_port_that_the_home_keeps_is_shown_beside_port_0(tmp_path: Path) -> None:
+    def listen() -> tuple[str, SettingRow]:
+        arguments = ["config", "--home", str(tmp_path)]
+        shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"}).stdout
+        rows = {row.name: row for row in explain_settings({"home": tmp_path}, with_home=True)}
+        return shown, rows["network.listen"]
+
+    shown, row = listen()
+    assert "in force" not in shown, "a port is chosen at the first start"
+    assert row.in_force is None
+    port = Home(tmp_path).port()
+    shown, row = listen()
+    assert f"(in force ['/ip4/0.0.0.0/tcp/{port}']; the home)" in shown
+    assert (row.value, row.in_force) == (
+        ["/ip4/0.0.0.0/tcp/0"],
+        [f"/ip4/0.0.0.0/tcp/{port}"],
+    )
+
+
+def test_set_takes_a_key_and_a_value_as_two_words(tmp_path: Path) -> None:
+    arguments = ["config", "set", "run.seed", "7", "--home", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, recall(tmp_path)["run.seed"].value) == (0, 7), done.stderr
+    done = CliRunner().invoke(app, [*arguments, "run.threads=2"])
+    assert done.exit_code == 1
+    assert "write KEY=VALUE" in done.stderr

@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.doctor import findings_view
 from swarm_node.cli.main import app
+from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import Finding
+from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.storage import KnownPeer, Storage
 
 
 def run(home: Path, *options: str) -> tuple[int, str]:
@@ -89,9 +92,36 @@ def test_before_a_start_the_network_is_that_of_the_nodes_to_dial(tmp_path: Path)
     code, shown = run(tmp_path, "--network", "--set", f'network.bootstrap=["{address}"]')
     assert code == 1  # nobody is reached
     subjects = re.findall(r"^[✓!✗▲] +(\w+) ", shown, re.M)
-    assert subjects == ["clock", "port", "reach", "address", "reached"]
+    assert subjects == ["reach", "address", "reached", "clock", "port"]
     assert "127.0.0.1:1 refuses connections" in shown
     assert "is the node there running, on that port?" in shown
+
+
+def test_before_a_start_the_coordinator_and_the_peers_of_before_are_tried(tmp_path: Path) -> None:
+    home, peer = tmp_path / "home", Identity.generate().peer_id
+    Home(home).begin()
+    relay = f"/ip4/127.0.0.1/tcp/2/p2p/{Identity.generate().peer_id}/p2p-circuit"
+    known = KnownPeer(peer, (relay, "/ip4/127.0.0.1/tcp/1"), 9.0)
+    storage = Storage(home / "node.db")
+    storage.remember_peers([known, KnownPeer(Identity.generate().peer_id, (relay,), 9.0)])
+    storage.close()
+    Home(home).save("bootstrap", coordinator_address("http://127.0.0.1:1").encode())
+    code, shown = run(home, "--network")
+    assert code == 1
+    lines = [line.rstrip().split(maxsplit=2)[1:] for line in shown.splitlines() if line[0] != " "]
+    assert [subject for subject, _ in lines][1:4] == ["peer", "coordinator", "reached"]
+    assert lines[1][1].startswith("127.0.0.1:1 refuses connections")
+    assert lines[2][1].startswith("http://127.0.0.1:1 ")
+    assert lines[3][1] == "nobody is reached"
+
+
+def test_before_a_start_a_coordinator_that_is_silent_is_an_error(tmp_path: Path) -> None:
+    code, shown = run(tmp_path, "--network", "--set", "network.coordinator=http://127.0.0.1:1")
+    assert code == 1
+    assert "nobody is reached" in shown
+    code, shown = run(tmp_path, "--network")
+    assert code == 0
+    assert "nobody to try" in shown
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

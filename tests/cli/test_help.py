@@ -1,8 +1,37 @@
-"""What `swarm-node --help` lists."""
+"""What `--help` of each command lists."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from coordinator.main import app as coordinator
 from swarm_node.cli.main import app
+
+
+def paths(command: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The names that lead to a command and to each below it."""
+    here = (*above, command.name)
+    yield here
+    for each in getattr(command, "commands", {}).values():
+        yield from paths(each, here)
+
+
+def rows(shown: str) -> list[list[str]]:
+    """The lines of each argument and option, without those of typer's own."""
+    found: list[list[str]] = []
+    for panel in re.findall(r"^╭─ (?:Options|Arguments) ─.*?^╰", shown, re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"^│(.*)│$", panel, re.MULTILINE):
+            if line[:8].strip():
+                found.append([])
+            found[-1].append(line)
+    return [row for row in found if "-completion" not in row[0]]
 
 
 def test_help_wraps_at_the_width_of_the_terminal_only() -> None:
@@ -11,6 +40,39 @@ def test_help_wraps_at_the_width_of_the_terminal_only() -> None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     paragraph = lines[lines.index(next(line for line in lines if line.startswith("Without"))) :]
     assert all(len(line) > 50 for line in paragraph[:-2]), shown
+
+
+def text_of(row: list[str]) -> list[str]:
+    """The lines of an option before those that typer adds."""
+    added = (at for at, line in enumerate(row) if re.match(r" +\[(default|required|env var)", line))
+    return row[: next(added, len(row))]
+
+
+@pytest.mark.parametrize(
+    "called", [*paths(get_command(app)), *paths(get_command(coordinator))], ids=" ".join
+)
+def test_the_text_of_an_option_takes_two_lines_at_eighty_columns(called: tuple[str, ...]) -> None:
+    shown = (
+        CliRunner()
+        .invoke(
+            app if called[0] == "swarm-node" else coordinator,
+            [*called[1:], "--help"],
+            env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},
+        )
+        .stdout
+    )
+    assert rows(shown)
+    assert [row for row in rows(shown) if len(row) > 3 or len(text_of(row)) > 2] == []
+
+
+def test_an_option_of_three_lines_is_found() -> None:
+    bare = typer.Typer()
+
+    @bare.command()
+    def run(long: Annotated[str, typer.Option(help="word " * 40)] = "") -> None: ...
+
+    shown = CliRunner().invoke(bare, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert max(len(text_of(row)) for row in rows(shown.stdout)) > 2
 
 
 def test_the_panels_begin_with_what_one_needs_first() -> None:

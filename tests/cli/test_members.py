@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import stat
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
+from builders import quiet_snapshot
+from control_servers import serving
 from typer.testing import CliRunner, Result
 
 from coordinator.server import read_swarm
@@ -77,10 +82,17 @@ def test_what_describes_a_swarm_to_its_coordinator_holds_no_secret(tmp_path: Pat
     assert read_swarm(tmp_path / "home" / "swarm.json").swarm_id == swarm.swarm_id
 
 
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of an owner; do not write."""
+    place = tmp_path_factory.mktemp("founded") / "home"
+    assert run(place, "init", "team a").exit_code == 0
+    return place
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    assert run(tmp_path / "home", "init", "team a").exit_code == 0
-    return tmp_path / "home"
+def home(founded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded, tmp_path / "home"))
 
 
 def run(home: Path, verb: str, *arguments: str) -> Result:
@@ -109,7 +121,7 @@ def test_a_ticket_is_a_private_file_and_never_shown(home: Path, tmp_path: Path) 
         assert said in done.stdout
     ticket = parse_ticket(text, 0.0 + _now())
     assert (ticket.issuer.name, ticket.issuer.uses, ticket.addresses) == ("alice", 3, (ADDRESS,))
-    assert 0 <= ticket.expires - _now() - 2 * 86_400 < 60
+    assert -60 < ticket.expires - _now() - 2 * 86_400 <= 0
     newcomer = Home(tmp_path / "newcomer")
     assert newcomer.join_swarm(ticket, _now()).swarm.name == "team a"
 
@@ -129,16 +141,72 @@ def test_a_ticket_is_printed_only_if_asked(home: Path, tmp_path: Path) -> None:
         assert "--name alice --out alice.ticket" in refused(invite(home, *missing))
 
 
+def test_loopback_in_a_ticket_is_said(home: Path) -> None:
+    far, only = "/ip4/10.77.0.1/tcp/9", "Only this machine can use this ticket"
+
+    def said(*arguments: str) -> str:
+        done = run(home, "invite", "--name", "a", "--out", "-", *arguments)
+        assert done.exit_code == 0, done.stderr
+        return done.stderr
+
+    assert only in said("--address", ADDRESS)
+    assert "Only this machine" not in said("--address", far)
+    for beside in (("--address", far), ("--coordinator", "https://swarm.example")):
+        told = said("--address", ADDRESS, *beside)
+        assert only not in told
+        assert f"Only this machine can dial {ADDRESS}" in told
+
+
+def test_a_ticket_with_a_coordinator_leaves_the_loopback_of_a_running_node_out(
+    tmp_path: Path,
+) -> None:
+    snapshot = msgspec.structs.replace(quiet_snapshot(), addresses=[ADDRESS])
+    home = tmp_path / "home"
+    assert run(home, "init", "team a").exit_code == 0
+
+    async def invited(*arguments: str) -> Result:
+        named = ("invite", "--name", "a", "--out", "-", *arguments)
+        async with serving(home, snapshot=lambda: snapshot):
+            return await asyncio.to_thread(run, home, *named)
+
+    def addresses(done: Result) -> tuple[str, ...]:
+        return parse_ticket(done.stdout, time.time()).addresses
+
+    done = asyncio.run(invited("--coordinator", "https://swarm.example"))
+    assert addresses(done) == ("/dns/swarm.example/tcp/443/https",)
+    assert "Only this machine" not in done.stderr
+    done = asyncio.run(invited("--coordinator", "http://127.0.0.1:8470"))
+    assert addresses(done) == (ADDRESS, "/ip4/127.0.0.1/tcp/8470/http")
+    assert "Only this machine can use this ticket" in done.stderr
+    done = asyncio.run(invited())
+    assert addresses(done) == (ADDRESS,)
+    assert "Only this machine can use this ticket" in done.stderr
+
+
 def test_a_ticket_overwrites_nothing(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "alice.ticket"
     out.write_text("kept")
     assert "exists already" in refused(invite(home, "--name", "alice", "--out", str(out)))
     assert out.read_text() == "kept"
+    nowhere = ("--name", "alice", "--out", str(tmp_path / "no" / "where"))
+    assert "cannot write" in refused(invite(home, *nowhere))
     tickets = json.loads(run(home, "members", "--json").stdout)["tickets"]
     assert tickets == [], "and none is made"
+
+
+def test_a_ticket_that_cannot_be_written_stays_in_stock(home: Path, tmp_path: Path) -> None:
+    file, out = str(tmp_path / "hq"), tmp_path / "alice.ticket"
+    made = run(home, "issuer", "make", "--name", "hq", "--tickets", "1", "--out", file)
+    assert made.exit_code == 0, made.stderr
+    assert run(home, "issuer", "use", file).exit_code == 0
+    (home / "root.key").unlink()
     assert "cannot write" in refused(
         invite(home, "--name", "alice", "--out", str(tmp_path / "no" / "where"))
     )
+    assert "name" in refused(invite(home, "--name", "a/b", "--out", str(out)))
+    assert not out.exists(), "a refused ticket leaves no file"
+    assert invite(home, "--name", "alice", "--out", str(out)).exit_code == 0
+    assert parse_ticket(out.read_text(), time.time()).issuer.name == "hq 1"
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "0d", "91d", "-1d", "1y", "1.5d", "9999999w", "٣d"])
@@ -161,6 +229,19 @@ def test_a_home_that_cannot_invite_says_why(tmp_path: Path, home: Path) -> None:
     assert "name" in refused(done)
 
 
+def test_a_home_whose_node_has_run_knows_its_addresses(home: Path, tmp_path: Path) -> None:
+    place, out = Home(home), tmp_path / "t"
+    me, port = place.identity().peer_id, place.port()
+    last = [f"/ip4/{host}/tcp/{port}/p2p/{me}" for host in ("127.0.0.1", "10.77.0.1")]
+    place.keep_addresses(last)
+    done = run(home, "invite", "--name", "a", "--out", str(out))
+    assert done.exit_code == 0, done.stderr
+    assert parse_ticket(out.read_text(), time.time()).addresses == (last[1],)
+    assert "addresses of the last start" in done.stderr
+    assert run(home, "config", "set", "network.listen=['/ip4/0.0.0.0/tcp/9']").exit_code == 0
+    assert "start this node first" in refused(run(home, "invite", "--name", "b", "--out", "-"))
+
+
 def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert "no tickets were made" in run(home, "members").stdout
     for name in ("alice", "bob"):
@@ -173,6 +254,27 @@ def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert all(said in shown for said in ("alice", "bob", "open", "no node runs"))
     assert stat.S_IMODE((home / "invitations.json").stat().st_mode) == 0o600
     assert "swarm-node init" in refused(run(home.parent / "none", "members"))
+
+
+def test_members_shows_the_tickets_that_lead_nowhere(home: Path, tmp_path: Path) -> None:
+    """Also those that were made before the first start, and those with a coordinator's address."""
+
+    def states() -> list[str]:
+        rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
+        return [row["state"] for row in rows]
+
+    before = ("--address", "/ip4/203.0.113.5/tcp/31330")
+    run(home, "invite", "--name", "alice", "--out", "-", *before)
+    beside = (*before, "--coordinator", "https://swarm.example")
+    run(home, "invite", "--name", "bob", "--out", "-", *beside)
+    other = f"/ip4/203.0.113.5/tcp/31330/p2p/{PEER}"
+    run(home, "invite", "--name", "carol", "--out", "-", "--address", other)
+    assert states() == ["open"] * 3
+    port = "network.listen=['/ip4/0.0.0.0/tcp/31330']"
+    assert run(home, "config", "set", port).exit_code == 0
+    assert states() == ["open"] * 3
+    assert run(home, "config", "set", port.replace("31330", "31331")).exit_code == 0
+    assert states() == ["leads nowhere", "by others", "open"]
 
 
 def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> None:

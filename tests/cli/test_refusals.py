@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
+from swarm_node.config.remembered import recall
+from swarm_node.config.sources import set_remembered
+from swarm_node.node.home.home import Home
 
 
 @pytest.mark.parametrize(
@@ -36,3 +41,12 @@ def test_a_plan_that_does_not_fit_exits_with_1() -> None:
 def test_a_misspelt_model_is_guessed() -> None:
     done = CliRunner().invoke(app, ["plan", "--model", "qwen2.5-05b"])
     assert "did you mean qwen2.5-0.5b?" in done.stderr
+
+
+def test_a_refused_join_forgets_nothing(tmp_path: Path) -> None:
+    set_remembered(tmp_path, {"run.seed": 3})
+    with Home(tmp_path).lock():
+        done = CliRunner().invoke(app, ["join", "--home", str(tmp_path), "--forget", "run.seed"])
+    assert done.exit_code == 1
+    assert "already running" in done.stderr
+    assert [*recall(tmp_path)] == ["run.seed"]

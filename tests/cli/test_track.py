@@ -77,4 +77,4 @@ def test_a_tracker_that_is_not_installed_is_named(
     Home(tmp_path).begin()
     done = CliRunner().invoke(app, ["track", "wandb", "--home", str(tmp_path), "--once"])
     assert done.exit_code == 1
-    assert "pip install 'swarm-node[wandb]'" in done.output
+    assert "pip install '.[wandb]'" in done.output

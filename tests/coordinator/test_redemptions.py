@@ -11,9 +11,12 @@ import pytest
 from aiohttp import web
 from coordinator_runs import Hand, Running, coordinator, issuer_file
 from swarm_keys import DAY, Swarm
+from typer.testing import CliRunner
 
+from coordinator.main import app
 from swarm_node.errors import CoordinatorError, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
+from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.coordinator_client import redeem as ask_for_ticket
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.coordinator import coordinator_api as api
@@ -170,6 +173,33 @@ async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path
             CoordinatorError, match=r"refuses: this code was used already.*\(used_up\)"
         ):
             await ask_for_ticket(running.url, code, Identity.generate(), hand.clock().wall)
+
+
+async def test_a_code_names_its_ticket_and_who_came_by_it(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file, data = issuer_file(tmp_path, swarm, 1), tmp_path / "c"
+    async with coordinator(data, swarm, hand, issuer_file=file) as running:
+        code, home = await _code(running), Home(tmp_path / "carol")
+        home.begin()
+        text = await ask_for_ticket(running.url, code, home.identity(), hand.clock().wall)
+        ticket = parse_ticket(text, EPOCH)
+        home.join_swarm(ticket, EPOCH)
+        own = home.membership()
+        told = await asyncio.to_thread(
+            CliRunner().invoke, app, ["code", "list", "--data", str(data)]
+        )
+        assert f"gave {ticket.issuer.name} (not met yet)" in told.stdout
+        client = CoordinatorClient(
+            running.url, (own.identity, own.swarm.swarm_id, lambda: own.chain), hand.clock().wall
+        )
+        await client.reputation()
+        _, listed = await running.admin("GET", "/v1/codes")
+        peer_id = own.identity.peer_id
+        assert listed["codes"][0]["holders"] == {ticket.issuer.name: [peer_id]}
+        told = await asyncio.to_thread(
+            CliRunner().invoke, app, ["code", "list", "--data", str(data)]
+        )
+        assert f"gave {ticket.issuer.name} (…{peer_id[-8:]})" in told.stdout
 
 
 async def test_without_anissuer_file_nobody_is_admitted(tmp_path: Path) -> None:

@@ -278,3 +278,6 @@ def test_a_file_that_describes_no_swarm_is_refused(tmp_path: Path, wrong: str) -
     file.write_text(wrong)
     with pytest.raises(ConfigError, match="swarm-node id --swarm-file"):
         read_swarm(file)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"\(no such file or directory\)"):
+        read_swarm(file)

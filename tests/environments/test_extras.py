@@ -15,7 +15,7 @@ from builders import ROOT
 
 from swarm_node.environments.extras import EXTRAS, installed, refusal
 
-NEEDED = "environment.name: reasoning-gym is not installed: run `pip install 'swarm-node[reasoning"
+NEEDED = "environment.name: reasoning-gym is not installed: run `pip install '.[reasoning-gym]'"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_start_without_reasoning_gym_is_refused_by_name(
     code, shown = said(bare_python, "env", "check", "reasoning_gym")
     assert (code, NEEDED in shown) == (1, True), shown
     code, shown = said(bare_python, "join", "--model", "tiny", "--home", str(tmp_path), *chosen)
-    assert (code, "'swarm-node[reasoning-gym]'" in shown) == (1, True), shown
+    assert (code, "'.[reasoning-gym]'" in shown) == (1, True), shown
     assert "Traceback" not in shown
     code, shown = said(bare_python, "doctor", "--model", "tiny", "--home", str(tmp_path), *chosen)
     assert (code, "environment.name is reasoning_gym" in shown) == (1, True), shown

@@ -39,7 +39,7 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
 BOXED = TASKSET.replace("    @vf.reward", "    NEEDS_CONTAINER = True\n\n    @vf.reward")
 
 needs_verifiers = pytest.mark.skipif(
-    importlib.util.find_spec("verifiers") is None, reason="pip install 'swarm-node[verifiers]'"
+    importlib.util.find_spec("verifiers") is None, reason="pip install '.[verifiers]'"
 )
 
 
@@ -66,7 +66,7 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install 'swarm-node[verifiers]'" in done.stdout, done.stderr
+    assert "pip install '.[verifiers]'" in done.stdout, done.stderr
 
 
 @needs_verifiers

@@ -31,8 +31,9 @@ from swarm_node.policy.models.model import TINY, resolve
 NodeStarter = Callable[..., Any]
 TESTS = Path(__file__).parents[1]
 HOUR, DAY = 3600, 86_400
-#: Seconds for a sentence on a busy machine. A quiet one needs fewer than 30.
-PATIENCE = 120.0
+#: Seconds for a sentence on a busy machine. A quiet one needs fewer than 30, and a minute more for
+#: that a node is alone.
+PATIENCE = 180.0
 
 
 def clocked(seconds: float) -> list[str]:

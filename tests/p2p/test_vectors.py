@@ -12,7 +12,9 @@ from typing import Any
 import msgpack
 import pytest
 from builders import ROOT
+from published import VECTORS, load
 from swarm_keys import verify_chain
+from vectors.stored import joined
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
@@ -47,22 +49,11 @@ from swarm_node.p2p.wire.envelope import (
 )
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
-VECTORS = ROOT / "tests" / "vectors"
 PROTOCOL = ROOT / "docs" / "protocol.md"
-
-
-def load(name: str) -> dict[str, Any]:
-    content = json.loads((VECTORS / f"{name}.json").read_text())
-    assert isinstance(content, dict)
-    return content
 
 
 ENVELOPES, BODIES, MEMBERSHIP = load("envelopes"), load("bodies"), load("membership")
 SWARM_ID = bytes.fromhex(ENVELOPES["swarm_id"])
-
-
-def joined(parts: list[dict[str, Any]]) -> bytes:
-    return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
 
 
 def test_no_envelope_that_is_taken_is_over_the_limit_of_its_kind() -> None:
@@ -262,12 +253,16 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     verdicts = [line.split("\t")[0] for line in run.stdout.splitlines()]
+    limits = load("limits")
     assert verdicts == ["PASS"] * (
         8
         + len(ENVELOPES["cases"])
         + len(BODIES["relayed"])
         + len(BODIES["coordinator"])
         + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))
+        + sum(len(of["cases"]) for of in limits.pop("messages"))
+        + 2
+        + sum(len(cases) for cases in limits.values() if isinstance(cases, list))
     )
 
 

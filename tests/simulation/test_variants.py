@@ -28,7 +28,7 @@ def group(name: str, author: str = "me", rewards: tuple[float, ...] = MIXED) -> 
 def filled(past: int, rows: int, own: int = 1, external: int = 0, peers: int = 0) -> VariantBuffer:
     held = VariantBuffer(replay_settings(own=own, external=external), past, rows)
     for index in range(peers):
-        assert held.admit(group(f"p{index}", "peer"), 0) is None
+        assert held.admit(group(f"p{index}", f"peer{index}"), 0) is None
     return held
 
 

@@ -1,5 +1,7 @@
 """A second implementation of docs/protocol.md, to check the vectors with: it shares no code with
-the program, only MessagePack, SHA-256, Ed25519 and ChaCha20-Poly1305 from libraries.
+the program, only MessagePack, hashes, ChaCha20-Poly1305 and Ed25519's signing from libraries.
+Beside it, ed25519.py verifies signatures, shapes.py has types and bounds of messages,
+and stored.py reads bytes as the files store them.
 
     python reader.py DIRECTORY      prints one line per vector, exits 1 if any differs
 """
@@ -10,6 +12,9 @@ import base64
 import hashlib
 import hmac
 import json
+import re
+import socket
+import string
 import struct
 import sys
 import unicodedata
@@ -18,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-P = 2**255 - 19
-D = -121665 * pow(121666, -1, P) % P
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shapes
+from ed25519 import holds, unsound
+from stored import changed, joined
+
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET, RELAY, REPLY, CALL, REPORT, BATCH = (
     f"application/vnd.swarm.{name}.v1+msgpack"
@@ -54,27 +59,6 @@ def peer_id(key: bytes) -> str:
     return "1" * (len(raw) - len(raw.lstrip(b"\x00"))) + text
 
 
-def doubled(x: int, y: int) -> tuple[int, int]:
-    t = D * x * x * y * y % P
-    return 2 * x * y * pow(1 + t, -1, P) % P, (y * y + x * x) * pow(1 - t, -1, P) % P
-
-
-def unsound(key: bytes) -> bool:
-    """y >= p, or a point that becomes the neutral element when multiplied by 8."""
-    y = int.from_bytes(key, "little") % 2**255
-    if y >= P:
-        return True
-    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
-    x = pow(square, (P + 3) // 8, P)
-    if x * x % P != square:
-        x = x * pow(2, (P - 1) // 4, P) % P
-    if x * x % P != square:
-        return False  # no point at all: the signature cannot hold
-    for _ in range(3):
-        x, y = doubled(x, y)
-    return (x, y) == (0, 1)
-
-
 def pae(kind: str, swarm_id: bytes, body: bytes) -> bytes:
     name = kind.encode()
     if len(body) > 65536:
@@ -100,26 +84,25 @@ def open_envelope(
     name, body, key, signature = fields
     if len(key) != 32 or len(signature) != 64:
         raise Refused("schema")
+    if len(name) > 64:
+        raise Refused("schema")
     if name != kind:
         raise Refused("kind")
     if msgpack.packb(fields) != data:
         raise Refused("encoding")
     if unsound(key):
         raise Refused("key")
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, pae(kind, swarm_id, body))
-    except InvalidSignature as error:
-        raise Refused("signature") from error
+    if not holds(key, pae(kind, swarm_id, body), signature):
+        raise Refused("signature")
     return key, body
 
 
-def fields(body: bytes, *types: type) -> list[Any]:
+def fields(kind: str, body: bytes) -> list[Any]:
     """The fields of a body of version 1, after the version."""
-    values = msgpack.unpackb(body)
-    if not isinstance(values, list) or [type(value) for value in values] != [int, *types]:
-        raise Refused("schema")
-    if values[0] != 1:
-        raise Refused("schema")
+    reason = shapes.refused(kind, body)
+    if reason != "ok":
+        raise Refused(reason)
+    values: list[Any] = msgpack.unpackb(body)
     return values[1:]
 
 
@@ -127,26 +110,45 @@ def open_issuer(certificate: bytes, swarm_id: bytes, root: bytes) -> list[Any]:
     author, body = open_envelope(certificate, swarm_id, ISSUER, 320)
     if author != root:
         raise Refused("wrong_root")
-    issuer = fields(body, bytes, str, int, int, int, bool, int)
+    issuer = fields("issuer", body)
     if unsound(issuer[0]):
         raise Refused("key")
     return issuer
 
 
-def verify_chain(
-    chain: list[bytes], swarm_id: bytes, root: bytes, subject: bytes, now: float
-) -> None:
+def open_chain(
+    chain: list[bytes], swarm_id: bytes, root: bytes, subject: bytes
+) -> tuple[list[Any], list[Any]]:
+    """Rules 1 to 4: the fields of both certificates."""
     if len(chain) != 2:
         raise Refused("chain_depth")
-    issuer, name, begin, end, allowance, steward, _ = open_issuer(chain[0], swarm_id, root)
+    issuer = open_issuer(chain[0], swarm_id, root)
     author, body = open_envelope(chain[1], swarm_id, CERT, 320)
-    if author != issuer:
+    if author != issuer[0]:
         raise Refused("wrong_issuer")
-    key, member_begin, member_end, member_name, first = fields(body, bytes, int, int, str, bytes)
+    member = fields("cert", body)
+    key, _, _, name, first = member
     if key != subject or unsound(subject):
         raise Refused("wrong_subject")
-    if not steward and (member_name, first) != (name, issuer):
+    if not issuer[5] and (name, first) != (issuer[1], issuer[0]):
         raise Refused("not_steward")
+    return issuer, member
+
+
+def check_rules(
+    issuer: list[Any], member: list[Any], now: float, case: dict[str, Any] | None = None
+) -> None:
+    """Rules 5 to 9. A case may have keys that are listed, banned, and met before of this issuer."""
+    key, _, begin, end, allowance, _, uses = issuer
+    subject, member_begin, member_end, _, first = member
+    listed, banned, met = (
+        [bytes.fromhex(each) for each in (case or {}).get(name, [])]
+        for name in ("listed", "banned", "met")
+    )
+    if {subject, first, key}.intersection(listed):
+        raise Refused("revoked")
+    if {subject, first}.intersection(banned):
+        raise Refused("banned")
     if not begin - 300 <= member_begin <= end:
         raise Refused("outside_issuer")
     if not 0 < member_end - member_begin <= allowance:
@@ -155,28 +157,29 @@ def verify_chain(
         raise Refused("not_yet_valid")
     if now > member_end + 300:
         raise Refused("expired")
+    if uses and subject not in [*met, subject][:uses]:
+        raise Refused("used_up")
 
 
-def statement_fields(kind: str, body: bytes) -> tuple[int, int, float, list[bytes]]:
-    """Number, issued, the end and the keys of a list; a secret has no end and no keys."""
-    if kind == SECRET:
-        number, issued, secret = fields(body, int, int, bytes)
-        ends, keys, digests = float("inf"), [], [secret]
-    else:
-        number, issued, ends, keys = fields(body, int, int, int, list)
-        digests = keys
-    if any(type(digest) is not bytes or len(digest) != 32 for digest in digests):
-        raise Refused("schema")
-    if keys != sorted(set(keys)) or len(keys) > 1000 or ends <= issued or not 1 <= number < 2**62:
-        raise Refused("schema")
-    return number, issued, ends, keys
+def verify_chain(
+    chain: list[bytes], swarm_id: bytes, root: bytes, subject: bytes, now: float,
+    case: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
+    check_rules(*open_chain(chain, swarm_id, root, subject), now, case)
 
 
 def verify_statement(data: bytes, kind: str, swarm_id: bytes, root: bytes, now: float) -> list[Any]:
     """The rank: number, whether the root sealed it, content id of the sealed bytes."""
+    reason = shapes.refused("statement", data)
+    if reason != "ok":
+        raise Refused(reason)
     certificate, sealed = msgpack.unpackb(data)
     author, body = open_envelope(sealed, swarm_id, kind, 36 << 10)
-    number, issued, ends, keys = statement_fields(kind, body)
+    if kind == SECRET:
+        number, issued, _ = fields("secret", body)
+        ends, keys = float("inf"), []
+    else:
+        number, issued, ends, keys = fields("revoke", body)
     if certificate:
         steward, _, begin, end, _, may, _ = open_issuer(certificate, swarm_id, root)
         if author != steward:
@@ -197,20 +200,18 @@ def verify_statement(data: bytes, kind: str, swarm_id: bytes, root: bytes, now: 
 
 
 def verify_presence(data: bytes, swarm_id: bytes, root: bytes, now: float) -> None:
+    reason = shapes.refused("presence", data)
+    if reason != "ok":
+        raise Refused(reason)
     parts = msgpack.unpackb(data)
-    if not isinstance(parts, list) or [type(part) for part in parts] != [bytes] * 3:
-        raise Refused("schema")
     author, body = open_envelope(parts[0], swarm_id, HEAD, 716)
-    issued = fields(body, list, int, int, int, int, str, int, int, bool, bool)[4] / 1000
-    verify_chain(parts[1:], swarm_id, root, author, max(now, issued))
+    issued = fields("head", body)[4] / 1000
+    chain = open_chain(parts[1:], swarm_id, root, author)
     if issued > now + 300:
         raise Refused("future")
     if issued < now - 900:
         raise Refused("outdated")
-
-
-def joined(parts: list[dict[str, Any]]) -> bytes:
-    return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
+    check_rules(*chain, now)
 
 
 def judge_envelope(case: dict[str, Any], swarm_id: bytes) -> str:
@@ -252,6 +253,7 @@ def judge_chain(case: dict[str, Any], swarm: dict[str, Any]) -> str:
             bytes.fromhex(swarm["root_key"]),
             bytes.fromhex(case["subject_key"]),
             case["now"],
+            case,
         )
     except Refused as refused:
         return str(refused)
@@ -292,29 +294,40 @@ def judge_table(swarm: dict[str, Any]) -> str:
     head = struct.pack(">dHH", table["expiration"], len(hashed), len(subkey))
     signed = b"SWARMNODEv1 dht-record " + head + hashed + subkey + value
     author, _ = open_envelope(msgpack.unpackb(msgpack.unpackb(value))[0], swarm_id, HEAD, 716)
-    try:
-        Ed25519PublicKey.from_public_bytes(author).verify(signature, signed)
-    except InvalidSignature:
+    if not holds(author, signed, signature):
         return "signature"
     return "ok" if peer_id(author) == table["peer_id"] else "author"
 
 
 def read_relayed(case: dict[str, Any], swarm_id: bytes) -> str:
     asker, body = open_envelope(bytes.fromhex(case["request"]), swarm_id, RELAY, 65536)
-    target, protocol, nonce, _, most, payload = fields(body, bytes, str, bytes, int, int, bytes)
+    target, protocol, nonce, _, most, payload = fields("relay", body)
     if protocol in ("/swarm-node/relay/1", "/swarm-node/relayed/1") or target == asker:
         raise Refused("route")
-    stated = [case[name] for name in ("asker", "target", "nonce", "payload")]
-    if [peer_id(asker), peer_id(target), nonce.hex(), payload.hex()] != stated:
+    read = {"asker": peer_id(asker), "target": peer_id(target)}
+    read |= {"nonce": nonce.hex(), "payload": payload.hex()}
+    if {**read, **case} != {**case, **read}:
         raise Refused("fields")
-    raw = bytes.fromhex(case["reply"])
+    try:
+        return read_reply(bytes.fromhex(case["reply"]), swarm_id, target, nonce, most)
+    except struct.error:
+        return "altered"
+
+
+def read_reply(raw: bytes, swarm_id: bytes, target: bytes, nonce: bytes, most: int) -> str:
     (length,) = struct.unpack_from(">H", raw)
-    author, head = open_envelope(raw[2 : 2 + length], swarm_id, REPLY, 512)
+    try:
+        author, head = open_envelope(raw[2 : 2 + length], swarm_id, REPLY, 512)
+        again, refused, size, digest = fields("reply", head)
+    except Refused:
+        return "altered"
+    if (author, again) != (target, nonce):
+        return "altered"
+    if size > (256 if refused else most):
+        return "size"
     follows = raw[2 + length :]
-    again, refused, size, digest = fields(head, bytes, bool, int, bytes)
-    same = (target, nonce, len(follows), hashlib.sha256(follows).digest())
-    if (author, again, size, digest) != same or size > most:
-        raise Refused("altered")
+    if (size, digest) != (len(follows), hashlib.sha256(follows).digest()):
+        return "altered"
     return "refused" if refused else "ok"
 
 
@@ -323,25 +336,12 @@ def read_coordination(case: dict[str, Any], swarm_id: bytes) -> str:
     raw = bytes.fromhex(case["sealed"])
     limits = {CALL: 576, REPORT: 32 << 10, BATCH: 320}
     author, body = open_envelope(raw, swarm_id, case["kind"], limits[case["kind"]])
-    if case["kind"] == CALL:
-        method, target, _, nonce, digest = fields(body, str, str, int, bytes, bytes)
-        letters = method.isascii() and method.isalpha() and method.isupper()
-        sound = letters and 3 <= len(method) <= 7 and 1 <= len(target) <= 256
-        sound = sound and (len(nonce), len(digest)) == (16, 32)
-    elif case["kind"] == REPORT:
-        values = fields(body, *(int, str, str, str), *[int] * 7, list, list)
-        sound = min(values[4:11]) >= 0 and all(0 <= reward <= 1 for _, reward in values[11])
-        sound = sound and max(len(values[11]), len(values[12])) <= 64
-    else:
-        number, previous, content, _ = fields(body, int, bytes, bytes, int)
-        sound = number >= 1
-    if not sound:
-        raise Refused("schema")
+    values = fields({CALL: "call", REPORT: "report", BATCH: "batch"}[case["kind"]], body)
     if case["kind"] == BATCH:
         reports = b"".join(sorted(bytes.fromhex(digest) for digest in case["reports"]))
-        if content != hashlib.sha256(reports).digest():
+        if values[2] != hashlib.sha256(reports).digest():
             return "wrong content"
-        if previous.hex() != case.get("after", "00" * 32):
+        if values[1].hex() != case.get("after", "00" * 32):
             return "wrong previous"
     shown = json.loads(json.dumps(msgpack.unpackb(body), default=bytes.hex))
     same = (peer_id(author), shown) == (case["author"], case["fields"])
@@ -366,29 +366,49 @@ def judge_swarm(swarm: dict[str, Any]) -> str:
     return "ok" if (made, grouped) == (swarm["swarm_id"], swarm["fingerprint"]) else "differs"
 
 
+def read_ticket(text: str, now: float) -> list[Any]:
+    """The fields of a ticket."""
+    compact = "".join(text.split())
+    encoded = compact.removeprefix("swarmjoin1.")
+    alphabet = set(string.ascii_letters + string.digits + "-_")
+    if len(text) > 4096 or encoded == compact or not set(encoded) <= alphabet:
+        raise Refused("text")
+    encoded = encoded[:-1] if len(encoded) % 4 == 1 else encoded
+    raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    length = int.from_bytes(raw[:2], "big")
+    body, checksum = raw[2 : 2 + length], raw[2 + length :]
+    if checksum != hashlib.sha256(b"swarm-node/ticket/v1" + body).digest()[:8]:
+        raise Refused("checksum")
+    if shapes.refused("ticket", body) != "ok":
+        raise Refused("schema")
+    ticket: list[Any] = msgpack.unpackb(body)
+    _, name, swarm_id, root, _, _, expires, certificate, seed, _ = ticket
+    if unsound(root) or swarm_id != swarm_of(root, name):
+        raise Refused("swarm id")
+    key, _, begin, end, *_ = open_issuer(certificate, swarm_id, root)
+    if key != Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw():
+        raise Refused("seed")
+    if end != expires or not begin - 300 <= now <= end:
+        raise Refused("time")
+    return ticket
+
+
+def swarm_of(root: bytes, name: str) -> bytes:
+    return hashlib.sha256(b"swarm-node/swarm/v1" + root + name.encode()).digest()
+
+
 def judge_ticket(swarm: dict[str, Any]) -> str:
     """Reads the ticket and makes a member certificate out of it."""
     ticket = swarm["ticket"]
-    encoded = ticket["text"].removeprefix("swarmjoin1.")
-    raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-    (length,) = struct.unpack_from(">H", raw)
-    body, checksum = raw[2 : 2 + length], raw[2 + length :]
-    if checksum != hashlib.sha256(b"swarm-node/ticket/v1" + body).digest()[:8]:
-        return "checksum"
-    version, name, swarm_id, root, secret, _, expires, certificate, seed, number = msgpack.unpackb(
-        body
+    _, name, swarm_id, root, secret, _, expires, certificate, seed, number = read_ticket(
+        ticket["text"], ticket["valid_at"]
     )
-    stated = (version, name, swarm_id.hex(), root.hex(), secret.hex(), number, expires, seed.hex())
-    if stated != (
-        1,
-        swarm["name"],
-        swarm["swarm_id"],
-        swarm["root_key"],
-        ticket["secret"],
-        ticket["secret_number"],
-        ticket["expires"],
-        ticket["issuer_seed"],
-    ):
+    stated = (name, swarm_id.hex(), root.hex(), secret.hex(), number, expires, seed.hex())
+    published = (
+        *(swarm["name"], swarm["swarm_id"], swarm["root_key"], ticket["secret"]),
+        *(ticket["secret_number"], ticket["expires"], ticket["issuer_seed"]),
+    )
+    if stated != published:
         return "fields"
     issuer = Ed25519PrivateKey.from_private_bytes(seed)
     subject, now = bytes([7]) * 32, ticket["valid_at"]
@@ -396,10 +416,7 @@ def judge_ticket(swarm: dict[str, Any]) -> str:
     guest = open_issuer(certificate, swarm_id, root)[1]
     member = msgpack.packb([1, subject, now, now + 60, guest, key])
     sealed = msgpack.packb([CERT, member, key, issuer.sign(pae(CERT, swarm_id, member))])
-    try:
-        verify_chain([certificate, sealed], swarm_id, root, subject, now)
-    except Refused as refused:
-        return str(refused)
+    verify_chain([certificate, sealed], swarm_id, root, subject, now)
     return "ok"
 
 
@@ -409,6 +426,9 @@ def floats(data: bytes) -> list[float]:
 
 def judge_bodies(bodies: dict[str, Any]) -> str:
     want = bodies["rollout"]
+    for kind in ("rollout", "record", "head"):
+        if (reason := shapes.refused(kind, bytes.fromhex(bodies[kind]["body"]))) != "ok":
+            return f"{kind}: {reason}"
     version, epoch, seq, created_ms, task, policy, completions, claimed = msgpack.unpackb(
         bytes.fromhex(want["body"])
     )
@@ -499,6 +519,208 @@ def judge_split(split: dict[str, Any]) -> str:
     return "ok"
 
 
+def judge_messages(kinds: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    results = []
+    for of in kinds:
+        for case in of["cases"]:
+            if "whole" in case:
+                data = joined(case["whole"])
+            else:
+                data = changed(bytes.fromhex(of["sample"]), case["at"], joined(case["value"]))
+            name = f"{of['type']} {case.get('at', '')} {case['name']!a}"
+            results.append((name, shapes.refused(of["type"], data), case["expect"]))
+    return results
+
+
+def judge_signature(case: dict[str, Any], swarm_id: bytes) -> str:
+    open_envelope(bytes.fromhex(case["sealed"]), swarm_id, RECORD, 768)
+    return "ok"
+
+
+def judge_window(case: dict[str, Any], swarm_id: bytes) -> str:
+    """One author's groups. What is taken is noted."""
+    epoch, taken = -1, set[int]()
+    for at, seq, expected in case["steps"]:
+        newest = max(taken) if at == epoch and taken else 0
+        if at < epoch:
+            found = "old_epoch"
+        elif seq <= newest - 1024:
+            found = "too_old"
+        elif newest and seq > newest + 1_000_000:
+            found = "seq_jump"
+        elif at == epoch and seq in taken:
+            found = "duplicate"
+        else:
+            found, taken = "ok", {seq} if at > epoch else taken | {seq}
+            epoch = at
+        if found != expected:
+            return f"{at} {seq}: {found}"
+    return "ok"
+
+
+def judge_frame(case: dict[str, Any], swarm_id: bytes) -> str:
+    """A request, or a reply with its acknowledgement."""
+    found = read_frame(bytes.fromhex(case["bytes"]), case["what"] == "reply", case["limit"])
+    ack = case["what"] == "reply" and found in ("done", "refused")
+    return found if ack == case["ack"] else "ack"
+
+
+def read_frame(raw: bytes, reply: bool, limit: int) -> str:
+    status, raw = (raw[0], raw[1:]) if reply else (0, raw)
+    if status > 1 or len(raw) < 8:
+        return "failed"
+    length, rest = int.from_bytes(raw[:8], "big"), raw[8:]
+    if length > (256 if status else limit):
+        return "size"
+    digest = hashlib.sha256(rest[:length]).digest() if reply else b""
+    if len(rest) < length or rest[length:] != digest:
+        return "failed"
+    return "refused" if status else "done"
+
+
+#: Texts of refusals that name nothing, those that name a reason, and the one with seconds.
+PLAIN = {
+    *("say hello first", "not here (any more)", "too many requests; slow down", "no relay now"),
+    *("you broke the protocol: ask again later", "busy: ask again later", "internal error"),
+    *("too many of your requests at once: slow down", "not connected to that member"),
+    *("the relay is busy: ask again later", "too much at once; slow down"),
+    *("the other peer did not answer in time", "the asker broke the protocol: ask again later"),
+}
+NAMING = re.compile(
+    "(?:(bad request|refused|no renewal|not answered): [a-z_]{1,24}"
+    "|(no member of this swarm): [a-z_]{1,24}(?: [0-9]{1,9})?"
+    "|(the peer does not serve) /swarm-node/[a-z]{1,24}/[0-9]{1,3})"
+)
+
+
+def judge_refusal(case: dict[str, Any], swarm_id: bytes) -> str:
+    named = NAMING.fullmatch(case["text"])
+    says = case["text"] if case["text"] in PLAIN else ""
+    return next(filter(None, named.groups())) if named else says
+
+
+def judge_offer(case: dict[str, Any], swarm_id: bytes) -> str:
+    """A ticket: why it is refused is for people only."""
+    try:
+        read_ticket(case["text"], case["now"])
+    except Refused:
+        return "refused"
+    return "ok"
+
+
+def judge_nonces(case: dict[str, Any], swarm_id: bytes) -> str:
+    """Relayed requests of one asker."""
+    kept: list[tuple[int, int]] = []
+    forgotten = -1
+    for issued, nonce, now, expected in case["steps"]:
+        if issued - now > 300_000:
+            found = "future"
+        elif now - issued > 300_000:
+            found = "outdated"
+        elif nonce in [each for each, _ in kept]:
+            found = "duplicate"
+        elif issued <= forgotten:
+            found = "outdated"
+        else:
+            found, kept = "ok", [*kept, (nonce, issued)]
+            if len(kept) > 256:
+                forgotten = max(forgotten, kept.pop(0)[1])
+        if found != expected:
+            return f"{issued} {nonce}: {found}"
+    return "ok"
+
+
+def judge_address(case: dict[str, Any], swarm_id: bytes) -> str:
+    text, circuit, target = case["name"].partition("/p2p-circuit")
+    found = re.fullmatch("/(ip4|ip6|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})/p2p/([^/]+)", text)
+    if not found or not 0 < int(found[3]) < 65536 or not is_peer(found[4]):
+        return "none"
+    if not is_host(found[1], found[2]):
+        return "none"
+    of = target.removeprefix("/p2p/")
+    if target and (of == target or of == found[4] or not is_peer(of)):
+        return "none"
+    return "circuit" if circuit else "direct"
+
+
+def is_peer(text: str) -> bool:
+    """Check for the peer id of an Ed25519 key."""
+    if not text or not set(text) <= set(BASE58):
+        return False
+    number = 0
+    for character in text:
+        number = number * 58 + BASE58.index(character)
+    raw = number.to_bytes(64, "big").lstrip(b"\0")
+    return raw[:5] == bytes.fromhex("2408011220") and peer_id(raw[5:].rjust(32, b"\0")) == text
+
+
+def is_host(kind: str, host: str) -> bool:
+    """Check for an IP address in its usual form, or a name."""
+    if kind in ("dns4", "dns6"):
+        return re.fullmatch(r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*", host) is not None
+    family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+    try:
+        packed = socket.inet_pton(family, host)
+    except OSError:
+        return False
+    return kind == "ip6" or socket.inet_ntop(family, packed) == host
+
+
+def judge_batches(case: dict[str, Any], swarm_id: bytes) -> str:
+    held: tuple[bytes, int, bytes] | None = None
+    for text in case["batches"]:
+        raw = bytes.fromhex(text)
+        author, body = open_envelope(raw, swarm_id, BATCH, 320)
+        number, previous, _, _ = fields("batch", body)
+        digest = hashlib.sha256(raw).digest()
+        if held is not None:
+            same = number == held[1] and digest == held[2]
+            follows = number == held[1] + 1 and previous == held[2]
+            if author != held[0] or not (same or follows):
+                return "fault"
+        held = author, number, digest
+    return "ok"
+
+
+def judge_claims(of: dict[str, Any]) -> str:
+    issuer = bytes.fromhex(of["issuer"])
+    met = [(at, bytes.fromhex(subject)) for subject, at in of["met"]]
+    order = sorted(met, key=lambda row: (row[0], hashlib.sha256(issuer + row[1]).digest()))
+    stay = sorted(subject.hex() for _, subject in order[: of["uses"]])
+    digest = hashlib.sha256(b"".join(sorted(issuer + subject for _, subject in met))).hexdigest()
+    return "ok" if (stay, digest) == (of["stay"], of["digest"]) else "differs"
+
+
+def judge_tag(of: dict[str, str], key: bytes) -> str:
+    name = of["name"].encode()
+    message = struct.pack(">H", len(name)) + name + bytes.fromhex(of["message"])
+    return "ok" if hmac.digest(key, message, "sha256").hex() == of["tag"] else "differs"
+
+
+def judge_limits(limits: dict[str, Any], swarm: dict[str, Any]) -> list[tuple[str, str, str]]:
+    swarm_id, tag_key = map(bytes.fromhex, (swarm["swarm_id"], swarm["table"]["tag_key"]))
+    results = judge_messages(limits["messages"])
+    results += [
+        ("claims", judge_claims(limits["claims"]), "ok"),
+        ("tag", judge_tag(limits["tag"], tag_key), "ok"),
+    ]
+    for section, judge in (
+        *(("signatures", judge_signature), ("frames", judge_frame), ("tickets", judge_offer)),
+        *(("relayed", read_relayed), ("windows", judge_window), ("nonces", judge_nonces)),
+        *(("addresses", judge_address), ("batches", judge_batches)),
+    ):
+        for case in limits[section]:
+            verdict = judged(judge, case, swarm_id)
+            results.append((f"{section} {case['name']}", verdict, case.get("expect", "ok")))
+    for case in limits["refusals"]:
+        results.append((f"refusal {case['text']!a}", judge_refusal(case, swarm_id), case["says"]))
+    for case in limits["chains"]:
+        results.append((f"chain {case['name']}", judge_chain(case, swarm), case["expect"]))
+    for case in limits["presences"]:
+        results.append((f"presence {case['name']}", judge_presence(case, swarm), case["expect"]))
+    return results
+
+
 def main(directory: Path) -> int:
     envelopes, bodies, swarm, split = (
         json.loads((directory / f"{name}.json").read_text())
@@ -527,6 +749,7 @@ def main(directory: Path) -> int:
         results.append((case["name"], judge_statement(case, swarm), case["expect"]))
     for case in swarm["presences"]:
         results.append((case["name"], judge_presence(case, swarm), case["expect"]))
+    results += judge_limits(json.loads((directory / "limits.json").read_text()), swarm)
     for name, found, expected in results:
         print("PASS" if found == expected else "FAIL", name, found, sep="\t")
     assert "swarm_node" not in sys.modules

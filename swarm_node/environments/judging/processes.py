@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +40,10 @@ from swarm_node.environments.judging.worker import (
 )
 from swarm_node.environments.judging.worker import Reply as WorkerReply
 from swarm_node.environments.survey import Survey
-from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
+from swarm_node.errors import ChildError, ConfigError, UnknownTaskError, words_of
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
-_START_SECONDS = 120.0
+START_SECONDS = 120.0
 #: Forking takes milliseconds, but a busy machine may not run the process for long.
 _FORK_SECONDS = 30.0
 #: The host ends a judge that does not answer within this many times its processor time, or that has
@@ -67,6 +68,15 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _Reply = TypeVar("_Reply", Derived, Scored, Checked, Surveyed)
 
 
+def variables() -> dict[str, str]:
+    """The variables that the environment's process gets."""
+    return {name: text for name, text in os.environ.items() if _inherits(name)} | _FIXED
+
+
+def _inherits(name: str) -> bool:
+    return name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+
+
 class JudgeLostError(ChildError):
     """A judge ended before it answered, after so many seconds of processor time in its life."""
 
@@ -85,7 +95,7 @@ class EnvironmentProcess:
             "swarm_node.environments.judging.worker",
             WorkerReply,
             env=_FIXED,
-            inherit=lambda name: name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES),
+            inherit=_inherits,
         )
         self._sockets: socket.socket | None = None
         self._forking = asyncio.Lock()
@@ -112,11 +122,13 @@ class EnvironmentProcess:
             with theirs:
                 await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
         except OSError as error:  # no descriptor or no process is left for it
-            raise ChildError(f"the environment process does not start: {error}") from error
+            raise ChildError(
+                f"the environment process does not start: {words_of(error)}"
+            ) from error
         self.generation += 1
         try:
             reply = await self._child.call(
-                self._request, EnvironmentStarted, patience=_START_SECONDS
+                self._request, EnvironmentStarted, patience=START_SECONDS
             )
         except ChildError as error:
             await self.stop(grace=0.0)  # the process has no environment
@@ -156,7 +168,7 @@ class EnvironmentProcess:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise ChildError(f"no socket for a judge: {error}") from error
+            raise ChildError(f"no socket for a judge: {words_of(error)}") from error
         request = Fork(niceness, must_be_confined=self.runs_code)
         try:
             with theirs:

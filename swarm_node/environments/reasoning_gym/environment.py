@@ -20,7 +20,7 @@ from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.extras import installed, refusal
 from swarm_node.environments.reasoning_gym import data_sets, scorers
-from swarm_node.errors import ConfigError, meant
+from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 NAME = "reasoning_gym"
@@ -236,10 +236,7 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(config)} - _OWN_SETTINGS
     for name in settings:
         if name not in known:
-            raise ConfigError(
-                f"{key}.{name} is unknown{meant(name, known)}; "
-                f"use one of {', '.join(sorted(known))}"
-            )
+            raise ConfigError(f"{key}.{name} is unknown{instead(name, sorted(known))}")
     try:
         made = config(**settings)
         if hasattr(made, "validate"):
@@ -251,8 +248,7 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
 def _preset(name: str) -> Mapping[str, dict[str, Any]]:
     if name not in PRESETS:
         raise ConfigError(
-            f"environment.options.preset: unknown {name!r}{meant(str(name), PRESETS)}; "
-            f"use one of {', '.join(PRESETS)}"
+            f"environment.options.preset: unknown {name!r}{instead(str(name), PRESETS)}"
         )
     return PRESETS[name]
 

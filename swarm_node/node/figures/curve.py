@@ -10,10 +10,10 @@ from swarm_node.node.figures.snapshot import EvalPoint
 
 #: The split of the points from before texts were held out.
 BY_SEED = 0
-#: Points that show what happens now, and the smallest rise that is one: 1% of the reward, or of two
-#: points a tenth, because their noise is not known.
+#: Points that show the trend now, and the smallest rise that counts: 0.01, and 0.1 between two
+#: points, whose noise is unknown.
 NEWEST, _LEAST_RISE, _LEAST_OF_TWO = 24, 0.01, 0.1
-#: Standard errors between two halves of the points from which they differ.
+#: Standard errors by which two halves of the points must differ.
 _ERRORS = 3.0
 OLD_GROUND = "old ground: held out by seed, texts occur in training"
 #: Points that a node keeps, shows and stores: 0.3 MB as JSON with nine families.
@@ -23,8 +23,8 @@ MAX_POINTS = 500
 def add(evals: list[EvalPoint], point: EvalPoint, limit: int = MAX_POINTS) -> None:
     """Append the newest point. Beyond `limit`, the point of the older half with the closest
     neighbours is dropped: the newer half keeps every point, the older one covers its time evenly.
-    What a view names stays: the first point of a split, and the first one after a peer's group was
-    trained on."""
+    Points that a view names stay: the first point of a split, and the first one after a peer's
+    group was trained on."""
     evals.append(point)
     if len(evals) <= limit:
         return

@@ -19,9 +19,9 @@ from swarm_node.p2p.reach.verdict import Verdict
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
-#: A peer heard within so many seconds counts as present.
+#: Seconds for which a peer that was heard counts as present.
 SEEN_SECONDS = 60.0
-#: One that failed to answer twice counts as gone after so many.
+#: Seconds for which a peer that failed to answer twice counts as present.
 LOST_SECONDS = 20.0
 
 
@@ -176,10 +176,11 @@ class PeerRow(msgspec.Struct, frozen=True):
         if shown is None:
             return row
         member, standing = shown
+        name, issuer = members.names(member)
         return msgspec.structs.replace(
             row,
-            name=member.name,
-            issuer=member.issuer.name,
+            name=name,
+            issuer=issuer,
             issuer_key=member.admitted_by.hex(),
             until=member.until,
             standing=standing,
@@ -199,13 +200,14 @@ class MembershipRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, members: Members, peer_id: str) -> Self | None:
-        """Return this node's own membership, None before it has presented it to itself."""
+        """Return this node's own membership, None before the node has presented its chain to
+        itself."""
         shown = members.shown(peer_id)
         if shown is None:
             return None
         member, standing = shown
-        name, issuer, begins = member.name, member.issuer.name, member.body.not_before
-        return cls(name, issuer, begins, member.until, standing, members.expelled_at(peer_id))
+        begins, expelled = member.body.not_before, members.expelled_at(peer_id)
+        return cls(*members.names(member), begins, member.until, standing, expelled)
 
     def alarms(self, wall: float) -> list[str]:
         """Return the alarms about this membership at the Unix second `wall`."""
@@ -358,12 +360,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     busy: BusyRow | None = None
     #: Confinement of the processes that judge answers: "confined", or what this machine lacks.
     sandbox: str = ""
-    #: The sampling engine: "vllm", "torch", or the built-in one with the reason why vLLM does not.
+    #: The sampling engine: "vllm", "torch", or the built-in one with the fault of vLLM.
     engine: str = ""
     membership: MembershipRow | None = None
     #: Former peers: their membership ended or was revoked, or they are banned here.
     former: list[PeerRow] = []
-    #: How members reach this node, as they found.
+    #: Ways in which members reach this node, by their findings.
     reach: Verdict | None = None
     relaying: RelayingRow | None = None
     #: Alarms for the owner, one sentence each.
@@ -391,7 +393,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The end of a node. It made so many `updates`. Its last checkpoint took `seconds`, and is
+    """The end of a node. It made `updates` updates. Its last checkpoint took `seconds`, and is
     `stored` unless that failed."""
 
     updates: int
@@ -400,20 +402,21 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class TriedRow(msgspec.Struct, frozen=True):
-    """One try of `doctor --network`: of an address in settings or ticket, of a known peer or of a
-    coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its failure, None if
-    it answered."""
+    """One try of `doctor --network`: of an address in settings or ticket, of a known peer, of a
+    relay or of a coordinator (`kind`), by its `name`. It took `seconds`. `cause` is that of its
+    failure, None if it answered."""
 
-    kind: Literal["address", "peer", "coordinator"]
+    kind: Literal["address", "peer", "relay", "coordinator"]
     name: str
     seconds: float
     cause: Cause | None = None
 
 
 class NetworkReport(msgspec.Struct, frozen=True):
-    """Data of `doctor --network` on a running node: how it is reached, its announced addresses, the
-    number of peers that answer, and the heartbeats found in the transport's table within `seconds`
-    (None: it has no table), or the reason for none (`fault`). `tried` are the tries made for it."""
+    """Data of `doctor --network` on a running node: how it is reached, its announced addresses, and
+    the number of peers that answer. `heartbeats` were found in the transport's table within
+    `seconds` (None: it has no table), or `fault` is the reason for none. `tried` are the tries made
+    for this report, `findings` and `causes` those of the snapshot after them."""
 
     reach: Verdict
     addresses: list[str]
@@ -422,3 +425,5 @@ class NetworkReport(msgspec.Struct, frozen=True):
     seconds: float
     fault: str = ""
     tried: list[TriedRow] = []
+    findings: list[Said] = []
+    causes: list[Cause] = []

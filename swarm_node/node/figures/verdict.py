@@ -8,22 +8,25 @@ from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
 from swarm_node.node.figures.curve import NEWEST, rises
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
-from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here, told_there
+from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, advice_there, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.wire.identity import short_id
 
 #: Own groups before a verdict on their rewards.
 ENOUGH_GROUPS = 64
 #: With a smaller share of groups of unlike rewards hardly anything is learnt.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
-#: A node without an update for so long has stalled: seconds, and so many usual intervals.
+#: Time without an update after which a node has stalled: seconds, and usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 #: Seconds that a node may sample before its first update.
 _FIRST_SECONDS = 900.0
 #: Refused groups of peers for each one taken, from which a warning is given.
 _MANY_REFUSED = 10
-#: Seconds for which a finding on rewards must hold before it is said, or is said no longer.
+#: Seconds for which a finding on rewards must hold, or not hold, before the verdict changes.
 HOLD_SECONDS = 120.0
+#: Seconds for which a node must be alone, or among peers again, before that is said.
+COMPANY_SECONDS = 60.0
 #: Seconds between two turns of "learning".
 TURN_SECONDS = 600.0
 #: Causes of one kind that are told.
@@ -31,9 +34,9 @@ _SHOWN = 4
 
 
 class Steady:
-    """Memory of the findings said before, so that a figure at its limit does not turn the verdict
-    to and fro. A finding is said once it held for HOLD_SECONDS, and until it has not held for as
-    long. After a longer pause between two verdicts nothing is known, and it is said at once."""
+    """Hysteresis of findings, for figures at their limit. A finding is said once it has held for
+    HOLD_SECONDS, and until it has not held for as long. In the first verdict, and after a longer
+    pause, it is said at once."""
 
     def __init__(self) -> None:
         self._asked = float("-inf")
@@ -43,11 +46,13 @@ class Steady:
         self._newest: EvalPoint | None = None
         self._learns = False
         self._turned = self._against = float("-inf")
+        self._company, self._shared = "", False
+        self._looked = self._so_until = float("-inf")
 
     def learns(self, evals: Sequence[EvalPoint]) -> bool:
-        """Check that reward rises. The answer turns once the points say the other for HOLD_SECONDS,
-        and at most once in TURN_SECONDS, so that noise does not turn it to and fro. It depends on
-        the points alone, not on who asks when."""
+        """Check that reward rises. The answer changes once the points contradict it for
+        HOLD_SECONDS, and at most once in TURN_SECONDS, because points are noisy. It depends on the
+        points alone, not on who asks when."""
         new = len(evals)
         while new and evals[new - 1] is not self._newest:
             new -= 1
@@ -59,6 +64,20 @@ class Steady:
                 self._learns, self._turned, self._against = rising, now, now
         self._newest = evals[-1] if evals else None
         return self._learns
+
+    def company(self, kind: str, now: float, at_once: bool) -> str:
+        """Return what to say of this node's company, which is `kind` now: "alone" or "sharing". A
+        turn is said once it holds for COMPANY_SECONDS, because a sole peer may come and go; the
+        first peer, and what is so `at_once`, are said without a delay."""
+        fresh = now - self._looked > HOLD_SECONDS
+        self._looked = now
+        first = kind == "sharing" and not self._shared
+        if fresh or at_once or first or now - self._so_until >= COMPANY_SECONDS:
+            self._company = kind
+        if kind == self._company:
+            self._so_until = now
+        self._shared = self._shared or kind == "sharing"
+        return self._company
 
     def settle(self, found: Iterable[Said], now: float) -> list[Said]:
         """Return what to say of these findings, of which there is at most one of a kind."""
@@ -96,6 +115,8 @@ def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
     ]
     learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
     company = _company(shot, learns)
+    if steady is not None:
+        company = _held(shot, learns, company, steady)
     if not serious or company.kind == "alone":
         serious += [company, *_other_addresses(shot, company)]
     rank = {"bad": 0, "warning": 1, "good": 2}
@@ -103,9 +124,9 @@ def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
 
 
 def _refused_here(shot: Snapshot) -> Iterator[Said]:
-    """Find what shuts this node out, whatever the address: its membership, its clock, its link. Of
-    a membership and a clock peers tell, and some may lie, so it is bad only if no fewer tell it
-    than answer."""
+    """Find what shuts this node out at every address: its membership, its clock, its link. Peers
+    report on membership and clock, and some may lie. So fewer reports than answering peers give
+    only a warning."""
     own = shot.membership
     for subject in ("membership", "clock", "link"):
         found = [cause for cause in shot.causes if CAUSES[cause.code].subject == subject]
@@ -127,7 +148,7 @@ def _callers(shot: Snapshot) -> Iterator[Said]:
         if text := told_there(cause):
             often = f", {cause.tries} times" if cause.tries > 1 else ""
             ago = f"{_span(cause.seconds_since)} ago{often}"
-            yield Said("caller", "good", f"{text} ({ago})", "`swarm-node members` lists tickets")
+            yield Said("caller", "good", f"{text} ({ago})", advice_there(cause))
 
 
 def _alarms(shot: Snapshot) -> Iterator[Said]:
@@ -243,16 +264,33 @@ def _present(shot: Snapshot) -> list[PeerRow]:
     return [peer for peer in shot.peers if peer.present]
 
 
+def _course(shot: Snapshot, rising: bool) -> str:
+    if not shot.updates:
+        return "sampling"
+    return "learning" if rising else "training"
+
+
+def _held(shot: Snapshot, rising: bool, company: Said, steady: Steady) -> Said:
+    """Return what is said of the company while a turn of it has not held for long enough."""
+    bad = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
+    held = steady.company(company.kind, shot.seconds, bad or company.level == "bad")
+    if held == company.kind:
+        return company
+    learns = _course(shot, rising)
+    if held == "sharing":
+        return Said("sharing", "good", f"{learns} and sharing")
+    back = min(_present(shot), key=lambda peer: peer.seconds_since_seen)
+    return Said("alone", "warning", f"{learns} alone until now: {who(back)} answers again")
+
+
 def _company(shot: Snapshot, rising: bool) -> Said:
-    learns = "sampling"
-    if shot.updates:
-        learns = "learning" if rising else "training"
+    learns = _course(shot, rising)
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")
     why, remedy = _loneliness(shot)
-    # A node that met somebody is alone for a while. One that nobody has ever answered at all was
-    # given addresses that are wrong.
+    # A node that met somebody is alone for a while. One that nobody ever answered has wrong
+    # addresses.
     level = "warning" if shot.peers or shot.former or not _of_addresses(shot) else "bad"
     return Said("alone", level, f"{learns} alone: {why}", remedy)
 
@@ -294,4 +332,4 @@ def _span(seconds: float) -> str:
 
 def who(peer: PeerRow) -> str:
     """Return a peer's name for people."""
-    return peer.name or f"…{peer.peer_id[-8:]}"
+    return peer.name or short_id(peer.peer_id)

@@ -2,10 +2,10 @@
 
 The file is a plain tar with mode 0600, in this order: keys, membership, lists, a consistent copy of
 the database, the newest checkpoint if asked for, and last `manifest.json`, which has the size and
-the sha256 of every other member. The reader takes nothing else: no links, no directories, no names
-or sizes of its own making, and no byte between the files that the writer does not put there. It
-believes no byte before the manifest verified all of them, and puts nothing in place before
-`inventory.judge` found a whole home in it.
+the sha256 of every other member. The reader takes nothing else: no links, no directories, and no
+name, size or byte between the files that the writer would not write. It trusts no byte before the
+manifest verified all of them, and puts nothing in place before `inventory.judge` found a whole home
+in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm_node.durable import open_regular
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, reason_of, words_of
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import RECORD
 from swarm_node.node.home.stocktaking import take_stock
@@ -51,7 +51,7 @@ _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1 << 20
 
 
-class Member(Struct, frozen=True, forbid_unknown_fields=True):
+class BackedUpFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file in a backup: its size in bytes and its sha256 in hex."""
 
     size: Annotated[int, Meta(ge=0)]
@@ -60,7 +60,7 @@ class Member(Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[int, Meta(ge=1, le=1)]
-    files: dict[str, Member]
+    files: dict[str, BackedUpFile]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Backup:
     """A backup that was written or restored; `made` is in Unix seconds."""
 
     made: int
-    files: dict[str, Member]
+    files: dict[str, BackedUpFile]
 
     @property
     def size(self) -> int:
@@ -89,7 +89,7 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     copied = home.database.exists()
     names = [*(path.name for path in small), *([_DATABASE] * copied)]
     names += [f"checkpoints/{path.parent.name}/{path.name}" for path in large]
-    files: dict[str, Member] = {}
+    files: dict[str, BackedUpFile] = {}
     try:
         with ExitStack() as stack:
             target = stack.enter_context(_new_file(out))
@@ -106,7 +106,7 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     except FileExistsError:
         raise HomeError(f"{out} exists already: choose another name for the backup") from None
     except (OSError, sqlite3.Error) as error:
-        raise HomeError(f"cannot write the backup {out}: {error}") from error
+        raise HomeError(f"cannot write the backup {out}: {words_of(error)}") from error
     return Backup(int(now), files)
 
 
@@ -134,7 +134,9 @@ def restore(home: Home, source: Path) -> Backup:
                 path.rename(home.path / path.name)
             home.record()
         except OSError as error:
-            raise HomeError(f"cannot restore {source} into {home.path}: {error}") from error
+            raise HomeError(
+                f"cannot restore {source} into {home.path}: {reason_of(error)}"
+            ) from error
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return restored
@@ -182,7 +184,7 @@ def _copy_of(database: Path, beside: Path) -> Iterator[IO[bytes]]:
             yield copy
 
 
-def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> Member:
+def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> BackedUpFile:
     """Write one member of the tar and return its entry for the manifest."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -196,7 +198,7 @@ def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> Member
         target.write(chunk)
         left -= len(chunk)
     target.write(bytes(-size % _BLOCK))
-    return Member(size, digest.hexdigest())
+    return BackedUpFile(size, digest.hexdigest())
 
 
 def _header(name: str, size: int, made: int) -> bytes:
@@ -214,7 +216,7 @@ class _Reader:
     source: Path
     place: Path
     made: int = 0
-    found: dict[str, Member] = field(default_factory=dict)
+    found: dict[str, BackedUpFile] = field(default_factory=dict)
 
     def read(self) -> Backup:
         try:
@@ -271,7 +273,7 @@ class _Reader:
             for chunk in self._content(file, name, size):
                 digest.update(chunk)
                 target.write(chunk)
-        self.found[name] = Member(size, digest.hexdigest())
+        self.found[name] = BackedUpFile(size, digest.hexdigest())
         return None
 
     def _content(self, file: IO[bytes], name: str, size: int) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
 admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
+addresses                          those of the node when it last started, for tickets
 settings.json                      what earlier starts were given (config/remembered.py)
 node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest between two runs;
                                    training state
@@ -23,7 +24,7 @@ import fcntl
 import hashlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +133,7 @@ class Home(PrivateDirectory):
         return Identity.load_or_create(self.path / "node.key")
 
     def record(self) -> None:
-        """Record the files that this home has now. Earlier ones that are lost have been told.
+        """Record the files that this home has now. The start has reported lost ones.
 
         Raises:
             HomeError: it cannot be written.
@@ -168,6 +169,14 @@ class Home(PrivateDirectory):
             HomeError: it cannot be written.
         """
         super().save(name, data)
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        """Record that this home has the small file `name`, which was written without `save`.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
         # Without a record this is no node's home, or one before its first start.
         if name in self._recorded or name not in FILES or not (self.path / RECORD).exists():
             return
@@ -295,6 +304,18 @@ class Home(PrivateDirectory):
             return self.membership()
         return self._keep(Membership(identity, swarm, chain))
 
+    def last_addresses(self) -> list[str]:
+        """The addresses that the node had when it last started; none before."""
+        return self._text("addresses").split()
+
+    def keep_addresses(self, addresses: Sequence[str]) -> None:
+        """Keep the `addresses` of the node, for tickets that are made while it does not run.
+
+        Raises:
+            HomeError: they cannot be written.
+        """
+        self.save("addresses", "\n".join(addresses).encode())
+
     def bootstraps(self) -> list[str]:
         """The addresses of peers that came with the ticket."""
         return [address for address in self._addresses() if coordinator_url(address) is None]
@@ -413,6 +434,17 @@ class Home(PrivateDirectory):
         except OSError as error:
             raise HomeError(f"cannot write {self.path / 'issuer.key'}: {error.strerror}") from error
         self.save("issuer.certificate", steward.certificate)
+
+
+def listen_addresses(listen: Sequence[str], own_port: Callable[[], int]) -> list[str]:
+    """Return the addresses to listen on. Port 0 becomes the home's own port, so tickets stay valid
+    after a restart."""
+
+    def fixed(address: str) -> str:
+        head, found, tail = address.partition("/tcp/0")
+        return f"{head}/tcp/{own_port()}{tail}" if found else address
+
+    return [fixed(address) for address in listen]
 
 
 def _refuse(path: Path, judged: HomeState) -> None:

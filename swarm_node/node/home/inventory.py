@@ -89,6 +89,10 @@ FILES: Final[Mapping[str, _Kind]] = {
     "coordinator": _Kind("warning", "the coordinator's earlier batches are not compared any more"),
     "bootstrap": _Kind("warning", "the addresses of the ticket are gone; --bootstrap names others"),
     "port": _Kind("warning", "another port is chosen, and tickets with the old one miss this node"),
+    "addresses": _Kind("warning", "`invite` needs a running node, or --address, until a start"),
+    "settings.json": _Kind(
+        "warning", "options of earlier starts and of `config set` are gone: give them again"
+    ),
     "invitations.json": _Kind("warning", "`members` shows no ticket that was made before"),
     "tickets.json": _Kind("warning", "the tickets of the issuer file are gone", "or take it again"),
     "bans.json": _Kind("warning", "nobody is banned any more"),
@@ -98,9 +102,9 @@ FILES: Final[Mapping[str, _Kind]] = {
     "checkpoints": _Kind("warning", "training begins anew from the base model"),
     "metrics.jsonl": _Kind("warning", "the history of figures begins anew"),
 }
-#: These are missing only by the owner's own hand, or belong to no swarm.
+#: Files that only the owner removes, or that belong to no swarm.
 _UNRECORDED = frozenset({"root.key"})
-_NO_SWARM = frozenset({"port", "bootstrap", "metrics.jsonl"})
+_NO_SWARM = frozenset({"port", "bootstrap", "settings.json", "metrics.jsonl"})
 
 
 def judge(files: Mapping[str, Found], record: Record | None, *, ticket: bool = False) -> HomeState:

@@ -1,7 +1,7 @@
 """Reads the files of a home for `inventory.judge`. Nothing is written.
 
-Each file's version is read first, then its digest, then whether it fits the others: the membership
-is of this key, the root's key of this swarm.
+Of each file the version is checked first, then the digest, then the fit to the others: the
+membership is of this key, the root's key of this swarm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from swarm_node.storage import database_flaw
 _KEY_FILES = ("node.key", "root.key", "site.key", "issuer.key")
 _SMALL_FILES = (
     *("membership", "secret", "revoked", "issuer.certificate", "admitted", "coordinator"),
-    *("bootstrap", "port", "invitations.json", "tickets.json", "bans.json"),
+    *("bootstrap", "port", "addresses", "settings.json"),
+    *("invitations.json", "tickets.json", "bans.json"),
 )
 #: Files whose locks are held. They hold nothing.
 _LOCKS = ("lock", "recording", "editing")

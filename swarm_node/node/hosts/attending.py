@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from swarm_node.errors import ConfigError, words_of
+from swarm_node.errors import ConfigError, reason_of, words_of
 from swarm_node.node.hosts.hosts import (
     Challenge,
     Hello,
@@ -76,7 +76,7 @@ class Attendant:
             try:
                 reader, writer = await asyncio.open_connection(name, int(port))
             except OSError as error:
-                self._say(f"waiting for the node at {self._node} ({error.strerror or error})")
+                self._say(f"waiting for the node at {self._node} ({reason_of(error)})")
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:
@@ -114,9 +114,8 @@ class Attendant:
     async def _train(
         self, task: HostWork, address: str, interface: str, reader: asyncio.StreamReader
     ) -> bool:
-        place(
-            task.device, "auto", hardware(task.device), ranks=task.processes
-        )  # refuses what is not there
+        # It refuses missing devices.
+        place(task.device, "auto", hardware(task.device), ranks=task.processes)
         directory = self._directory
         meeting = Rendezvous(
             task.index, task.hosts, address, task.port, str(self._model_dir), str(directory)
@@ -157,6 +156,6 @@ async def _ended(reader: asyncio.StreamReader, seconds: float) -> bool | None:
         async with asyncio.timeout(seconds) as limit:
             return bool(await reader.read(1))
     except TimeoutError:
-        if not limit.expired():  # the connection's own
+        if not limit.expired():  # the timeout of the connection itself
             raise
         return None

@@ -186,8 +186,8 @@ class Hosts:
     async def gather(
         self, patience: float, lost: Callable[[], Awaitable[object]]
     ) -> dict[str, str]:
-        """Wait until all hosts are there, and tell them to begin. Those that were told before are
-        let go. `lost` is called when one goes. Returns variables for the node's own processes.
+        """Wait until all hosts are there, and tell them to begin. Hosts that were told before are
+        released. `lost` is called when one goes. Returns variables for the node's own processes.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -243,8 +243,8 @@ class Hosts:
                 )
             except (OSError, OverflowError) as error:
                 raise ConfigError(
-                    f"run.trainer_hosts: cannot listen on {self._at} ({error}): name an address of "
-                    "this machine and a free port"
+                    f"run.trainer_hosts: cannot listen on {self._at} ({words_of(error)}): name an "
+                    "address of this machine and a free port"
                 ) from error
         address = str(self._server.sockets[0].getsockname()[0])
         return address, interface_of(address)

@@ -1,7 +1,6 @@
 """Five loops that keep a node among peers. One announces it, one repairs the network, one tries
-peers that it was told of or that stopped answering, one keeps relays, and one looks for direct
-links. No other loop waits for such a peer. Each method without an underscore is one step of a
-loop."""
+peers that were named to it or stopped answering, one keeps relays, and one looks for direct links.
+No other loop waits for such a peer. Each method without an underscore is one step of a loop."""
 
 from __future__ import annotations
 
@@ -109,7 +108,7 @@ class Company:
         await asyncio.sleep(KEEP_SECONDS)
 
     async def feel(self) -> None:
-        """Try one peer after the other, or a few at once while hardly any answers."""
+        """Try one peer after the other, or a few at once while hardly any peer answers."""
         answered, silent = _NEXT_SECONDS
         now = self._clock.now()
         alone, few = (self._directory.fewer(count, now) for count in (1, FEW))

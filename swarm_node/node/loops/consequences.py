@@ -16,8 +16,8 @@ from swarm_node.rollout import PolicyRef
 
 #: The latest drops that a checkpoint keeps.
 _KEPT = 1024
-#: The owner is alarmed from so many groups refused lately. One author can be too large only among
-#: so many authors.
+#: Lately refused groups from which the owner is alarmed, and authors among which one can be too
+#: large.
 _MANY_REFUSALS = 10.0
 _FEW_AUTHORS = 3
 _LARGE_SHARE = 0.5

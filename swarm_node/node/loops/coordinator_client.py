@@ -79,6 +79,9 @@ class CoordinatorClient:
         self._signer = signer
         self._wall = wall
 
+    async def health(self) -> api.Health:
+        return await self._call("GET", "/health", api.Health)
+
     async def introduce(self, asked: api.Introduction) -> api.Introduced:
         return await self._call("POST", "/introductions", api.Introduced, asked)
 

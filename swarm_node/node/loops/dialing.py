@@ -6,11 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
+import msgspec
 import psutil
+from aiohttp import ClientConnectorDNSError, ClientResponseError, ClientSSLError
 
+from swarm_node.errors import CoordinatorError, reason_of
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
+from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.membership.local import Local
@@ -20,7 +23,9 @@ from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.p2p.wire.protocols import PEERS
+from swarm_node.p2p.wire.wire import printable
 
 #: Addresses that are tried at once. A ticket has eight.
 _MOST = 8
@@ -30,41 +35,79 @@ _PATIENT_TRIES = 3
 _PEER_SECONDS = 5.0
 
 
-async def try_peers(local: Local, asker: Asker) -> list[TriedRow]:
-    """Ask some peers something small now, those heard last first, however they are reached."""
-    clock, directory, members = local.clock, local.directory, local.members
+async def try_peers(
+    local: Local, asker: Asker, attempts: Sequence[DialAttempt] = ()
+) -> list[TriedRow]:
+    """Ask some peers something small now, however they are reached: those at the addresses of
+    `attempts` that are open, and those heard last. An open address proves a key only; the node
+    there may refuse this one."""
+    clock, directory = local.clock, local.directory
+    now = clock.now()
+    known = sorted(directory.live(now, math.inf), key=lambda peer: peer.last_seen, reverse=True)
+    asked = {peer.peer_id: peer for peer in known[:_MOST]}
+    for each in attempts:
+        if each.outcome == "open" and each.peer_id not in asked:
+            found = directory.get(each.peer_id) or Peer(each.peer_id, now, (each.address,))
+            asked[each.peer_id] = found
+    rows = await asyncio.gather(*(_ask(peer, local, asker) for peer in asked.values()))
+    by_peer = dict(zip(asked, rows, strict=True))
+    addresses = [_at_address(each, by_peer.get(each.peer_id)) for each in attempts]
+    return [*addresses, *rows[: len(known[:_MOST])]]
 
-    async def one(peer: Peer) -> TriedRow:
-        begun = clock.now()
-        request = wire.pack(wire.PeersRequest(limit=1))
-        reply = await asker.ask(
-            peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS
-        )
-        seconds, name = clock.now() - begun, members.name(peer.peer_id) or f"…{peer.peer_id[-8:]}"
-        cause = Cause("no_answer", peer.peer_id, name, seconds=seconds) if reply is None else None
-        return TriedRow("peer", name, seconds, cause)
 
-    known = directory.live(clock.now(), math.inf)
-    latest = sorted(known, key=lambda peer: peer.last_seen, reverse=True)[:_MOST]
-    return list(await asyncio.gather(*map(one, latest)))
+async def _ask(peer: Peer, local: Local, asker: Asker) -> TriedRow:
+    clock, begun = local.clock, local.clock.now()
+    request = wire.pack(wire.PeersRequest(limit=1))
+    reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS)
+    now, cause = clock.now(), None
+    name = local.members.name(peer.peer_id) or short_id(peer.peer_id)
+    if reply is None:
+        told = local.directory.failures.causes(now)
+        said = (c for c in told if c.peer == peer.peer_id and c.seconds_since <= now - begun)
+        silent = Cause("no_answer", peer.peer_id, name, seconds=now - begun)
+        cause = next(said, silent)
+    return TriedRow("peer", name, now - begun, cause)
+
+
+def _at_address(tried: DialAttempt, peer: TriedRow | None) -> TriedRow:
+    """Return the row of an address. Nobody is reached there if its node does not answer."""
+    cause = tried.cause()
+    if cause is None and peer is not None and peer.cause is not None:
+        cause = msgspec.structs.replace(peer.cause, where=tried.where)
+        if cause.code == "no_answer":
+            cause = msgspec.structs.replace(cause, code="no_greeting")
+    return TriedRow("address", tried.where, tried.seconds, cause)
 
 
 async def try_coordinator(url: str) -> TriedRow:
-    """Connect to a coordinator now. It answers if it accepts a connection."""
-    parts, begun = urlsplit(url), time.monotonic()
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    code = ""
+    """Ask a coordinator now whether it runs.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+    client, begun, code, detail = CoordinatorClient(url, None, time.time), time.monotonic(), "", ""
     try:
         async with asyncio.timeout(_PEER_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
-        writer.transport.abort()
+            await client.health()
     except TimeoutError:
         code = "no_answer"
-    except (OSError, UnicodeError):
-        code = "nobody_listens"
+    except CoordinatorError as error:
+        code, detail = _of_coordinator(error.__cause__)
     seconds = time.monotonic() - begun
-    cause = Cause(code, where=url, seconds=seconds) if code else None
+    cause = Cause(code, where=url, detail=detail, seconds=seconds) if code else None
     return TriedRow("coordinator", url, seconds, cause)
+
+
+def _of_coordinator(error: BaseException | None) -> tuple[str, str]:
+    """Return code and detail of the cause for which a coordinator gave no answer. Without an error
+    of the connection the answer was another one."""
+    if isinstance(error, ClientConnectorDNSError):
+        return "no_address", printable(reason_of(error))
+    if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+        return "nobody_listens", ""
+    if error is None or isinstance(error, (ClientSSLError, ClientResponseError)):
+        return "no_coordinator", ""
+    return "no_answer", ""
 
 
 def link_up() -> bool:

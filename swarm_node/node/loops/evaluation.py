@@ -22,10 +22,10 @@ from swarm_node.rollout import TaskRef
 
 #: The largest share of the sampler's time that evaluation takes.
 _SHARE = 0.1
-#: One task in so many gets several answers.
+#: Unseen tasks for each one that gets several answers.
 _EVERY = 4
-#: One task of seen texts is measured for so many of unseen texts. This makes an evaluation a
-#: quarter dearer, and a mean over families needs no more.
+#: Unseen tasks for each measured seen one. Seen ones make an evaluation a quarter dearer, and a
+#: mean over families needs no more.
 _UNSEEN_PER_SEEN = 4
 #: A family's seen reward needs more than a single task.
 _LEAST_SEEN = 2
@@ -39,8 +39,8 @@ def pause(least: float, cost: float) -> float:
 
 def cost(took: float, rows: int, seconds_per_row: float) -> float:
     """Return the seconds of the sampler's time for an evaluation of `rows` answers that took `took`
-    seconds. It may have waited for other answers, so it costs at most as much as so many of the
-    node's own answers, which take `seconds_per_row` each (0: not known yet)."""
+    seconds. It may have waited for other answers, so the cost is at most that of as many own
+    answers at `seconds_per_row` each (0: not known yet)."""
     return min(took, rows * seconds_per_row) if seconds_per_row else took
 
 

@@ -27,35 +27,67 @@ from swarm_node.p2p.peers.liveness import LOOP
 
 #: Seconds between two lines of the log about one fault of one loop.
 TOLD_SECONDS: Final = 60.0
-#: The classes that end nothing: the part that they count against, and what mends it meanwhile.
-#: The first that fits holds: a TimeoutError is an OSError.
+#: The classes that end nothing: the part that they count against, what mends it meanwhile, and
+#: what the owner can do. The first that fits holds: a TimeoutError is an OSError.
 PASSING: Final = (
-    (TransportError, "network", "the network is repaired meanwhile"),
-    (CoordinatorError, "coordinator", "nothing else waits for it"),
-    (ChildError, "environment", "the process is started again"),
-    (StorageError, "storage", "nothing of this step was stored"),
-    (ModelError, "model", "the version before stays in use"),
-    (TimeoutError, "timeout", "nothing else waits for it"),
-    ((MemoryError, OSError), "system", "nothing else waits for it"),
+    (
+        TransportError,
+        "network",
+        "the network is repaired meanwhile",
+        "check this machine's network; `swarm-node doctor` looks at it",
+    ),
+    (
+        CoordinatorError,
+        "coordinator",
+        "nothing else waits for it",
+        "check network.coordinator and ask who runs it",
+    ),
+    (
+        ChildError,
+        "environment",
+        "the process is started again",
+        "free memory, and read in the log what ends the process",
+    ),
+    (
+        StorageError,
+        "storage",
+        "nothing of this step was stored",
+        "free disk space, and let no other process use the home",
+    ),
+    (
+        ModelError,
+        "model",
+        "the version before stays in use",
+        "check the model; `swarm-node doctor` looks at it",
+    ),
+    (TimeoutError, "timeout", "nothing else waits for it", "give this machine less other work"),
+    (
+        (MemoryError, OSError),
+        "system",
+        "nothing else waits for it",
+        "free memory and disk space, or allow more open files (ulimit -n)",
+    ),
 )
 
 
 class GoOn(NamedTuple):
     """The decision to go on: the part that the fault counts against, the seconds until the loop
-    tries again, and a sentence on both."""
+    tries again, a sentence on both, and what the owner can do if it happens again and again."""
 
     part: str
     pause: float
     then: str
+    remedy: str
 
 
 def decide(error: Exception, failures: int) -> GoOn | None:
     """Decide on the error of a loop that failed `failures` times in a row before. Return None if
     the node ends with it."""
-    for kind, part, meanwhile in PASSING:
+    for kind, part, meanwhile, remedy in PASSING:
         if isinstance(error, kind):
             pause = LOOP.after(failures)
-            return GoOn(part, pause, f"{meanwhile}; this loop tries again in {pause:g} s")
+            then = f"{meanwhile}; this loop tries again in {pause:g} s"
+            return GoOn(part, pause, then, remedy)
     return None
 
 

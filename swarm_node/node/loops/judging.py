@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Judging:
-    """Has texts judged, counts the scorer's faults, and the time against whom it was spent for."""
+    """Has texts judged, counts the scorer's faults, and charges the time to the texts' author."""
 
     def __init__(
         self, environment: EnvironmentHost, tally: Tally, effort: Effort, clock: Clock
@@ -50,7 +50,7 @@ class Judging:
         except SlowTaskError as slow:
             self._effort.judged(author, slow.seconds, self._clock.now())
             raise
-        # Several are judged at once, so the time that one waits for the others is not counted.
+        # Several groups are judged at once. The time that one waits for others is not counted.
         self._tally.judging.add(judged.seconds, 1)
         self._effort.judged(author, judged.seconds, self._clock.now())
         if judged.unjudged:

@@ -31,7 +31,7 @@ from swarm_node.rollout import Provenance
 #: Counts a refusal against an author.
 Reject = Callable[[Rejected, str | None], None]
 
-#: At so many, the counts of groups by author are halved.
+#: Number of groups at which the counts by author are halved.
 _RECENT_GROUPS = 4096
 _log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from swarm_node.policy.experience.mixture import (
 )
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplayStats
 
-#: A fraction of an offer so small is forgotten.
+#: A smaller fraction of an offer is forgotten.
 _FORGOTTEN = 1e-3
 #: Author of what was offered before a restart, of which only the sum is stored.
 _NOBODY = ""

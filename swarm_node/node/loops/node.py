@@ -69,7 +69,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Node:
-    """One member of a swarm. `run` lives until `stop` is called."""
+    """One member of a swarm. `run` lasts until `stop` is called."""
 
     def __init__(
         self,
@@ -186,13 +186,14 @@ class Node:
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
         await self._work.prober.refresh()
         report = await take_report(self._parts, self._shared, self._reaching)
-        return replace(report, tried=await self._tried())
+        tried = [*report.tried, *await self._tried()]
+        shot = self.snapshot()  # the tries may have found causes
+        return replace(report, tried=tried, findings=shot.findings, causes=shot.causes)
 
     async def _tried(self) -> list[TriedRow]:
         """Try the addresses of settings and ticket, the known peers and the coordinator."""
         attempts = [] if self._dials is None else await self._dials.try_all()
-        rows = [TriedRow("address", each.where, each.seconds, each.cause()) for each in attempts]
-        rows += await try_peers(self._shared.local, self._work.exchange.asker)
+        rows = await try_peers(self._shared.local, self._work.exchange.asker, attempts)
         if url := self.settings.network.coordinator:
             rows.append(await try_coordinator(url))
         return rows
@@ -242,7 +243,11 @@ class Node:
             **{name: partial(repeat, name, step) for name, step in self._further_steps().items()},
             **self._punching(),
             "evaluate": partial(repeat, "evaluate", self._evaluate),
-            "record": partial(repeat, "record", Recorder(self._parts, self._shared).step),
+            "record": partial(
+                repeat,
+                "record",
+                Recorder(self._parts, self._shared, lambda: self.snapshot().findings).step,
+            ),
         }
 
     def _further_steps(self) -> Mapping[str, Step]:

@@ -21,11 +21,13 @@ from swarm_node.node.figures.snapshot import (
     RelayingRow,
     Snapshot,
     TokensRow,
+    TriedRow,
 )
 from swarm_node.node.figures.verdict import findings
 from swarm_node.node.loops.consequences import former_rows, peer_rows
 from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 
@@ -134,8 +136,14 @@ async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport)
         heard = len(await parts.transport.heartbeats())
     except TransportError as error:
         fault = str(error)
-    seconds, trips = parts.clock.now() - begun, await reaching.relays.round_trips()
-    relays = [Relay(name_of(shared.members, relay), trip) for relay, trip in trips.items()]
+    seconds, asked = parts.clock.now() - begun, parts.clock.now()
+    trips = await reaching.relays.round_trips()
+    tried, relays = [], []
+    for relay, trip in trips.items():
+        name, waited = name_of(shared.members, relay), parts.clock.now() - asked
+        relays.append(Relay(name, trip))
+        silent = Cause("no_answer", relay, name, seconds=waited) if trip is None else None
+        tried.append(TriedRow("relay", name, waited if trip is None else trip, silent))
     return NetworkReport(
         reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
         addresses=parts.transport.addresses(),
@@ -143,4 +151,5 @@ async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport)
         heartbeats=heard if parts.transport.has_table else None,
         seconds=seconds,
         fault=fault,
+        tried=tried,
     )

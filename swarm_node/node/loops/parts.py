@@ -22,7 +22,7 @@ from swarm_node.node.figures.verdict import Steady
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
 from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.membership.members import Members, nobody
+from swarm_node.p2p.membership.members import Members, nobody, nothing
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.probe import Knock
@@ -46,12 +46,13 @@ class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones.
 
     `engine` names the sampling engine. `dialable` returns True if peers can dial this node, None
-    while that is not known. `banned` are the peers that `Members` refuses here. `office` stores the
-    swarm's statements: a home, or memory. `knock` dials for probes and `lan` finds peers on the own
-    network; both are None without a network of hosts. `answered` records the relayed requests that
-    were answered. `memory` returns the bytes of all processes and `metrics` writes the history:
-    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer, and
-    `common_share` of the tasks are common to the swarm: simulated experiments have others.
+    while that is not known. `banned` are the peers that `Members` refuses here, and `names` are its
+    owner's names for issuers. `office` stores the swarm's statements: a home, or memory. `knock`
+    dials for probes and `lan` finds peers on the own network; both are None without a network of
+    hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
+    all processes and `metrics` writes the history: both take milliseconds, and both are None in a
+    simulation. `buffer` makes the replay buffer, and `common_share` of the tasks are common to the
+    swarm: simulated experiments have others.
     """
 
     transport: Transport
@@ -66,6 +67,7 @@ class Parts:
     engine: Callable[[], str] = lambda: "torch"
     dialable: Callable[[], bool | None] = lambda: None
     banned: Callable[[], frozenset[str]] = nobody
+    names: Callable[[], Mapping[str, str]] = nothing
     office: Office = field(default_factory=MemoryOffice)
     knock: Knock | None = None
     reach: Reach = field(default_factory=Reach)
@@ -135,9 +137,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the loops of one node share: what its network shares (`local`), its counters, its
-    own demand (`wants`) and the peers' budgets by it (traffic, effort), the replay buffer, the
-    slots of groups under way, and former members by peer id."""
+    """State that the loops of one node share: that of its network (`local`), its counters, its own
+    demand (`wants`), the peers' budgets that follow from it (traffic, effort), the replay buffer,
+    the slots of groups under way, and former members by peer id."""
 
     local: Local
     tally: Tally

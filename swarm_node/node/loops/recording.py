@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import structlog
@@ -16,7 +17,7 @@ from swarm_node.node.figures.history import (
     Means,
     Totals,
 )
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint, Said
 from swarm_node.node.loops.parts import Parts, Shared
 
 _TICK_SECONDS = 1.0
@@ -25,9 +26,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Writes a row of history after an update or a measurement, and at intervals without one."""
+    """Writes a row of history after an update or a measurement, and at intervals without one. The
+    log gets the node's figures at intervals, and the first finding once that is another one."""
 
-    def __init__(self, parts: Parts, shared: Shared) -> None:
+    def __init__(self, parts: Parts, shared: Shared, verdict: Callable[[], Sequence[Said]]) -> None:
+        """`verdict` returns the findings on this node now, the most serious first."""
+        self._verdict = verdict
+        self._said: tuple[str, str] | None = None
         self._parts = parts
         self._shared = shared
         self._before = self._totals()
@@ -112,6 +117,15 @@ class Recorder:
         )
 
     def _report(self) -> None:
+        first = self._verdict()[0]
+        if (first.kind, first.level) != self._said:
+            self._said = first.kind, first.level
+            log = _log.warning if first.level == "bad" else _log.info
+            said = " → ".join(filter(None, (first.text, first.remedy)))
+            log("verdict", kind=first.kind, text=first.text, remedy=first.remedy, said=said)
+        self._report_progress(first)
+
+    def _report_progress(self, first: Said) -> None:
         tally, row = self._shared.tally, self._parts.history.latest
         peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
         point = current(tally.evals)
@@ -125,14 +139,17 @@ class Recorder:
             seen=seen,
             peers=peers,
             made=groups.published,
-            published=groups.announced,
+            announced=groups.announced,
             trained_own=groups.trained_own,
             trained_external=groups.trained_external,
             rejected=tally.rejected.total(),
+            verdict=first.kind,
+            verdict_level=first.level,
             said=f"version {self._parts.trainer.version}, unseen {_known(unseen)}, "
             f"seen {_known(seen)}, "
             f"{rate:.1f} updates/s, peers {peers}, gave {groups.taken}, got {groups.received}, "
-            f"trained on {groups.trained_own} own and {groups.trained_external} of peers",
+            f"trained on {groups.trained_own} own and {groups.trained_external} of peers, "
+            f"verdict {first.kind} ({first.level})",
         )
 
 

@@ -59,7 +59,8 @@ class Supervisor:
     def _note(self, loop: str, decided: GoOn, error: Exception) -> None:
         self._faults[decided.part] += 1
         if self._failures[loop] >= ALARMING:
-            self._alarms[f"loop {loop}"] = f"{loop} fails again and again: {words_of(error)}"
+            why = words_of(error).replace(": ", "; ")  # ": " begins the remedy of an alarm
+            self._alarms[f"loop {loop}"] = f"{loop} fails again and again ({why}): {decided.remedy}"
         count = self._told.due(loop, decided.part, self._clock.now())
         if count is not None:
             _log.warning(

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from swarm_node.config.model import Network
 from swarm_node.errors import HomeError, TicketError, meant
-from swarm_node.node.home.home import Home
+from swarm_node.node.home.home import Home, listen_addresses
 from swarm_node.node.members.issuers import Made, take
-from swarm_node.node.members.ledger import MAX_ENDPOINTS, IssuedTicket, Ledger
+from swarm_node.node.members.ledger import MAX_ENDPOINTS, Followed, IssuedTicket, Ledger
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.membership.claims import Claims
 from swarm_node.p2p.membership.members import load_claims
@@ -34,6 +35,13 @@ def admissions(home: Home) -> Ledger[IssuedTicket]:
     return Ledger(home, "invitations.json", IssuedTicket)
 
 
+def followed_names(home: Home) -> Followed[IssuedTicket, Mapping[str, str]]:
+    """Return the names of this home's tickets now, by issuer key (hex), for its running node."""
+    return Followed(
+        admissions(home), lambda tickets: {made.issuer_key: made.name for made in tickets}
+    )
+
+
 def invite(
     home: Home,
     name: str,
@@ -46,7 +54,7 @@ def invite(
     present: Sequence[str] = (),
 ) -> Invitation:
     """Make a ticket for `name`, signed by root.key. It is in the ledger before anybody can have it.
-    `present` are the addresses of the node that runs here.
+    `present` are the endpoints of this home's node.
 
     Raises:
         HomeError: this home cannot invite, or the ledger cannot be written.
@@ -68,7 +76,7 @@ def invite_from_stock(
     home: Home, name: str, addresses: Sequence[str], now: float, present: Sequence[str] = ()
 ) -> Invitation:
     """Take a ticket for `name` from an issuer file. The file fixes its validity and the number of
-    its uses. `present` are the addresses of the node that runs here.
+    its uses. `present` are the endpoints of this home's node.
 
     Raises:
         HomeError: there is none left, or a file cannot be written.
@@ -119,22 +127,33 @@ def rename(home: Home, old: str, new: str) -> None:
         )
 
 
+def present(home: Home, network: Network, running: Sequence[str]) -> list[str]:
+    """Return the endpoints of the node of `home`: of the addresses that it has while it is
+    `running`, or else of those at which it would start. Port 0 is one that it has yet to choose."""
+    found = [address.rpartition(_PEER)[0] or address for address in running or network.announce]
+    if not running or network.announce:  # it listens elsewhere too
+        found += listen_addresses(network.listen, home.kept_port)
+    return found
+
+
 def own_endpoints(
     addresses: Sequence[str], peer_id: str, present: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the endpoints of the node `peer_id`, which has the addresses `present`, among a
-    ticket's `addresses`; see `IssuedTicket`. None if the ticket names others too, or what cannot be
-    told to be this node's: only the owner knows when it is out of date."""
-    known = {address.rpartition(_PEER)[0] for address in present}
-    ports = {parsed[2] for parsed in map(split_endpoint, known) if parsed}
-    found = []
+) -> tuple[tuple[str, ...], bool]:
+    """Return the endpoints of the node `peer_id`, which has the endpoints `present`, among a
+    ticket's `addresses`, and True if the ticket names others too; see `IssuedTicket`. Any port is
+    this node's before it has chosen one."""
+    ports = {parsed[2] for parsed in map(split_endpoint, present) if parsed}
+    found: dict[str, None] = {}
+    others = False
     for address in addresses:
         endpoint, _, named = address.rpartition(_PEER)
         parsed = split_endpoint(endpoint)
-        if named != peer_id or parsed is None or parsed[2] not in ports:
-            return ()
-        found.append(endpoint if endpoint in known else f"/ip4/{_ANY_HOST}/tcp/{parsed[2]}")
-    return tuple(dict.fromkeys(found))[:MAX_ENDPOINTS]
+        if named != peer_id or parsed is None or not {0, parsed[2]} & ports:
+            others = True
+        else:
+            kept = endpoint if endpoint in present else f"/ip4/{_ANY_HOST}/tcp/{parsed[2]}"
+            found[kept] = None
+    return tuple(found)[:MAX_ENDPOINTS], others or len(found) > MAX_ENDPOINTS
 
 
 def out_of_date(
@@ -144,15 +163,16 @@ def out_of_date(
     now: float,
 ) -> list[IssuedTicket]:
     """Return the tickets in people's hands none of whose endpoints is among those `present`, so
-    that they lead nobody to this node any more. A present host of 0.0.0.0 or :: is any host. A
-    ticket that as many `held` as it has uses leads nobody anyway."""
+    that they lead nobody to this node any more, unless by `others`. A present host of 0.0.0.0 or ::
+    is any host, port 0 any port. A ticket that as many `held` as it has uses leads nobody
+    anyway."""
     there = [parsed for parsed in map(split_endpoint, present) if parsed]
     ports = {port for _, _, port in there}
     open_ports = {port for _, host, port in there if host in (_ANY_HOST, "::")}
 
     def stands(endpoint: str) -> bool:
         parsed = split_endpoint(endpoint)
-        if parsed is None or parsed in there or parsed[2] in open_ports:
+        if parsed is None or parsed in there or 0 in ports or parsed[2] in open_ports:
             return True
         return parsed[1] == _ANY_HOST and parsed[2] in ports
 
@@ -213,6 +233,7 @@ def _admission(
     made: float,
     given: bool = True,
     endpoints: tuple[str, ...] = (),
+    others: bool = False,
 ) -> IssuedTicket:
     return IssuedTicket(
         name,
@@ -224,6 +245,7 @@ def _admission(
         given,
         issuer.steward,
         endpoints,
+        others,
     )
 
 
@@ -239,7 +261,7 @@ def _check_name(name: str) -> None:
 
 def _written(home: Home, name: str, text: str, now: float, present: Sequence[str]) -> Invitation:
     ticket = parse_ticket(text, now)
-    endpoints = own_endpoints(ticket.addresses, home.identity().peer_id, present)
-    admission = _admission(name, ticket.issuer, now, endpoints=endpoints)
+    own, others = own_endpoints(ticket.addresses, home.identity().peer_id, present)
+    admission = _admission(name, ticket.issuer, now, endpoints=own, others=others)
     _note(home, [admission])
     return Invitation(text, admission)

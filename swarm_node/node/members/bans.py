@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import structlog
-
 from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
-from swarm_node.node.members.ledger import Ban, Ledger
+from swarm_node.node.members.ledger import Ban, Followed, Ledger
 from swarm_node.node.members.people import SHORTEST, Meant
-
-_log = structlog.get_logger(__name__)
 
 
 def ban_ledger(home: Home) -> Ledger[Ban]:
@@ -59,28 +55,14 @@ class Bans:
     """The current bans of a running node's home. A change of the file counts at once."""
 
     def __init__(self, home: Home) -> None:
-        self._path = home.path / "bans.json"
-        self._ledger = ban_ledger(home)
-        self._read: tuple[int, int] | None = None
-        self._banned: frozenset[str] = frozenset()
+        self._keys: Followed[Ban, frozenset[str]] = Followed(
+            ban_ledger(home),
+            lambda bans: frozenset(
+                key for ban in bans for key in (ban.peer_id, ban.issuer_key) if key
+            ),
+        )
 
     def covered(self) -> frozenset[str]:
         """Return the banned peer ids and issuer keys (hex); a key stands for all members of its
         issuer."""
-        try:
-            found = self._path.stat()
-            state = (found.st_mtime_ns, found.st_ino)
-        except OSError:
-            state = None
-        if state == self._read:
-            return self._banned
-        self._read = state
-        try:
-            entries = self._ledger.entries()
-        except HomeError as error:  # the node goes on with the bans that it has
-            _log.warning("bans cannot be read", error=str(error))
-            return self._banned
-        self._banned = frozenset(
-            key for ban in entries for key in (ban.peer_id, ban.issuer_key) if key
-        )
-        return self._banned
+        return self._keys.now()

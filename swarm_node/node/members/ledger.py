@@ -6,9 +6,12 @@ node alone: the swarm's own rules are in certificates and in the revocation list
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
+import structlog
 from msgspec import Meta, Struct
 
 from swarm_node.errors import HomeError
@@ -18,6 +21,7 @@ from swarm_node.p2p.wire.identity import read_private
 from swarm_node.program.private_directory import MAX_KEPT_BYTES, content_of
 
 MAX_ENTRIES = 10_000
+_log = structlog.get_logger(__name__)
 
 _Key = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 #: So short, and at most MAX_ENDPOINTS, that a file of MAX_ENTRIES stays within its limit.
@@ -30,8 +34,9 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
     file is not `given` to anybody yet. A `steward` admits nobody by a ticket. `endpoints` are those
-    of this node in the ticket, if it names nobody else; host 0.0.0.0 stands for one in front of
-    this machine that forwards the port."""
+    of this node in the ticket; host 0.0.0.0 stands for one in front of this machine that forwards
+    the port. It may name `others`: a relay, a coordinator, or a port that cannot be told to be this
+    node's."""
 
     name: Name
     issuer_key: _Key
@@ -42,6 +47,7 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     given: bool = True
     steward: bool = False
     endpoints: tuple[_Endpoint, ...] = ()
+    others: bool = False
 
 
 class Ban(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +61,7 @@ class Ban(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Entry = TypeVar("Entry", IssuedTicket, Ban)
+Made = TypeVar("Made")
 
 
 class Ledger(Generic[Entry]):
@@ -65,13 +72,18 @@ class Ledger(Generic[Entry]):
         self._name = name
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
+    @property
+    def path(self) -> Path:
+        """The file, which need not exist."""
+        return self._home.path / self._name
+
     def entries(self) -> list[Entry]:
         """Read all entries.
 
         Raises:
             HomeError: the file is damaged, or readable by others.
         """
-        path = self._home.path / self._name
+        path = self.path
         if not path.exists():
             return []
         content = content_of(read_private(path, "list", MAX_KEPT_BYTES))
@@ -92,3 +104,30 @@ class Ledger(Generic[Entry]):
             HomeError: the file cannot be written.
         """
         self._home.save(self._name, msgspec.json.encode(entries[-MAX_ENTRIES:]))
+
+
+class Followed(Generic[Entry, Made]):
+    """The result of `make` for the entries of a ledger of a running node's home. A change of the
+    file counts at once. A damaged file changes nothing."""
+
+    def __init__(self, ledger: Ledger[Entry], make: Callable[[list[Entry]], Made]) -> None:
+        self._ledger: Ledger[Entry] = ledger
+        self._make: Callable[[list[Entry]], Made] = make
+        self._read: tuple[int, int] | None = None
+        self._made = make([])
+
+    def now(self) -> Made:
+        """Return the result for the entries that are in the file now."""
+        try:
+            found = self._ledger.path.stat()
+            state = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            state = None
+        if state == self._read:
+            return self._made
+        self._read = state
+        try:
+            self._made = self._make(self._ledger.entries())
+        except HomeError as error:
+            _log.warning("a list of the home cannot be read", error=str(error))
+        return self._made

@@ -44,7 +44,7 @@ def revoke(
     outrank: bool = False,
     anew: bool = False,
 ) -> int:
-    """Expel the members with these public keys (32 bytes each), and all guests of the issuers with
+    """Expel the members with these public keys (32 bytes each), and all members of the issuers with
     them. Returns the number of the new list. `outrank` needs the root's key, and is for a stolen
     steward's key: from then on no steward can make a list. With `anew` the list names nobody else,
     because the thief may have expelled any members, and filled the list.

@@ -7,11 +7,11 @@
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
 
-Small batches teach the tiny model more from as many answers, in groups of 4 and of 2 alike
-(docs/experiments.md). Nothing was measured with a pretrained one. Each group costs it a long prompt
-more, and published runs have groups of 8 to 16.
+With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike
+(docs/experiments.md). No pretrained model was measured. Each group costs such a model one more long
+prompt, and published runs have groups of 8 to 16.
 
-1e-6 is what GRPO is commonly run with on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
+1e-6 is the common learning rate of GRPO on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters
 of Qwen3-0.6B fell from 57% to 2% on GSM8K. 512 tokens hold the reasoning of a model of this size
 about a school problem.

@@ -50,8 +50,8 @@ class Finding(NamedTuple):
 def examine(
     facts: Facts, settings: Settings, shape: Qwen2Config | None, found: Fit | None = None
 ) -> list[Finding]:
-    """Judge all facts of a start with `settings`, for a model of `shape` if it is known, and which
-    fits as `found` says if that is known, too."""
+    """Judge all facts of a start with `settings`. The model's `shape` and its fit, `found`, are
+    None if unknown."""
     findings = [_python(facts), *_home(facts), _gpu(facts, settings)]
     try:
         machine = machine_of(facts, settings)
@@ -303,7 +303,7 @@ def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
     if facts.libp2p:
         yield Finding("stack", "ok", "py-libp2p is installed")
     else:
-        remedy = f"run `{INSTALL}`, or take `--set network.stack=hivemind`"
+        remedy = f"run {INSTALL}, or take `--set network.stack=hivemind`"
         yield Finding("stack", "error", "py-libp2p is not installed", remedy)
 
 

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm_node.environments.extras import installed as installed_extras
-from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
+from swarm_node.errors import (
+    HomeError,
+    Rejected,
+    TicketError,
+    TicketExpiredError,
+    reason_of,
+    words_of,
+)
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import Fault
 from swarm_node.node.preflight.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
@@ -146,9 +153,9 @@ def gather(
     seen: Seen | None = None,
     cards: int = 1,
 ) -> Facts:
-    """Collect the facts for a node that computes on `device` (the setting), or on so many `cards`
-    from it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`.
-    `seen` is torch's view of the GPUs. Without it, another process asks torch if nvidia-smi names a
+    """Collect the facts for a node that computes on `device` (the setting), or on `cards` GPUs from
+    it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`. `seen`
+    is torch's view of the GPUs. Without it, another process asks torch if nvidia-smi names a
     GPU."""
     now = time.time()
     index = int(device.partition(":")[2] or 0)
@@ -279,7 +286,7 @@ def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
                 probe.bind((match["host"], port))
         except OSError as error:
             shown = f"/ip{match['kind']}/{match['host']}/tcp/{port}"
-            busy.append((shown, (error.strerror or str(error)).lower()))
+            busy.append((shown, reason_of(error)))
     return tuple(busy)
 
 
@@ -329,7 +336,7 @@ def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
     try:
         done = bounded_run(command, seconds)
     except (OSError, subprocess.SubprocessError) as error:
-        return None, str(error)[:200]
+        return None, words_of(error)[:200]
     said = done.stdout[:_MOST_CHARS].decode(errors="replace")
     complaint = done.stderr[-_MOST_CHARS:].decode(errors="replace").strip()
     if done.returncode:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import ConfigError, HomeError, ModelError
+from swarm_node.errors import ConfigError, HomeError, ModelError, extra_of
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
     TrainingMethod,
@@ -53,7 +53,7 @@ from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
-#: lora_shrink_op.py of vLLM 0.32 asserts it: an engine in float32 ends at its first adapter.
+#: An engine in float32 ends at its first adapter (assertion in lora_shrink_op.py, vLLM 0.32).
 _ADAPTERS_NEED_HALF = "on a GPU, vLLM takes adapters in bfloat16 only"
 _NO_HALF = (
     f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
@@ -71,9 +71,8 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
-    bytes, that GPU's memory (of several, the one with the least free; None on a CPU), the installed
-    vLLM, `ipc` if processes can share GPU memory by CUDA IPC, and `bitsandbytes` if it is
-    installed."""
+    bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
+    `ipc` if processes can share GPU memory by CUDA IPC, and `bitsandbytes` if it is installed."""
 
     where: Placement
     free: int
@@ -392,7 +391,7 @@ def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
     if training.base != "nf4":
         return
     if not machine.bitsandbytes:
-        reason = "needs bitsandbytes: pip install 'swarm-node[gpu]'"
+        reason = f"needs bitsandbytes: run {extra_of('gpu')}"
     elif settings.run.ranks > 1:
         reason = "works in one process: unset run.trainer_processes and run.trainer_hosts"
     elif not shared:

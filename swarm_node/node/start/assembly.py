@@ -33,7 +33,7 @@ from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.membership.members import Keeper, nobody
+from swarm_node.p2p.membership.members import Keeper, nobody, nothing
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.reach.probe import Prober, ProbeServer
 from swarm_node.p2p.reach.punch import MAX_BODY, Puncher, place_of
@@ -52,7 +52,13 @@ _EVAL_TRIES = 4
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """Make a node of these parts. It does nothing until `Node.run`."""
     shared = make_shared(
-        settings, membership, parts.clock, parts.office, parts.banned, parts.buffer
+        settings,
+        membership,
+        parts.clock,
+        parts.office,
+        parts.banned,
+        parts.buffer,
+        parts.names,
     )
     reaching = _reaching(settings, parts, shared)
     parts = replace(parts, transport=reaching)
@@ -76,10 +82,11 @@ def make_shared(
     keeper: Keeper | None = None,
     banned: Callable[[], frozenset[str]] = nobody,
     make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
+    names: Callable[[], Mapping[str, str]] = nothing,
 ) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
     buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
-    local = Local.of(membership.identity, membership.swarm, clock, keeper, banned)
+    local = Local.of(membership.identity, membership.swarm, clock, keeper, banned, names)
     return Shared(
         local=local,
         tally=Tally(rejected=local.rejected),

@@ -21,9 +21,10 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.control.control import ControlServer
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
-from swarm_node.node.home.home import Home, Membership
+from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.parts import Parts
+from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
 from swarm_node.node.start.assembly import assemble
@@ -31,7 +32,6 @@ from swarm_node.node.start.derive import (
     Resolved,
     cache_shape,
     engine_plan,
-    listen_addresses,
     trainer_settings,
 )
 from swarm_node.node.start.screen import Screen
@@ -99,6 +99,7 @@ def build_parts(
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
         banned=Bans(home).covered,
+        names=followed_names(home).now,
         knock=knock,
         reach=reach,
         dialable=reach.dialable,
@@ -115,7 +116,7 @@ def build_parts(
 def _make_transport(
     settings: Settings, home: Home, membership: Membership, reach: Reach
 ) -> HivemindTransport | Libp2pTransport:
-    listen = listen_addresses(settings, home.port)
+    listen = listen_addresses(settings.network.listen, home.port)
     network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
     if network.stack == "libp2p":
         return Libp2pTransport(

@@ -4,7 +4,7 @@ trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,17 +179,6 @@ def peers_wants(settings: Settings) -> Wants:
         answers=settings.sampling.group_size,
         tokens=settings.sampling.max_new_tokens,
     )
-
-
-def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:
-    """Return the addresses to listen on. Port 0 becomes the home's own port, so tickets stay valid
-    after a restart."""
-
-    def fixed(address: str) -> str:
-        head, found, tail = address.partition("/tcp/0")
-        return f"{head}/tcp/{own_port()}{tail}" if found else address
-
-    return [fixed(address) for address in settings.network.listen]
 
 
 def _published(found: Fit) -> Published:

@@ -14,9 +14,10 @@ from pydantic import SecretStr
 
 from swarm_node.config import Settings, Sources, default_home
 from swarm_node.config.reloading import Reloading
+from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.environments.presets import check_choice
+from swarm_node.environments.presets import check_choice, check_name
 from swarm_node.errors import (
     ConfigError,
     MachineError,
@@ -26,7 +27,7 @@ from swarm_node.errors import (
     reason_of,
 )
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.members.admitting import admissions, holders, out_of_date
+from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
 from swarm_node.node.preflight.doctor import examine, machine_of, refuse
 from swarm_node.node.preflight.facts import Seen, gather
 from swarm_node.node.preflight.first_lines import (
@@ -40,7 +41,7 @@ from swarm_node.node.preflight.first_lines import (
 )
 from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.start.screen import Screen
-from swarm_node.node.start.system import notify
+from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
@@ -78,7 +79,7 @@ def join_swarm(
 
 
 def _said(said: str, value: object) -> Iterator[bool]:
-    """For each text in a value of a setting: True if an error says it."""
+    """Yield for each text in a setting's value True if the error `said` quotes it."""
     inner = value.values() if isinstance(value, Mapping) else value
     for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
         yield (
@@ -96,6 +97,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     home.check()
     home.refuse_in_use()
     environment = given.environment
+    check_name(environment.name)
     check_choice(environment.name, environment.options, environment.families)
     ticket = redeemed(given, home, code)
     seen = Seen(hardware(run.device))
@@ -136,6 +138,8 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         def on_running(addresses: Sequence[str]) -> None:
             screen.done()
             sources.remember()
+            home.note(SETTINGS_FILE)
+            home.keep_addresses(addresses)
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
@@ -143,20 +147,20 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             notify("READY=1")
 
         reloading = Reloading(sources, given)
-        asyncio.run(run_node(start, home, membership, model, screen, reloading, on_running))
+        run_loop(run_node(start, home, membership, model, screen, reloading, on_running))
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
     """Say which tickets made here lead nobody to this node at `addresses`."""
-    from swarm_node.node.start.derive import listen_addresses  # imports torch
-
-    present = [address.rpartition("/p2p/")[0] for address in addresses]
-    if settings.network.announce:  # it listens elsewhere too
-        present += listen_addresses(settings, home.port)
-    stale = out_of_date(admissions(home).entries(), holders(home), present, time.time())
+    there = present(home, settings.network, addresses)
+    stale = out_of_date(admissions(home).entries(), holders(home), there, time.time())
     if stale:
         endpoints = dict.fromkeys(place for ticket in stale for place in ticket.endpoints)
-        yield tickets_line([*dict.fromkeys(ticket.name for ticket in stale)], [*endpoints])
+        names = dict.fromkeys(
+            f"{ticket.name} (which have other addresses too)" if ticket.others else ticket.name
+            for ticket in stale
+        )
+        yield tickets_line([*names], [*endpoints])
 
 
 def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:

@@ -1,4 +1,4 @@
-"""Parses multiaddrs to dial or to listen on. No hivemind here.
+"""Parses multiaddrs to dial or to listen on. Imports no hivemind.
 
 Addresses come from tickets and from other peers. Only /ip4|ip6|dns4|dns6/<host>/tcp/<port> is
 accepted; an address to dial must end in /p2p/<peer id>.

@@ -21,8 +21,7 @@ _MAX_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """The `address` of `relay`, which ends in its id, and the id of the `target`, "" if left
-    out."""
+    """The `address` of `relay`, ending in the relay's id, and the `target`'s id, "" if left out."""
 
     address: str
     relay: str
@@ -51,8 +50,7 @@ def completed(addresses: Iterable[str], peer_id: str) -> list[str]:
 
 
 def stated(addresses: Iterable[str]) -> list[str]:
-    """Return a node's addresses in the form in which it states them: circuits first, without its
-    id."""
+    """Return a node's addresses as it states them: circuits first, without its id."""
     found = [(text, parse(text)) for text in addresses]
     circuits = [str(Circuit(c.address, c.relay, "")) for _, c in found if c]
     return circuits + [text for text, c in found if not c]

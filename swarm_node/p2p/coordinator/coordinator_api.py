@@ -242,7 +242,8 @@ class NewCode(Wire, frozen=True):
 
 class CodeRow(Struct, frozen=True):
     """A code without its text, which is shown once. A `withdrawn` code is not redeemed. `tickets`
-    are the names of those that it was redeemed for."""
+    are the names of those that it was redeemed for, and `holders` the members by each that the
+    coordinator has met."""
 
     id: Counter
     name: Name
@@ -251,6 +252,7 @@ class CodeRow(Struct, frozen=True):
     expires: UnixSeconds
     withdrawn: bool
     tickets: tuple[Name, ...] = ()
+    holders: dict[Name, list[PeerId]] = {}
 
 
 class MadeCode(Struct, frozen=True):

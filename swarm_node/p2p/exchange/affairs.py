@@ -17,6 +17,7 @@ from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials, Shelf
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
+from swarm_node.p2p.peers.causes import Cause, advice, of_reason
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import CLAIMS, RENEW, REVOKED, SECRET
@@ -103,7 +104,8 @@ class Affairs:
         """Ask a steward for a renewal in the last third of this node's membership."""
         me = self._credentials.me()
         if isinstance(me, Rejected):
-            _log.error("this node is no member: no peer talks to it", reason=me.reason)
+            remedy = advice(Cause(of_reason(me.reason)))
+            _log.error("this node is no member", reason=me.reason, remedy=remedy)
             return
         if not self._credentials.ends_soon(me):
             return
@@ -120,7 +122,7 @@ class Affairs:
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
         """Choose some of these peers that this node can reach: one of each issuer before a second
-        of any. Their claims are their own, and a ticket can make many peers."""
+        of any, because one ticket can make many peers."""
         known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
         peers = [peer for peer in known if peer is not None]
         return drawn_in_turn(

@@ -139,7 +139,7 @@ class Asker:
         return await self.greet(self._directory.get(peer_id) or Peer(peer_id, now))
 
     def ended(self, peer_id: str) -> bool:
-        """Check for a former member: a peer that was a member and is none now. It is counted."""
+        """Check for a former member, and count it."""
         checked = self._members.check(peer_id)
         if isinstance(checked, Member) or checked.reason == "unknown_member":
             return False
@@ -169,8 +169,8 @@ class Asker:
         return None
 
     def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
-        """Record why a peer refuses this node. A silent one says nothing: its addresses are tried
-        from time to time (node/loops/dialing.py)."""
+        """Record why a peer refuses this node. For a silent peer, node/loops/dialing.py finds the
+        cause."""
         if not isinstance(error, RefusedError):
             return
         if error.code == NO_MEMBER.code:
@@ -185,8 +185,8 @@ class Asker:
         self._directory.failures.failed(cause, self._clock.now())
 
     def note_clock(self, peer_id: str, rejected: Rejected, *, told_itself: bool = False) -> None:
-        """Record that times which this peer signed are not those of this clock. Old times are those
-        of another clock only if the peer `told_itself`; others keep what a silent peer signed."""
+        """Record that this peer's clock differs from this node's. A time in the past counts only if
+        the peer `told_itself`: other peers may pass on an old one."""
         reasons = ("future", "not_yet_valid", *(("outdated",) if told_itself else ()))
         if rejected.reason in reasons and rejected.seconds:
             detail = "" if told_itself else AT_LEAST  # others may keep an older one

@@ -35,7 +35,8 @@ _PEERS_LIMIT = 8
 _HEARD_PER_READ = 32
 _BEATS_PER_READ = 128
 _HEARTBEAT_LIVES = 3
-#: With fewer peers than this a node searches by all means.
+#: A node with fewer peers reads the table of heartbeats more often, and tries several peers at
+#: once.
 FEW = 4
 #: Seconds between two tries of new peers once a node has all partners. Bitcoin Core's
 #: FEELER_INTERVAL is 120; a greeting with two certificates costs more than its handshake.
@@ -138,8 +139,8 @@ class Meeting:
         """Try one peer: a lost one, or one that this node only heard of. Return True if it
         answered, None if there is none to try now.
 
-        A dead peer costs nothing beyond these calls. The caller awaits one call at a time, and a
-        few at once while there are FEW peers.
+        A dead peer delays only this call. The caller runs one call at a time, or a few while there
+        are fewer than FEW peers.
         """
         now = self._clock.now()
         alone = self._directory.fewer(1, now)
@@ -172,7 +173,7 @@ class Meeting:
         return answered
 
     def _came_back(self, lost_at: float) -> None:
-        """Note that a peer that was lost then answers again."""
+        """Note that a peer lost at `lost_at` answers again."""
         now = self._clock.now()
         came_back(self._silent(now).values(), lost_at, now)
 
@@ -200,7 +201,7 @@ class Meeting:
         return True
 
     def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:
-        """Report to the book the result for a peer that was silent `since` then."""
+        """Report the result of a try to the book. The peer was last seen at `since`."""
         now = self._clock.now()
         if answered:
             self._book.answered(peer_id, now, self._members.issuer(peer_id))

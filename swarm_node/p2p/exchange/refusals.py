@@ -37,9 +37,8 @@ def refused_by(
 
 
 def refused_caller(peer_id: str, name: str, rejected: Rejected, wall: float) -> Cause:
-    """Return the cause for which this node refuses a caller at the Unix second `wall`. A chain that
-    begins later than this clock has a caller whose clock is ahead of it, by more the longer ago it
-    was made."""
+    """Return the cause for which this node refuses a caller at the Unix second `wall`. If the chain
+    begins after `wall`, the caller's clock is ahead by at least the difference."""
     code, seconds, detail = of_reason(rejected.reason), 0.0, ""
     if code == "clock":
         seconds, detail = rejected.seconds, AT_LEAST

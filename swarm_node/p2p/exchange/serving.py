@@ -86,8 +86,8 @@ class Server:
         further: Mapping[str, Answer] = MappingProxyType({}),
         on_pull: Callable[[], None] = lambda: None,
     ) -> None:
-        """`further` are handlers of protocols for members that use nothing of this class. `on_pull`
-        is called for every group that a peer pulls."""
+        """`further` are handlers of more protocols for members. `on_pull` is called for every group
+        that a peer pulls."""
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
@@ -128,7 +128,7 @@ class Server:
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._refuse(caller, member)
-            # A chain that begins later than this clock has a caller whose clock is ahead of it.
+            # A chain that begins later than now shows a caller's clock that is ahead.
             name = self._members.claimed(hello.chain, caller)
             self._directory.failures.refuse(
                 refused_caller(caller, name, member, self._clock.wall()), now
@@ -194,8 +194,8 @@ class Server:
         return self._exchanged(caller, await answer(caller, payload))
 
     def _exchanged(self, caller: str, answer: bytes | Rejected) -> bytes:
-        """Return the answer if the request is valid. A node is responsible for statements too,
-        because it checks each that it passes on."""
+        """Return the answer if the request is valid. An invalid statement counts against its
+        caller, because nodes check each that they pass on."""
         if isinstance(answer, Rejected):
             self._refuse(caller, answer)
             raise REFUSED.error(answer.reason)

@@ -42,7 +42,7 @@ class Judged(Protocol):
     def unjudged(self) -> str: ...
 
 
-#: Judges the texts of a group by the author. The author's share of the judging time is limited.
+#: Judges an author's texts. The author's share of the judging time is limited.
 Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
 #: Checks that the token ids of a same-model group spell its texts. The policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]
@@ -94,8 +94,8 @@ class GroupVerifier:
         return self._windows.check(author, epoch, seq)
 
     def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
-        """Check the fields of an announcement. Return the reason for not pulling its group, whoever
-        announces it."""
+        """Check the fields of an announcement of any author. Return the reason for not pulling its
+        group."""
         if self._elsewhere(entry.environment, entry.version, entry.family):
             # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
@@ -196,7 +196,7 @@ class GroupVerifier:
         return await self._storage.run(self._refuse_known, group, offer, prompt)
 
     def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
-        """Refuse a group that was accepted before, whoever signed it then."""
+        """Refuse a group that was accepted before, from any author."""
         author, mine = offer.author, self._expected.own_tasks
         ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)
         content = content_digest(group, prompt)

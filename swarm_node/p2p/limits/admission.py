@@ -15,7 +15,7 @@ from swarm_node.p2p.wire.protocols import RELAY, RELAYED
 from swarm_node.p2p.wire.reasons import BUSY, QUEUE_FULL
 from swarm_node.recent import Recent
 
-#: Streams of one peer that may wait while others of it run, and the limit for all peers together.
+#: Limits of waiting streams: of one peer, and of all peers together.
 MAX_WAITING_PER_PEER = 64
 MAX_STREAMS = 512
 #: Limit for all non-members together. Keys cost nothing, so a limit per non-member bounds nothing.
@@ -77,7 +77,7 @@ class Severed:
         self._until: Recent[str, float] = Recent(_MAX_SEVERED)
 
     def sever(self, peer: str, seconds: float) -> None:
-        """Cut the link of a peer for so many seconds. A later call replaces an earlier one."""
+        """Cut the link of a peer for `seconds`. A later call replaces an earlier one."""
         self._until[peer] = self._now() + seconds
 
     def __contains__(self, peer: object) -> bool:
@@ -85,7 +85,7 @@ class Severed:
 
 
 class Entry(NamedTuple):
-    """A stream that is served: of whom, and of which issuer's member when it began."""
+    """A served stream: its peer, and the issuer of this peer when the stream began."""
 
     peer: str
     issuer: str
@@ -108,8 +108,8 @@ class Admission:
         self._strangers = 0
 
     def enter(self, peer: str, stranger: bool) -> Entry | None:
-        """Admit a stream, None if a limit does not allow it. Whoever gets an entry passes it to
-        `leave` afterwards. The members of an issuer have at most as many as are free."""
+        """Admit a stream, None if a limit does not allow it. The caller passes the entry to `leave`
+        at its end. The members of an issuer have at most as many streams as are free."""
         entry = Entry(peer, self.issuer(peer), stranger)
         if peer in self.severed:
             return None

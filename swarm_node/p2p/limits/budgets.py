@@ -20,7 +20,7 @@ _ALL, _ISSUER, _PEER = 4.0, 3.0, 2.0
 #: Requests per second besides those for groups: lists, greetings, heartbeats.
 _OTHER_REQUESTS = 4.0
 #: Calls of the table of heartbeats per second. In a large swarm its holders get calls of all
-#: members, so they have a budget of their own and cost nobody a pull.
+#: members. So calls have a separate budget and displace no pulls.
 _TABLE_CALLS = 4.0
 _BURST_SECONDS = 5.0
 #: Burst of one peer, as a multiple of this node's demand of all peers per second.
@@ -37,9 +37,9 @@ _TOLERANCE = (1.0, 64.0)
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """This node's own demand. Peers' requests are limited in proportion to it. It wants `groups`
-    per second of all peers together, each of at most `size` bytes. `external` is the number of
-    peers' groups for each own one in a batch."""
+    """This node's own demand. Peers' requests are limited in proportion to it. The node pulls
+    `groups` per second from all peers together, each of at most `size` bytes. `external` is the
+    number of peers' groups for each own one in a batch."""
 
     groups: float
     size: int
@@ -99,8 +99,8 @@ class _Takings:
         return min(1.0, self.of(key, now) / (self.total(now) or 1.0))
 
 
-#: Arguments of a `Budget` for favours to others, such as dialling a host: for all 0.5 per second
-#: and a burst of 16, for one peer 0.25 per second and a burst of 8.
+#: Arguments of a `Budget` for services to others, such as dialling a host. All peers get 0.5 per
+#: second and a burst of 16, one peer half of both.
 FAVOURS: Final = (0.125, 32.0)
 
 
@@ -109,8 +109,8 @@ class Budget:
     Its cost beyond the budget becomes a debt."""
 
     def __init__(self, unit: float, seconds: float = _BURST_SECONDS) -> None:
-        """`unit` is this node's demand of all peers, per second. The allowance of so many `seconds`
-        may be used at once."""
+        """`unit` is this node's demand of all peers, per second. The allowance of `seconds` may be
+        used at once."""
         self._all = TokenBucket(_ALL * unit, _ALL * unit * seconds)
         self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * seconds)
         self._peers = PeerGates(_PEER * unit, _PEER * unit * seconds)
@@ -120,7 +120,7 @@ class Budget:
         self, issuer: str, peer: str, now: float, *, guest: bool = False, units: float = 0.0
     ) -> bool:
         """Check that this peer may use the resource, and that `units` are left for it. A `guest` is
-        admitted only while half of the allowance for all is left. The larger its issuer's share of
+        admitted only while half of the allowance for all is left. The larger the issuer's share of
         recent use, the more must be left. So the members of two issuers cannot lock out those of a
         third."""
         share = self._taken.share(issuer, now)
@@ -132,7 +132,7 @@ class Budget:
         )
 
     def take(self, issuer: str, peer: str, now: float, units: float = 1.0) -> bool:
-        """Charge so many `units` to this peer, if they are left. Return False if they are not."""
+        """Charge `units` to this peer, if they are left. Return False if they are not."""
         if not self.open(issuer, peer, now, units=units):
             return False
         self.charge(issuer, peer, now, units)
@@ -141,8 +141,8 @@ class Budget:
     def charge(
         self, issuer: str, peer: str, now: float, units: float, since: float | None = None
     ) -> None:
-        """Charge units to the peer. A negative number refunds units that were charged at `since`.
-        Recent use counts them with a half-life, so it is lowered by what is left of them."""
+        """Charge units to the peer. A negative number refunds units that were charged at `since`. A
+        refund lowers recent use by the part of these units that has not decayed."""
         faded = 1.0 if since is None else 0.5 ** ((now - since) / HALF_LIFE)
         self._taken.add(units * faded, now, issuer)
         self._all.charge(now, units)
@@ -174,7 +174,7 @@ class Traffic:
         return True
 
     def looks_up(self, peer: str, now: float, *, guest: bool) -> bool:
-        """Admit a call of the table of heartbeats and charge it, as `asks` does a request."""
+        """Admit and charge a call of the table of heartbeats, as `asks` does for requests."""
         issuer = self._issuer(peer)
         budgets = self._table, self._bytes_out
         if not all(budget.open(issuer, peer, now, guest=guest) for budget in budgets):

@@ -28,9 +28,9 @@ _GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
 
 @dataclass(frozen=True, slots=True)
 class SizeGate:
-    """Limits of a peer's group: so many `completions`, and so many `tokens` in each. A group of 64
-    gives its only right answer an advantage of √63. A long answer costs a forward pass in
-    proportion. So both are bounded by the sizes that this node makes itself."""
+    """Limits of a peer's group: the `completions`, and the `tokens` in each. A group of 64 gives
+    its only right answer an advantage of √63. A long answer costs a forward pass in proportion. So
+    both are bounded by the sizes that this node makes itself."""
 
     completions: int
     tokens: int

@@ -1,7 +1,7 @@
 """Limits of connections, links and streams, before a request is read. Pure.
 
-Whoever opens more than is kept loses its own oldest first, and never the place of another: an
-address before its handshake, a peer after it, a site when all places are taken.
+Above a limit the opener loses its own oldest first. Before the handshake the opener is a site,
+after it a peer. When all places are taken, the site with the most loses its oldest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACE: Final = (128.0, 64.0)
 #: Seconds for which a peer that opened too many links or streams gets no new link.
 BARRED_SECONDS: Final = 60.0
 
-#: Links to peers that this node asked within so many seconds end last.
+#: Seconds since this node asked a peer, during which the peer's links end last.
 ASKED_SECONDS: Final = 900.0
 
 #: Links of one peer above which p2pd closes all of them: it cannot close some. Two ends that dial
@@ -95,16 +95,16 @@ LIMITS: Final = (
 
 
 class LinkPlace(NamedTuple):
-    """The place that a link takes. `source` is what its owner cannot have many of for nothing: a
-    site, an issuer. Of links the ones with the lowest `rank` end first."""
+    """The place that a link takes. `source`, a site or an issuer, is not free to multiply. Links of
+    the lowest `rank` end first."""
 
     source: str
     rank: int
 
 
 def surplus(places: Sequence[LinkPlace], most: int) -> list[int]:
-    """Choose which of these places to give up so that `most` are left. They are in order, the
-    oldest first. Of the lowest rank the source with the most loses its oldest, one by one."""
+    """Choose places to give up until `most` are left. `places` has the oldest first. One by one,
+    the source with the most places of the lowest rank loses its oldest."""
     chosen: list[int] = []
     for rank in sorted({place.rank for place in places}):
         of: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -120,9 +120,9 @@ def surplus(places: Sequence[LinkPlace], most: int) -> list[int]:
 
 
 def crowded(sites: Sequence[str], arriving: str) -> int | None:
-    """Choose which connection before its handshake, the oldest first, makes room for one from the
-    site `arriving`: the oldest of that site if it has its part, the oldest of the site with the
-    most if all places are taken. None if there is room."""
+    """Choose the connection that makes room for one from the site `arriving`, None if there is
+    room. `sites` are those of connections before their handshake, the oldest first. A site at its
+    limit loses its oldest; if all places are taken, the site with the most does."""
     counts = Counter(sites)
     if counts[arriving] >= HANDSHAKES_PER_SITE:
         return sites.index(arriving)

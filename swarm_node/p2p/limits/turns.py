@@ -1,7 +1,7 @@
 """Cuts of lists, by issuer in turn. Pure.
 
-Keys are free for who holds a ticket. So a list that is cut anywhere is cut here: its first entries
-have as many issuers as possible, and further keys of one ticket push out no others.
+Keys cost the holder of a ticket nothing. So every list is cut here: its first entries have as many
+issuers as possible, and further keys of one ticket displace no others.
 """
 
 from __future__ import annotations

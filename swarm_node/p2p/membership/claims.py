@@ -1,11 +1,12 @@
-"""Claims of tickets that admit a limited number of keys: who was met with one first. Pure.
+"""Claims of tickets that admit a limited number of keys: the keys, and when each was first met.
+Pure.
 
 A ticket is a file, so several keys can be shown with it at several nodes at once, and each node
 would admit its own. Nodes tell each other when a key was first met. The keys that were met first
 stay, and the others are `used_up` everywhere.
 
-The time is a witness's, never the claimant's: who holds a ticket can sign a certificate for any key
-and any begin, and can make keys until their hash fits. So a member of the ticket itself is no
+The time is a witness's, never the claimant's: the holder of a ticket can sign a certificate for any
+key and start time, and can make keys until their hash fits. So a member of the ticket itself is no
 witness (`Members.learn`), and a hash decides only between equal times.
 """
 
@@ -60,8 +61,8 @@ class Claims:
         return subject in of.met
 
     def arrive(self, issuer: bytes, uses: int, subject: bytes, now_ms: int) -> bool:
-        """Note that this node itself met a subject now, after all that it has met or heard of. A
-        clock that was set back changes no order."""
+        """Note a subject that this node itself meets now. It ranks after all known ones, even if
+        the clock was set back."""
         of = self._issuers.get(issuer)
         if of is None or not of.met:
             return self.meet(issuer, uses, subject, now_ms)
@@ -80,8 +81,8 @@ class Claims:
         return of is not None and subject in of.met
 
     def since(self, met_ms: int) -> list[tuple[bytes, bytes, int]]:
-        """(issuer, subject, first met) of those that were met at this time or later, also of those
-        that came too late: the ticket's owner is to see them, wherever they tried."""
+        """(issuer, subject, first met) of those met at this time or later. Those that came too late
+        are included, for the ticket's owner to see."""
         return [row for row in self._rows() if row[2] >= met_ms]
 
     def holders(self, issuer: bytes) -> list[bytes]:

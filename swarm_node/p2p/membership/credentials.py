@@ -93,7 +93,7 @@ class Shelf(Generic[T]):
         if isinstance(statement, Rejected):
             return statement
         if self._outranks(statement):
-            self.refresh()  # or what a command has just written is overwritten unread
+            self.refresh()  # or it overwrites a command's newer file
         if self._take(statement):
             self._keeper.save(self._name, raw)
             self._file = raw
@@ -165,13 +165,13 @@ class Credentials:
             local.swarm.secret_number,
         )
         self.refresh()
-        self.me()  # the first that an issuer with limited uses admits, as this node sees it
+        self.me()  # counts this node as the first use of an issuer with limited uses
 
     def refresh(self) -> None:
         """Read what commands have written into the home. A steward also renews this node's own
-        membership, and issues the list anew before it ends, or if it lacks keys of earlier ones. If
-        two stewards expel at once, they make two lists with one number, and only one of them is
-        valid."""
+        membership, and issues the list anew before it ends, or if the list lacks keys of earlier
+        lists. If two stewards expel at once, they make two lists with one number, and only one of
+        them is valid."""
         self.lists.refresh()
         self.secrets.refresh()
         self.steward, now = self._office.steward(), self._wall()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarm_node.clock import Clock
-from swarm_node.p2p.membership.members import Keeper, Members, nobody
+from swarm_node.p2p.membership.members import Keeper, Members, nobody, nothing
 from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire.identity import Identity
@@ -34,10 +34,11 @@ class Local:
         clock: Clock,
         keeper: Keeper | None = None,
         banned: Callable[[], frozenset[str]] = nobody,
+        names: Callable[[], Mapping[str, str]] = nothing,
     ) -> Local:
-        """Build the values of a node that knows no peer yet. `keeper` and `banned` are those of
-        `Members`."""
-        members = Members(swarm, clock.wall, keeper, banned)
+        """Build the values of a node that knows no peer yet. `keeper`, `banned` and `names` are
+        those of `Members`."""
+        members = Members(swarm, clock.wall, keeper, banned, names)
         return cls(identity, swarm, members, Directory(identity.peer_id), clock)
 
     @property

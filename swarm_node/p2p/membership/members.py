@@ -8,7 +8,7 @@ import functools
 import math
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
 
@@ -39,7 +39,7 @@ MAX_MEMBERS = 4096
 #: intervals and the tolerated clock error its peer has stopped.
 MAX_HEAD_SECONDS: Final = 900
 #: Milliseconds for which a claim of a limited issuer is told after its subject was first met. By
-#: then it has reached every node that was there.
+#: then it has reached every node that was online.
 _TOLD_MS = 86_400_000
 #: Limit of verified issuer certificates in memory. A ticket has one, and all of its members present
 #: it.
@@ -55,7 +55,7 @@ _StoredClaims = tuple[
 
 
 class Keeper(Protocol):
-    """Small files that survive a restart, in a home or in memory."""
+    """A store of small files: a home, or memory."""
 
     def load(self, name: str) -> bytes | None: ...
     def save(self, name: str, data: bytes) -> None: ...
@@ -105,8 +105,13 @@ class _Known:
 
 
 def nobody() -> frozenset[str]:
-    """The bans of a node that shuns nobody."""
+    """The bans of a node that bans nobody."""
     return frozenset()
+
+
+def nothing() -> Mapping[str, str]:
+    """The names of a node whose owner gave none."""
+    return {}
 
 
 class Members:
@@ -119,9 +124,11 @@ class Members:
         wall: Callable[[], float],
         keeper: Keeper | None = None,
         banned: Callable[[], frozenset[str]] = nobody,
+        names: Callable[[], Mapping[str, str]] = nothing,
     ) -> None:
         """`banned` returns this node's own bans: peer ids, and keys (hex) of issuers. A banned
-        issuer key applies to members that it first admitted.
+        issuer key applies to members that it first admitted. `names` returns the names that the
+        owner of this node gave to issuers, by key (hex). They count before those in certificates.
 
         Raises:
             HomeError: what `keeper` holds is damaged.
@@ -130,6 +137,7 @@ class Members:
         self._wall = wall
         self._keeper = keeper
         self._banned = banned
+        self._names = names
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
         #: The keys on the list. For each, the time (Unix seconds) of the oldest list known here
@@ -181,14 +189,23 @@ class Members:
         return member, refused.reason if refused else "member"
 
     def name(self, peer_id: str) -> str:
-        """The name in the certificate that a peer presented, also a former member's, "" for any
+        """The name of a peer that presented its certificate, also a former member's, "" for any
         other peer."""
         shown = self.shown(peer_id)
-        return shown[0].name if shown else ""
+        return self.names(shown[0])[0] if shown else ""
+
+    def names(self, member: Member) -> tuple[str, str]:
+        """Return the names of a member and of its issuer: those that the owner of this node gave,
+        otherwise those in certificates."""
+        given = self._names()
+        return (
+            given.get(member.admitted_by.hex(), member.name),
+            given.get(member.issuer.issuer_key.hex(), member.issuer.name),
+        )
 
     def author(self, presence: bytes) -> str:
-        """Return the peer id of who signed a presence, also one of another time, and "" for none
-        that a member's chain vouches for."""
+        """Return the peer id of a presence's signer, even of an outdated presence; "" if its chain
+        or signature is invalid."""
         heard = self._read(presence)
         return "" if isinstance(heard, Rejected) else heard.member.peer_id
 
@@ -198,8 +215,8 @@ class Members:
         return (self._expelled_since(shown[0]) or 0) if shown is not None else 0
 
     def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
-        """Return the name in a chain that leads from the root to this peer, member or not, and ""
-        for any other chain."""
+        """Return the name in a chain from the root to this peer, member or not, "" for any other
+        chain."""
         opened = self._open(chain, peer_id)
         return "" if isinstance(opened, Rejected) else opened.name
 
@@ -302,9 +319,8 @@ class Members:
         return sorted(expelled.union(gone))
 
     def _ended(self) -> list[str]:
-        """Find former members. All members are checked only if the list or the bans changed, if
-        one has to go for another of its ticket, if a membership has ended, or if the clock was set
-        back."""
+        """Find former members. All members are checked only if the list or the bans changed, if an
+        earlier claim displaces one, if a membership has ended, or if the clock was set back."""
         state, now = (self._revoked, self._banned(), self._claims.displaced), self._wall()
         walk = state != self._walked or not self._walked_at <= now <= self._ends
         self._walked, self._walked_at = state, now
@@ -320,10 +336,13 @@ class Members:
             return Rejected("revoked", "the swarm's owner has expelled it", since - self._wall())
         if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
+        refused = check_times(member.issuer, member.body, self._wall())
+        if refused is not None:
+            return refused
         issuer, subject = member.admitted_by, member.body.subject
         if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
             return Rejected("used_up", "its ticket was used for another key first")
-        return check_times(member.issuer, member.body, self._wall())
+        return None
 
     def _expelled_since(self, member: Member) -> int | None:
         """Unix seconds of the oldest list known here that names the member or an issuer of it, None
@@ -362,8 +381,8 @@ class Members:
         return tuple(wire.Claim(s, self._chains[i, s], met) for i, s, met in drawn)
 
     def learn(self, claim: wire.Claim, teller: str) -> Rejected | None:
-        """Take a claim that a member told. Members of the same ticket are no witnesses of it, so
-        what they tell was met now. Return a refusal that is the teller's fault."""
+        """Take a claim that a member told. Members of the same ticket are no witnesses, so a claim
+        that they tell counts as met now. Return a refusal that is the teller's fault."""
         opened = self._open(claim.chain, peer_id_of(claim.subject))
         if isinstance(opened, Rejected):
             return opened

@@ -36,8 +36,8 @@ BUCKETS_PER_TELLER: Final = 4
 TRIED_BUCKETS: Final = 64
 BUCKETS_PER_ISSUER: Final = 16
 SLOTS: Final = 8
-#: It takes two hours. ADDRMAN_MAX_FAILURES is 10 in Bitcoin Core, over at least a week. Peers of a
-#: swarm return by greeting.
+#: So many failures take two hours. ADDRMAN_MAX_FAILURES is 10 in Bitcoin Core, over at least a
+#: week. Peers of a swarm return by greeting.
 MAX_FAILURES: Final = 64
 #: The teller of addresses from this node's settings, its ticket or earlier runs.
 CONFIGURED: Final = "configured"
@@ -192,7 +192,7 @@ class AddressBook:
                 self._new.bucket(bucket)[peer_id] = self._known[peer_id] = known
 
     def failed(self, peer_id: str, now: float, heard: float, seen: float = _NEVER) -> None:
-        """Record that the peer, last `seen` then, did not answer. The failure counts only if
+        """Record that the peer, last seen at `seen`, did not answer. The failure counts only if
         another peer was `heard` since this peer's last counted failure. Otherwise the fault may be
         this node's own."""
         known = self._known.get(peer_id)

@@ -1,8 +1,8 @@
 """Causes for which a node is alone, or a newcomer is not admitted. Pure state, no I/O.
 
-Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps what
-others did to this node, by peer and address, and whom this node refused. node/figures/verdict.py
-makes the sentences that every view shows.
+Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps failures
+of this node, by peer and address, and callers that this node refused. node/figures/verdict.py makes
+the sentences that every view shows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.recent import Recent
 
 #: Entries that are kept: of peers and addresses that failed, and of keys that were refused.
@@ -36,7 +37,7 @@ class Cause(msgspec.Struct, frozen=True):
     """One cause now. `peer` is the other end's peer id, and `name` its name for people, if known.
     `where` is the address (host:port). It happened `tries` times, and `seconds_since` ago last.
     `seconds` is the time that one try took or, of clocks, the difference: positive if this node's
-    clock is ahead. `detail` is what the other end named."""
+    clock is ahead. `detail` completes the sentence: a date, a quota or a reason."""
 
     code: str
     peer: str = ""
@@ -50,8 +51,9 @@ class Cause(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """A row of the table. `here` is the sentence for the node to which it happens, `there` the one
-    for its host ("" if he cannot know), `advice` what to do. The fields are those of `_words`."""
+    """A row of the table. `here` is the sentence for the refused node, `there` the one for the node
+    that refuses it ("" for a cause without one). `advice` is the remedy, `host_advice` that of the
+    refusing node if it is another. The fields are those of `_words`."""
 
     code: str
     subject: Subject
@@ -59,6 +61,7 @@ class CauseKind:
     here: str
     there: str
     advice: str
+    host_advice: str = ""
 
 
 def _rows(*rows: CauseKind) -> dict[str, CauseKind]:
@@ -72,24 +75,28 @@ CAUSES: Final = _rows(
         "the owner revoked this node's membership{listed}, says {who}",
         "{who} was expelled{listed} and asks again",
         "ask the owner of the swarm; a new ticket admits you again: start with --ticket-file",
+        "nothing, if it is meant to stay out; else give it a new ticket: `swarm-node invite`",
     ),
     CauseKind(
         "expired", "membership", "bad",
         "this node's membership ended{on}, says {who}",
         "the membership of {who} ended{on}",
         "ask for a new ticket, and start this node with --ticket-file",
+        "if it belongs here, give it a new ticket: `swarm-node invite`",
     ),
     CauseKind(
         "used_up", "membership", "bad",
         "this ticket has admitted {quota}, says {who}",
         "the ticket of {who} is used up, and another machine ({id}) tried it",
         "ask for another ticket, and start this node with --ticket-file",
+        "`swarm-node members` lists who holds it; each machine needs a ticket of its own",
     ),
     CauseKind(
         "banned", "membership", "bad",
         "the owner of {who} shuns this node",
         "{who} is banned here and asks again",
         "ask the owner of that node",
+        "nothing, if you mean it; else let it in again: `swarm-node unban`",
     ),
     CauseKind(
         "clock", "clock", "bad",
@@ -108,6 +115,7 @@ CAUSES: Final = _rows(
         "{who} belongs to another swarm",
         "{who} is of another swarm",
         "take the ticket and the addresses of one swarm: `swarm-node config` shows both",
+        "nothing here: its owner took a ticket or an address of another swarm",
     ),
     CauseKind(
         "wire_version", "other", "warning",
@@ -150,13 +158,25 @@ CAUSES: Final = _rows(
         "{where} does not answer{effort}",
         "",
         "a firewall may be between, or it is in another network: ask for a public address or a "
-        "relay (docs/sites.md)",
+        "relay (docs/networking.md)",
     ),
     CauseKind(
         "no_peer_id", "address", "warning",
         "{where} cannot be dialled: it does not end in /p2p/ID, or its name has no address",
         "",
         "write it as /ip4/HOST/tcp/PORT/p2p/ID; `swarm-node status` of that node shows it",
+    ),
+    CauseKind(
+        "no_address", "address", "warning",
+        "{where} leads to no address: {detail}",
+        "",
+        "check the name in it, and the name servers of this machine",
+    ),
+    CauseKind(
+        "no_coordinator", "address", "warning",
+        "{where} answers, but not as a coordinator of this version",
+        "",
+        "check the URL: another program may use that port",
     ),
     CauseKind(
         "environment", "training", "warning",
@@ -206,12 +226,12 @@ def severity(cause: Cause) -> tuple[int, float]:
 
 
 def told_here(cause: Cause) -> str:
-    """Return the sentence for the node to which it happens."""
+    """Return the sentence for the refused node."""
     return CAUSES[cause.code].here.format_map(_words(cause))
 
 
 def told_there(cause: Cause) -> str:
-    """Return the sentence for its host, "" where he cannot know."""
+    """Return the sentence for the node that refuses, "" for a cause without one."""
     return CAUSES[cause.code].there.format_map(_words(cause))
 
 
@@ -219,8 +239,13 @@ def advice(cause: Cause) -> str:
     return CAUSES[cause.code].advice
 
 
+def advice_there(cause: Cause) -> str:
+    """Return what its host does."""
+    return CAUSES[cause.code].host_advice or advice(cause)
+
+
 def _words(cause: Cause) -> dict[str, str]:
-    who = cause.name or (f"…{cause.peer[-8:]}" if cause.peer else "a node")
+    who = cause.name or (short_id(cause.peer) if cause.peer else "a node")
     on, effort = f" on {cause.detail}" if cause.detail else "", ""
     if cause.tries > 1:
         effort = f" ({cause.tries} tries, {cause.seconds * cause.tries:.0f} s)"
@@ -230,7 +255,7 @@ def _words(cause: Cause) -> dict[str, str]:
         "who": who,
         "where": cause.where or who,
         "uses": "use" if ", " in who else "uses",  # no name has a comma
-        "id": f"…{cause.peer[-8:]}",
+        "id": short_id(cause.peer),
         "on": on,
         "listed": on and f" (list of {cause.detail})",
         "quota": f"{cause.detail} of {cause.detail} nodes"
@@ -268,7 +293,7 @@ class FailureLog:
         _count(self._failed, (cause.peer, cause.where), cause, now)
 
     def admitted_here(self, peer_id: str) -> None:
-        """Forget all that this peer refused: it takes this node for a member now."""
+        """Forget all refusals by this peer, which admits this node now."""
         for key in [key for key in self._failed if key[0] == peer_id]:
             del self._failed[key]
 
@@ -299,7 +324,7 @@ class FailureLog:
         self._refused.pop(peer_id, None)
 
     def causes(self, now: float) -> list[Cause]:
-        """Return what keeps this node from others now, the most serious first."""
+        """Return the causes that isolate this node now, the most serious first."""
         found = _fresh(self._failed.values(), now)
         if self.link_down:
             found.append(Cause("link_down"))

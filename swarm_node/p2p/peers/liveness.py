@@ -36,7 +36,7 @@ class Backoff(NamedTuple):
     longest: float
 
     def after(self, failures: int) -> float:
-        """Seconds to pause after a failure that followed so many others."""
+        """Seconds to pause after a failure that followed `failures` others."""
         # A configured peer may fail for years, and a float has an end.
         return min(self.longest, self.first * self.factor ** min(failures, 64))
 
@@ -78,7 +78,7 @@ PROBE_ROUND: Final = Backoff(15.0, 2.0, 600.0)
 #: Shortest time between the beginnings of two tries that a hint or solitude allows. A try takes
 #: five seconds.
 SOON_SECONDS: Final = 6.0
-#: A try that is not reported for so long is no longer awaited.
+#: Seconds after which an unreported try is no longer awaited.
 TRY_SECONDS: Final = 60.0
 #: Peers were lost together if their silences differ by at most this factor, and these seconds,
 #: within which a fault is noticed.
@@ -107,7 +107,7 @@ class Retry:
         return self.ask_at == math.inf
 
     def due(self, now: float, *, alone: bool = False) -> bool:
-        """Check that it may be tried. `alone` says that nothing else of its kind answers."""
+        """Check that it may be tried. `alone` is true if nothing else of its kind answers."""
         if self.trying and now < self.tried_at + TRY_SECONDS:
             return False
         again = self.tried_at + SOON_SECONDS if alone else math.inf
@@ -165,9 +165,8 @@ class Retry:
 def choose(
     rng: random.Random, retries: Mapping[str, Retry], now: float, *, alone: bool
 ) -> str | None:
-    """Choose what to try now, None without any. Half of the tries go to what was lost last, so the
-    dead of yesterday keep nobody waiting who was lost a minute ago. The others are random, so
-    nobody takes all tries by coming and going."""
+    """Choose what to try now, None without any. Half of the tries go to what was lost last, ahead
+    of what died long ago. The others are random, so nobody takes all tries by coming and going."""
     due = {name: retry.lost_at for name, retry in retries.items() if retry.due(now, alone=alone)}
     if not due:
         return None

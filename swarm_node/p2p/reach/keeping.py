@@ -1,4 +1,4 @@
-"""Relays that a node which peers cannot dial keeps links to, and the search for them."""
+"""Relays of a node that peers cannot dial: its links to them, and its search for more."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ class Relays:
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
     def _candidates(self, *, alone: bool = False) -> list[tuple[str, str]]:
-        """Members that claim to relay and may be tried now, each with an address. `alone` says that
-        there is no other: then those that failed come sooner.
-        The first of each issuer come first, then the second ones. Within an issuer those that
-        answer this node come first, otherwise the order is random."""
+        """Members that claim to relay and may be tried now, each with an address. If the node is
+        `alone`, those that failed come sooner. The first of each issuer come first, then the second
+        ones. Within an issuer those that answer this node come first, otherwise the order is
+        random."""
         now, nth, found = self._clock.now(), Counter[str](), []
         relays = sorted(self._members.relays().items())
         self._rng.shuffle(relays)

@@ -1,9 +1,10 @@
 """Check that a node answers at an address: a new TCP connection, and the proof of its key.
 
 Any libp2p node greets a caller. So the greeting alone could also come from another node, for
-example one behind the same router, or from the node that knocks. So two messages of the Noise
-handshake follow, as in libp2p's specification (Noise_XX_25519_ChaChaPoly_SHA256; noiseprotocol.org,
-revision 34). The second carries the node's key and its signature. No request is made.
+example one behind the same router, or from the node that knocks. Therefore two messages of the
+Noise handshake follow, as in libp2p's specification (Noise_XX_25519_ChaChaPoly_SHA256;
+noiseprotocol.org, revision 34). The second carries the node's key and its signature. No request is
+made.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
         return "timeout" if writer is None else "silent"
     except ConnectionError:
         return "refused" if writer is None else "other"
-    except (OSError, EOFError):  # without a way there, nobody refused anything
+    except (OSError, EOFError):  # no route: nobody refused
         return "timeout" if writer is None else "other"
     finally:
         if writer is not None:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm_node.clock import Clock
+from swarm_node.errors import reason_of
 from swarm_node.p2p.addresses.addresses import endpoint_of
 from swarm_node.p2p.limits.gates import TokenBucket
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
@@ -95,7 +96,7 @@ class Lan(asyncio.DatagramProtocol):
             if self._socket is None:
                 await self._open()
         except OSError as error:
-            _log.debug("no multicast here", error=str(error))
+            _log.debug("no multicast here", error=reason_of(error))
             return
         for host in hosts:
             self._join(host)
@@ -114,7 +115,7 @@ class Lan(asyncio.DatagramProtocol):
                 self._socket.sendto(sealed, (GROUP, self._port))
             except OSError as error:
                 self._hosts.discard(host)
-                _log.debug("nothing sent on this network", host=host, error=str(error))
+                _log.debug("nothing sent on this network", host=host, error=reason_of(error))
 
     def datagram(self, presence: bytes, nonce: bytes) -> bytes:
         """Encrypt `presence` as a datagram under a fresh nonce (12 bytes)."""
@@ -122,7 +123,7 @@ class Lan(asyncio.DatagramProtocol):
         return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
     def heard(self, seconds: float) -> dict[str, bytes]:
-        """peer id -> presence that was announced within so many seconds."""
+        """peer id -> presence that was announced in the last `seconds`."""
         since = self._clock.now() - seconds
         return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= since}
 

@@ -73,8 +73,8 @@ class PortOutcome(wire.Body, frozen=True):
 
 
 class ProbeReply(wire.Body, frozen=True):
-    """The address at which the member sees the caller ("" without a link of their own), the
-    outcomes of its connections, the outcome for a member without a link, and the member's clock."""
+    """The address at which the member sees the caller ("" without a direct link), the outcomes of
+    its connections, the outcome for a member without a link, and the member's clock."""
 
     seen: Annotated[str, Meta(max_length=wire.MAX_ADDRESS_CHARS)]
     outcomes: Annotated[tuple[PortOutcome, ...], Meta(max_length=MAX_PORTS + 1)]
@@ -206,7 +206,7 @@ class ProbeServer:
         return reply.outcome
 
     def _allows(self, caller: str, ip: str, ports: int) -> bool:
-        """Charge so many ports of `ip` to be dialled now, if the budgets allow it. A node with a
+        """Charge dials of `ports` ports of `ip`, if the budgets allow them. A node with a
         non-loopback address never dials its own machine, where other programs trust loopback."""
         now, own = self._clock.now(), self._transport.addresses()
         if _loopback(ip) and not all(_loopback(host) for host in hosts_of(own)):

@@ -21,7 +21,7 @@ import structlog
 from msgspec import Meta
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected
+from swarm_node.errors import Rejected, reason_of
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
@@ -137,7 +137,7 @@ class Puncher:
         issuer = self._issuer(caller)
         if own is None or own.nat not in _HOLDS or self._asked.full():
             return b""
-        if self._held[issuer] >= self._free:  # who keeps them leaves as many to others
+        if self._held[issuer] >= self._free:  # an issuer holds at most as many as are free
             return b""
         _, ip, port = split_endpoint(there.address) or ("", "", 0)
         if (":" in ip) != (":" in own.ip):
@@ -186,9 +186,9 @@ def place_of(reach: Reach) -> Place | None:
 async def hold(
     listens: int, ip: str, port: int, seconds: float = HOLD_SECONDS
 ) -> socket.socket | None:
-    """Send a SYN from the port on which this machine listens until another meets it. Return None if
-    none does in time, or if the port cannot be shared. A router that refuses unsolicited SYNs
-    resets this one until the other end has sent its own, so it is sent again."""
+    """Send a SYN from the port on which this machine listens until the other end's SYN meets it.
+    Return None if none does in time, or if the port cannot be shared. A router that refuses
+    unsolicited SYNs resets this one until the other end has sent its own, so it is sent again."""
     pause = _REFUSED_PAUSE
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -199,7 +199,7 @@ async def hold(
                     await asyncio.sleep(pause)
                     pause *= 2.0
                 except OSError as error:
-                    _log.debug("no SYN is sent", ip=ip, port=port, error=str(error))
+                    _log.debug("no SYN is sent", ip=ip, port=port, error=reason_of(error))
                     return None
     return None
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
-from swarm_node.errors import Rejected
+from swarm_node.errors import Rejected, TransportError, reason_of
 from swarm_node.p2p.limits.admission import BusyError, PeerSlots
 from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
@@ -60,8 +60,9 @@ _NOTED = re.compile(rb"(\w*) ([0-9a-f]{32}) ([0-9]{1,15})\n")
 JOURNAL_BYTES: Final = 4_000_000
 _log = structlog.get_logger(__name__)
 
+_CARRIED = r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z"
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Protocol = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
+Protocol = Annotated[str, Meta(pattern=_CARRIED)]
 Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
 
 
@@ -104,8 +105,11 @@ def request_to(
     """Make a request at the Unix second `wall`, with a fresh `nonce`.
 
     Raises:
-        TransportError: the payload is too large to be relayed.
+        TransportError: the payload is too large to be relayed, or `protocol` is asked over links
+            only, as `probe-for` is.
     """
+    if not re.match(_CARRIED, protocol):
+        raise TransportError(f"no relay carries {protocol}: it needs a link to the peer")
     check_size("relayed request", len(payload), MAX_PAYLOAD_BYTES)
     return Request(
         v=1,
@@ -167,7 +171,7 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
     head = wire.unpack(ReplyHead, opened.body, max_bytes=REPLY_ROOM)
     if isinstance(head, Rejected) or head.nonce != asked.nonce:
         return Rejected("altered", "a relayed reply to another request")
-    # Words of a refusal are read, shown and logged whatever was asked for, so they are short.
+    # A refusal is shown and logged, so its limit does not depend on the request.
     check_size("reply", head.size, MAX_REASON_BYTES if head.refused else asked.most)
     if hashlib.sha256(payload).digest() != head.digest or len(payload) != head.size:
         return Rejected("altered", "a relayed reply with other bytes than its author sealed")
@@ -231,7 +235,9 @@ class Answered:
             try:
                 self._journal.append(f"{who} {body.nonce.hex()} {body.issued_ms}".encode())
             except OSError as error:
-                _log.warning("a restart forgets which requests were answered", error=str(error))
+                _log.warning(
+                    "a restart forgets which requests were answered", error=reason_of(error)
+                )
                 self._journal = None
         return refused
 

@@ -123,7 +123,7 @@ class _Charge:
     since: float = 0.0
 
     def reserves(self, size: int) -> bool:
-        """Charge so many bytes to the asker, if its budget allows it."""
+        """Charge `size` bytes to the asker, if its budget allows it."""
         self.reserved, self.since = size, self.now()
         return self.traffic.reserves(self.asker, self.since, size)
 
@@ -196,7 +196,7 @@ class Relaying:
             raise self._refusal("not_connected", NOT_CONNECTED.error())
         leave = await self._circuits.enter(caller, target)
         if not (self._members.is_member(caller) and self._members.is_member(target)):
-            leave()  # one is none, or was expelled meanwhile
+            leave()  # one end is not or no longer a member
             raise self._refusal("not_connected", NOT_CONNECTED.error())
         most = asked.body.most + REPLY_ROOM
         charge = _Charge(self.carried, self._askers, caller, self._clock.now)

@@ -237,8 +237,9 @@ class ReachingTransport:
     async def dial(
         self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
     ) -> int:
-        """See `Transport.dial`. A peer with circuits counts as reached once a relay of it is. Its
-        direct addresses are then left to `keep`, because an unanswered dial takes long."""
+        """See `Transport.dial`. A peer with circuits counts as reached once one of its relays is
+        connected. Its direct addresses are then left to `keep`, because an unanswered dial takes
+        long."""
         targets: dict[str, Way] = {}
         for text in addresses:
             found = circuit.parse(text)

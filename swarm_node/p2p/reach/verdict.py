@@ -24,7 +24,7 @@ Outcome = Literal["open", "refused", "timeout", "silent", "other", "untried"]
 Kind = Literal["direct", "local", "relayed", "unreachable", "unknown"]
 #: The translation between this node and those that dial it. none: its address is this machine's
 #: own. Else NAT: open lets connections in; address lets in hosts to which this node has sent;
-#: restricted drops the others; reject refuses them; symmetric takes another port for every
+#: restricted drops connections; reject refuses them; symmetric takes another port for every
 #: destination, so no address holds for all.
 Nat = Literal["none", "open", "address", "restricted", "reject", "symmetric", "unknown"]
 
@@ -52,7 +52,7 @@ class Probed(msgspec.Struct, frozen=True):
     """The findings of one member. `at` is its IP address as this node sees it. It sees this node at
     `seen_ip` and `seen_port`, which is an address of this machine if `here`. `outcomes` are by
     port. `stranger` is the outcome for a member without a link to this node. Its clock is `ahead`
-    of this node's by so many seconds, negative if behind."""
+    of this node's, in seconds; negative if behind."""
 
     peer_id: str
     name: str
@@ -198,8 +198,8 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
 def judge(
     probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = (), asked: int = 0
 ) -> Verdict:
-    """Judge a node that listens on `ports`, and for which `relays` hold a link. It `asked` so many
-    members last."""
+    """Judge a node that listens on `ports`, for which `relays` hold a link. It last asked `asked`
+    members."""
     evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
     nat = nat_kind(probes, ports)
     opened = [probe for probe in evidence if probe.opened]

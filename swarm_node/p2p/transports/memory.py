@@ -60,7 +60,7 @@ class MemoryNetwork:
         self._hidden: frozenset[str] = frozenset()
         self._links: set[frozenset[str]] = set()
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
-        self._published: list[str] = []  # whose heartbeats there are
+        self._published: list[str] = []  # the peer ids with a heartbeat
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
         """Cut every link between different groups of peer ids. All other peers form another group.

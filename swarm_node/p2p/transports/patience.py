@@ -1,9 +1,9 @@
 """Patience with the network daemon: the seconds that it has to start, and those of silence after
 which it counts as stuck.
 
-On a starved machine a daemon that lives is slow. Whoever kills it then has it start again, slower
-still. So both limits double with every start that is too slow and every false alarm. They come down
-again while the daemon answers:
+On a starved machine a live daemon is slow, and killing it makes it start again, slower still. So
+both limits double with every start that is too slow and every false alarm. They shrink again while
+the daemon answers:
 
 | event | limits |
 | --- | --- |
@@ -24,7 +24,7 @@ from typing import Final
 
 from swarm_node.p2p.peers.liveness import DAEMON_SILENCE, DAEMON_START
 
-#: A daemon that answers for so long has shown that the limits may be halved.
+#: Seconds of answers after which the limits may be halved.
 HEALTHY_SECONDS: Final = 60.0
 #: More doublings would change neither limit.
 _MOST: Final = 7
@@ -69,8 +69,8 @@ class Patience:
 
 @contextlib.asynccontextmanager
 async def on_time(seconds: float, now: Callable[[], float]) -> AsyncGenerator[None]:
-    """Limit a block as `asyncio.timeout` does, to so many seconds in which this node's timers fire
-    in time: the limit moves by the delay of each.
+    """Limit a block as `asyncio.timeout` does, to `seconds` in which this node's timers fire in
+    time: the limit moves by the delay of each.
 
     Raises:
         TimeoutError: the block took longer.

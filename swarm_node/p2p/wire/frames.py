@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import structlog
 
-from swarm_node.errors import OversizeError, TransportError
+from swarm_node.errors import OversizeError, TransportError, reason_of
 from swarm_node.p2p.wire.reasons import INTERNAL, read_refusal
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 
@@ -207,4 +207,4 @@ def stream_errors() -> Generator[None]:
     except TimeoutError as error:
         raise TransportError("the stream stalled") from error
     except OSError as error:
-        raise TransportError(f"the stream broke: {error}") from error
+        raise TransportError(f"the stream broke: {reason_of(error)}") from error

@@ -108,6 +108,11 @@ def peer_id_of(public_key: bytes) -> str:
     return base58.b58encode(_PEER_ID_PREFIX + public_key).decode("ascii")
 
 
+def short_id(peer_id: str) -> str:
+    """The end of a peer id, which identifies it for a person; all ids begin alike."""
+    return f"…{peer_id[-8:]}"
+
+
 def public_key_of(peer_id: str) -> bytes:
     """The public key in a base58 peer id.
 

@@ -62,13 +62,15 @@ PROTOCOLS: Final = (
     StreamProtocol(
         PROBE,
         "ports (array of at most 4 integers, 1 to 65,535); at most 512 bytes",
-        "seen (str of at most 160), outcomes (array of at most 5 arrays: port, outcome), stranger "
-        "(outcome), wall ms; at most 512 bytes",
+        "seen (str of at most 160: `/ip4/A/tcp/P`, `/ip6/A/tcp/P` or empty), outcomes (array of at "
+        "most 5 arrays: port, outcome), stranger (outcome), wall ms; at most 512 bytes",
     ),
-    StreamProtocol(PROBE_FOR, "peer id (str of at most 64), address; at most 512 bytes", "outcome"),
+    StreamProtocol(
+        PROBE_FOR, "peer id (str of at most 64), address without it; at most 512 bytes", "outcome"
+    ),
     StreamProtocol(
         PUNCH,
-        "address str of the form `/ip4/A/tcp/P` or `/ip6/A/tcp/P`",
+        "address str of the form `/ip4/A/tcp/P` or `/ip6/A/tcp/P`; at most 256 bytes",
         "the same, or nothing",
     ),
     StreamProtocol(KEEP, "nothing", "nothing"),

@@ -123,7 +123,7 @@ def blame_of(code: str) -> Blame:
     return REASONS[code].blame if code in REASONS else Blame.USELESS
 
 
-#: What separates the text of a refusal from what it names, and the pattern of that.
+#: Separator of a refusal's text from what the refusal names, and the pattern of the latter.
 _NAMED: Final = {
     "": ("", ""),
     "reason": (": ", "[a-z_]{1,24}"),
@@ -257,8 +257,8 @@ REFUSALS: Final = (
 
 
 def with_seconds(reason: str, seconds: float) -> str:
-    """Name a reason with the seconds between this clock and the time that decided, if there is one
-    within 31 years."""
+    """Name a reason, with the seconds between this clock and the deciding time if these are under
+    31 years."""
     named = f"{abs(seconds):.0f}"
     return f"{reason} {named}" if seconds and len(named) <= 9 else reason
 

@@ -39,8 +39,8 @@ Route = Callable[[str, bytes], Awaitable[Onward]]
 
 
 class TableGate(Protocol):
-    """The price and the consequences of what reaches a node besides the requests that it serves:
-    calls of the table of heartbeats, and links and streams over the limits."""
+    """Prices and penalties of traffic besides served requests: calls of the table of heartbeats,
+    and links and streams over the limits."""
 
     def asks(self, caller: str) -> bool:
         """Charge a call to its caller. Return False if its budgets do not allow it."""
@@ -172,6 +172,6 @@ class Transport(Protocol):
         ...
 
     def sever(self, peer: str, seconds: float) -> None:
-        """Refuse the requests of `peer` for so many seconds, and cut its link when it sends one. No
-        link is needed. A later call replaces an earlier one."""
+        """Refuse the requests of `peer` for `seconds`, and cut its link when it sends one. No link
+        is needed. A later call replaces an earlier one."""
         ...

@@ -101,9 +101,9 @@ class MixtureSettings:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """Events since the last update. The node made `made` own groups, of which `mixed` are
-    informative. Peers newly `offered` so many informative groups that are expected to pass
-    verification. The update `left` so many of peers' groups that were here. `probe` is the newest
-    held-out reward on the node's own families, if it was measured since."""
+    informative. `offered` counts new informative groups of peers that are expected to pass
+    verification. `left` counts the peers' groups that the update left in the buffer. `probe` is the
+    newest held-out reward on the node's own families, if it was measured since."""
 
     made: int
     mixed: int
@@ -187,10 +187,10 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
     """Take in one update's observation and move I towards the optimum.
 
     I stays while it lies between the optima for the exchange rate plus and minus one standard
-    deviation, so that noise does not move it. Above them it falls to them at once, because peers'
-    groups are there. Under them it rises by one group per update: own groups fill the batch anyway.
-    Whatever the estimates say, peers' groups that an update left make room in the next one. They
-    would otherwise fill the buffer and be old when they are drawn.
+    deviation, so that noise does not move it. Above this range it falls to its upper end at once,
+    because peers' groups are there. Below it rises by one group per update: own groups fill the
+    batch anyway. Whatever the estimates say, peers' groups that an update left make room in the
+    next one. They would otherwise fill the buffer and be old when they are drawn.
     """
     kept = settings.kept
     state = replace(

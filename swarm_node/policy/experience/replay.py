@@ -189,9 +189,8 @@ class ReplayBuffer:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
         External groups are drawn uniformly among those for which their authors have credit
-        (`worth.py`), or among all where the mixture has no own groups to hold them against. Own
-        groups are drawn in the order of their arrival. Where fewer than `external` are left, own
-        groups take their places.
+        (`worth.py`), or among all if the mixture has no own groups. Own groups are drawn in the
+        order of their arrival. Where fewer than `external` are left, own groups take their places.
         """
         if not self.ready(version):
             return None
@@ -213,7 +212,7 @@ class ReplayBuffer:
     def expire(self, version: int) -> None:
         """Drop the groups that are too stale to be drawn at policy `version`."""
         if version == self._expired_at:
-            return  # whoever waits for a slot asks often
+            return  # callers that wait for a slot call it often
         self._expired_at = version
         settings = self.settings
         stale = [h for h in self._own.values() if version - h.oldest_version > settings.max_lag]
@@ -281,8 +280,8 @@ class ReplayBuffer:
         return drawn
 
     def _credit(self, own: int, drawn: Sequence[_Held]) -> None:
-        """Credit each author with its share of as many places as own groups have, or of an equal
-        part of the external ones where that is more. Take off the places that it had."""
+        """Credit each author with its share of the own groups' places, or of an equal part of the
+        external places if that is more. Subtract the places that it took."""
         places = max(own, self.mixture.external / max(1, len(self._credits)))
         had = Counter(held.group.author for held in drawn)
         for author, credit in list(self._credits.items()):

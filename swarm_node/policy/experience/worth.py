@@ -2,7 +2,7 @@
 
 A peer chooses what it publishes, and how much. A flood of easy tasks would fill the batches of all
 others and have them sample less themselves: its groups look informative, and teach little. What a
-group teaches is known when it is trained on (`plausible.learnt`). It is held against what this
+group teaches is known when it is trained on (`plausible.learnt`). It is compared with what this
 node's own informative groups teach, because only informative groups travel. Families that were
 trained on more than others count less, so many groups of one family do not add up.
 
@@ -17,7 +17,7 @@ from swarm_node.recent import Recent
 
 #: An author's share falls with this power of what it teaches.
 _POWER = 3
-#: Groups like own ones that an author is credited with before it is known.
+#: Prior of an author: a number of groups that teach as much as own ones.
 _CREDIT = 4.0
 #: Half-lives of a group: in further groups of its author, and in further groups of anybody.
 _AUTHOR_KEPT, _FAMILY_KEPT = 0.5 ** (1.0 / 16.0), 0.5 ** (1.0 / 64.0)

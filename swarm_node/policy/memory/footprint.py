@@ -29,7 +29,7 @@ _CONTEXT = 512 * _MIB
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
-#: Activations on a CPU take one part in so many more: glibc keeps the memory freed between them
+#: On a CPU activations take 1 / _KEPT more: glibc keeps the memory freed between them
 #: (docs/research/one-card.md has the measurements).
 _KEPT = 5
 _GRADIENT = 4
@@ -97,7 +97,7 @@ class Footprint:
         return self.weights + self.optimizer + self.published + self.reserve
 
     def summary(self) -> dict[str, int]:
-        """The bytes by what people call the parts."""
+        """The bytes by the parts' names for people."""
         return {
             "weights": self.weights,
             "optimizer": self.optimizer,
@@ -128,7 +128,7 @@ def footprint(
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
     do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters. An
-    engine is spread over so many `cards`: weights, keys and values."""
+    engine is spread over `cards` GPUs: weights, keys and values."""
     width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
     trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
@@ -152,8 +152,8 @@ def footprint(
 
 
 def engine_cards(model: Qwen2Config, cards: int) -> int:
-    """Number of cards, of so many, over which an engine is spread. It is the largest number by
-    which both the heads and the columns of the MLP divide evenly (vLLM's tensor parallelism)."""
+    """Number of the `cards` over which an engine is spread: the largest by which both the heads and
+    the columns of the MLP divide evenly (vLLM's tensor parallelism)."""
     counts = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
     return next(n for n in range(cards, 0, -1) if not any(count % n for count in counts))
 
@@ -246,9 +246,9 @@ def activation_bytes(model: Qwen2Config, training: TrainingMethod, *, longest_ro
 def _copied_weights(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes of weights in the type of the products, where trained weights are held in another way.
     float32 weights are cast, and the casts are kept for the backward pass. Weights in parts are
-    gathered (FSDP2). The embedding and the head are gathered for the whole pass. Of layers there
-    are: the one at work, its gradient, the next one twice (received and in use), and a gradient in
-    float32 on its way."""
+    gathered (FSDP2). The embedding and the head are gathered for the whole pass. The layers in
+    memory are the one at work, its gradient, the next one twice (received and in use), and a
+    gradient in float32 on its way."""
     width = _size(training.dtype)
     if training.shards == 1:
         trained = adapter_count(model, training.lora_rank) or model.weight_count

@@ -2,11 +2,11 @@
 If there are several GPUs, the first is planned. It holds most, because a built-in sampler is on it
 alone.
 
-Candidate plans are tried in the order of their cost, and the first that fits is taken: all weights
-before LoRA, a whole base before one of four bits a weight, both resident ("split") before an engine
-that sleeps while the trainer works ("sleep"), all rows at once before fewer, kept activations
-before recomputed ones, large micro-batches before small ones. No candidate depends on the memory.
-So more memory never gives a worse plan, and a larger model never a better one.
+Candidate plans are tried in the order of their cost, and the first that fits is taken. The order
+is: all weights before LoRA, a whole base before one of four bits a weight, both resident ("split")
+before an engine that sleeps while the trainer works ("sleep"), all rows at once before fewer, kept
+activations before recomputed ones, large micro-batches before small ones. No candidate depends on
+the memory. So more memory never gives a worse plan, and a larger model never a better one.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Job:
     user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
     sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
     can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
-    frozen weights. `base` says how a frozen base may be held. So many `processes` train, each on a
-    card of its own, and an engine may be spread over so many of these `cards`."""
+    frozen weights. `base` says how a frozen base may be held. `processes` processes train, each on
+    a card of its own, and an engine may be spread over `cards` of these."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -97,7 +97,7 @@ class EngineShare:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The use of a GPU with `vram` free bytes. At most `rows` answers are sampled at once, in
-    sequences of at most `max_model_len` tokens. An engine is spread over so many `cards`."""
+    sequences of at most `max_model_len` tokens. An engine is spread over `cards` GPUs."""
 
     vram: int
     training: TrainingMethod

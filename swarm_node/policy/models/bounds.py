@@ -11,7 +11,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, reason_of
 from swarm_node.policy.models.config import Qwen2Config, parse_json, read_json, weight_files
 from swarm_node.process.bounded import bounded_run
 
@@ -62,8 +62,10 @@ def chat_template(path: Path) -> object:
         try:
             with separate.open(encoding="utf-8") as file:
                 text = file.read(MAX_TEMPLATE_CHARS + 1)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"cannot read {separate}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ModelError(f"cannot read {separate}: it is not UTF-8 text") from error
+        except OSError as error:
+            raise ModelError(f"cannot read {separate}: {reason_of(error)}") from error
         if len(text) > MAX_TEMPLATE_CHARS:
             raise ModelError(f"{separate} has more than {MAX_TEMPLATE_CHARS} characters")
         return text
@@ -92,7 +94,7 @@ def check_template(text: str) -> None:
             "when this machine is less busy, or choose another model"
         ) from error
     except OSError as error:
-        raise ModelError(f"the chat template cannot be tried: {error}") from error
+        raise ModelError(f"the chat template cannot be tried: {reason_of(error)}") from error
     if done.returncode:
         why = done.stdout.decode("ascii", "replace").strip() or "it used up its processor time"
         raise ModelError(f"the chat template is refused: {why}; choose another model")

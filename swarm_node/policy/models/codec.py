@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from swarm_node.errors import ModelError, Rejected
+from swarm_node.errors import ModelError, Rejected, words_of
 from swarm_node.policy.models.config import Qwen2Config, read_json
 from swarm_node.rollout import Completion, Finish, RolloutGroup
 
@@ -33,7 +33,7 @@ def load_tokenizer(path: Path) -> Any:
         # tokenizer.json by Qwen2's own, and the digest covers tokenizer.json.
         return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"the tokenizer in {path} cannot be read: {error}") from error
+        raise ModelError(f"the tokenizer in {path} cannot be read: {words_of(error)}") from error
 
 
 class Codec:

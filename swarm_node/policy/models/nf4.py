@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, ModelError, extra_of
 
 #: Weights that share a scale.
 BLOCK = 64
@@ -40,8 +40,8 @@ class FourBit:
         return prod(shape) // 2, -(-prod(shape) // BLOCK)
 
     def fill(self, parts: Sequence[Tensor]) -> None:
-        """Quantize the matrices that are joined to this one, each as if it were alone, with scales
-        rounded to eight bits: the numbers of vLLM and transformers, which do not join them.
+        """Quantize the matrices joined in this one, each by itself, with scales rounded to eight
+        bits. The numbers are those of vLLM and transformers, which join none.
 
         Raises:
             ModelError: a part has no whole number of blocks.
@@ -83,5 +83,5 @@ def bitsandbytes(setting: str, instead: str) -> Any:
         return import_module("bitsandbytes")
     except ImportError as error:
         raise ConfigError(
-            f"{setting} needs bitsandbytes: pip install 'swarm-node[gpu]', or set {instead}"
+            f"{setting} needs bitsandbytes: run {extra_of('gpu')}, or set {instead}"
         ) from error

@@ -289,7 +289,7 @@ class Qwen2(nn.Module):
             yield from hf_parts(self.config, name, parameter)
 
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As `hf_views`; a matrix in four bits is dequantized when its turn comes."""
+        """The weights of `hf_views`, with matrices in four bits dequantized one at a time."""
         held = self._held()
         for name, parameter in self.named_parameters():
             whole = held[name].whole() if name in held else parameter

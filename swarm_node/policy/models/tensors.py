@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, words_of
 
 
 def load_safetensors(path: Path) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch has no OSError of its own
-        raise ModelError(f"cannot read {path}: {error}") from error
+        raise ModelError(f"cannot read {path}: {words_of(error)}") from error
     except SafetensorError as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from error
 

@@ -213,7 +213,7 @@ class _Graphs:
 
     def forget(self) -> None:
         """Drop all graphs. torch refuses a pool that only such graphs have used, while a result of
-        theirs is alive."""
+        theirs exists."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, compute: Callable[[], Tensor], reads: object) -> _Graph:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from swarm_node.durable import make_private, sync
-from swarm_node.errors import CheckpointError
+from swarm_node.errors import CheckpointError, words_of
 from swarm_node.policy.memory.footprint import KEPT_CHECKPOINTS
 from swarm_node.policy.memory.free import free_disk
 from swarm_node.policy.models.tensors import on_host
@@ -104,10 +104,9 @@ def save(
         _move_into_place(temporary, root / state.name)
     except (OSError, SafetensorError) as error:
         # safetensors gives what the disk says in an error of its own.
-        reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"cannot write a checkpoint of {state.bytes / 1e6:,.1f} MB under {root}: {reason}; "
-            "free space there"
+            f"cannot write a checkpoint of {state.bytes / 1e6:,.1f} MB under {root}: "
+            f"{words_of(error)}; free space there"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would fill the disk
@@ -141,7 +140,8 @@ def read(path: Path) -> TrainingState:
         )
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({error}); move it away to use an older one"
+            f"{path} cannot be read as a checkpoint ({words_of(error)}); move it away to "
+            "use an older one"
         ) from error
 
 

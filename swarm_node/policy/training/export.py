@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
-from swarm_node.errors import CheckpointError, ModelError
+from swarm_node.errors import CheckpointError, ModelError, words_of
 from swarm_node.policy.models.config import read_json
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
@@ -157,7 +157,7 @@ def push(directory: Path, repo: str) -> str:
             repo_id=repo, folder_path=directory, commit_message="Export from swarm-node"
         )
     except (HTTPError, OSError, ValueError) as error:  # refused, unreachable, offline by setting
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        reason = words_of(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"{directory} is written, but {api.endpoint} did not take it ({reason[0]}): check the "
             f"network and the token, then `hf upload {repo} {directory}`"

@@ -14,8 +14,8 @@ def head_logprobs(
     weight: Tensor, hidden: Tensor, wanted: Tensor, temperature: float, piece: int
 ) -> tuple[Tensor, Tensor | None]:
     """log π f32[N] of the ids `wanted` i64[N] for hidden states [N, hidden] under the head `weight`
-    [V, hidden]; and the entropy of π in nats f32[N], which has no gradient, or None where `hidden`
-    has none. Logits of at most `piece` tokens are held at once.
+    [V, hidden]; and the entropy of π in nats f32[N], without gradient; None if `hidden` has no
+    gradient. Logits of at most `piece` tokens are held at once.
 
     Under a head that is trained, N above `piece` makes them twice: again for the backward pass.
     Under a frozen one (LoRA) they are made once.
@@ -51,7 +51,7 @@ class _Head(torch.autograd.Function):
             entropy[part] = mean - found[part]
         ctx.temperature, ctx.piece = temperature, piece
         again = [hidden, wanted, weight] if ctx.needs_input_grad[2] else []
-        if again and len(wanted) <= piece:  # one piece is kept
+        if again and len(wanted) <= piece:  # a single piece is kept for the backward pass
             again += [less, total]
         ctx.save_for_backward(slope, *again)
         ctx.mark_non_differentiable(entropy)

@@ -61,7 +61,8 @@ class OwnAnswers:
         self._lows = deque((tuple(row) for row in lows.tolist()), maxlen=_MOST)
 
     def stored(self) -> bytes:
-        """The values for a checkpoint: without them a restart would open the gate for peers."""
+        """The values for a checkpoint. A restart without them would fall back to a fresh model's
+        floors."""
         return np.array(self._lows, dtype="<f8").tobytes()
 
     def note(self, rows: Sequence[TrainRow]) -> None:
@@ -104,8 +105,8 @@ def learnt(
 ) -> list[float]:
     """The amount that each row teaches: its advantage times the mean probability, over its tokens,
     that this policy says something else. That is the length of its gradient in the logits, within a
-    factor of √2. Rows that are not `likely`, and those with a negative advantage, count 0: a peer's
-    are not trained on. The other arguments are those of `likely_tokens`."""
+    factor of √2. Rows that are not `likely`, and those with a negative advantage, count 0, because
+    such rows of peers are not trained on. The other arguments are those of `likely_tokens`."""
     values: list[float] = []
     end = 0
     for row in rows:

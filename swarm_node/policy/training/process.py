@@ -182,7 +182,7 @@ class ProcessTrainer:
         end = partial(self._child.stop, grace=0.0)
         await end()
         await self._child.start(env=await self._hosts.gather(_HOSTS_PATIENCE, end))
-        if not self._hosts.complete:  # one went before there was a child to end
+        if not self._hosts.complete:  # one was lost before the child ran
             await end()
             raise ChildError("a trainer host went while the trainer started")
 
@@ -201,7 +201,7 @@ class ProcessTrainer:
         try:
             return await self._child.call(request, wanted, patience=self._patience)
         except ReportedError as error:
-            if error.kind == WeightsError.__name__:  # after a restart it would say so again
+            if error.kind == WeightsError.__name__:  # a restart would not help
                 raise WeightsError(error.why) from error
             raise
 

@@ -1,7 +1,7 @@
 """The program of each of several trainer processes.
 
 The first process reads the node's requests and broadcasts them. All processes carry out each
-request together. The first one answers. A process on another host takes its model from there.
+request together. The first one answers. A process on another host reads the model of its own host.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def main(directory: Path) -> None:
         serve_frames(lambda request: answer(group.broadcast(request)))
         group.broadcast(b"")
     else:
-        os.dup2(2, 1)  # the pipe to the node is the first one's
+        os.dup2(2, 1)  # only the first process writes to the node
         while request := group.broadcast(b""):
             if place is None or not place.index:
                 answer(request)
-            else:  # an error ends this process, and so all: the node's own may not have met it
+            else:  # an error here ends all processes: those of the node may not have met it
                 worker.handle(elsewhere(decode(request), place))
     group.close()
 

@@ -67,7 +67,7 @@ class Ranks(Protocol):
         ...
 
     def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
-        """Return to all processes what `find`, a directory of files, gives in the first. A process
+        """Return to all processes the directory of files that `find` gives in the first. A process
         of another host gets a copy of it below its own `root`.
 
         Raises:

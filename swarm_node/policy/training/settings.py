@@ -16,9 +16,9 @@ from swarm_node.policy.training.losses import LOSSES
 #: beside a base that the sampler shares (`weights/base.py`); or all weights in the memory of the
 #: GPU (`weights/device.py`).
 Published = Literal["merged", "adapter", "shared", "ipc"]
-#: Those of adapters alone.
+#: The transports of adapters alone.
 ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
-#: The key that a user sets, for each field that one decides. Other fields are constants.
+#: The user's setting that decides each field. Other fields are constants.
 _KEYS = {
     **{
         name: f"training.{name}"

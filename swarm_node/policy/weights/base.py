@@ -126,7 +126,7 @@ def _adopt(model: Qwen2, flat: Tensor, dtype: torch.dtype, four_bit: bool) -> No
         assert isinstance(layer, DecoderLayer)
         packed, absmax = pieces[f"{name}.packed"], pieces[f"{name}.absmax"].view(torch.float32)
         layer.four_bit[site] = FourBit(packed, absmax, parameter.shape, dtype)
-        # One element in memory, and whoever reads it as a weight notices.
+        # One NaN in memory, so that a read of it as a weight shows.
         nothing = torch.full((), torch.nan, dtype=dtype, device=flat.device)
         parameter.data = nothing.expand(parameter.shape)
 

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, words_of
 
 LENGTH = 32
 #: A model gives ordinary text log-probs near zero, where rounding errors are small.
@@ -107,7 +107,7 @@ def read_canary(weights: Path) -> Canary:
         stored = json.loads(metadata[_KEY])
         return Canary(tuple(map(int, stored["ids"])), tuple(map(float, stored["logprobs"])))
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read the weights in {weights}: {error}") from error
+        raise ModelError(f"cannot read the weights in {weights}: {words_of(error)}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{weights} carries no canary to check the engine by: publish it with one"

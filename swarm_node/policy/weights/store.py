@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from swarm_node.errors import WeightsError
+from swarm_node.errors import WeightsError, words_of
 from swarm_node.policy.weights import KEEP_VERSIONS
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private and random
@@ -66,7 +66,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 @contextlib.contextmanager
 def _written(directory: Path, need: int) -> Iterator[None]:
-    """Around the writing of `need` bytes into `directory`.
+    """Context for writing `need` bytes into `directory`.
 
     Raises:
         WeightsError: they do not fit, or the writing fails.
@@ -79,10 +79,11 @@ def _written(directory: Path, need: int) -> Iterator[None]:
             return
         why = f"{_gb(free)} are free"
     except (OSError, SafetensorError) as error:
-        why = str(error)
+        why = words_of(error)
         # Safetensors has the operating system's number in its words alone.
         known = (
-            getattr(error, "errno", None) == each or f"os error {each})" in why for each in _SHORT
+            getattr(error, "errno", None) == each or f"os error {each})" in str(error)
+            for each in _SHORT
         )
         if any(known):
             raise OSError(f"cannot write a policy version into {directory}: {why}") from error

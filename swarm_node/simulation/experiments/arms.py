@@ -12,7 +12,7 @@ from swarm_node.simulation.scenario import Scenario
 
 
 def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
-    """Settings of a batch of so many own and peers' groups, each of `size` answers."""
+    """Settings of a batch of `own` own and `external` peers' groups, each of `size` answers."""
     mixture = {"experience.own": own, "experience.external": external}
     calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
     return {**mixture, **calls}
@@ -22,8 +22,8 @@ def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
 class Arm:
     """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
     reward that arXiv 2509.08721 reports for it. Nodes of a `filtered` arm drop own groups of equal
-    rewards. `supervised` nodes are told right answers. They are no arm, but the reference line of
-    all arms. Other arms are `told` in so many first updates."""
+    rewards. `supervised` nodes are told right answers, as the reference line of all arms. Other
+    nodes are told them in the first `told` updates."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -51,7 +51,7 @@ class Arm:
 #: The arm whose differences from the others are tabled.
 DEFAULT = "default"
 ARMS = (
-    # It samples as little as a node can.
+    # The smallest batch, since this node needs no samples.
     Arm("supervised", batch_of(1, 0, 2), supervised=True),
     Arm("8/0", batch_of(8, 0), paper=561.79),
     Arm("8/0+filter", batch_of(8, 0), filtered=True),
@@ -60,7 +60,7 @@ ARMS = (
     Arm("2/6", batch_of(2, 6), paper=945.87),
     Arm("1/7", batch_of(1, 7)),
     Arm(DEFAULT),
-    # Supervised learning first, which accounts of mixed policies are held against.
+    # Supervised updates come first.
     Arm("sft+default", told=20),
 )
 

@@ -29,9 +29,9 @@ from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.unguarded import GUARDS
 
 _LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
-#: The case that the others are held against.
+#: The reference case.
 _HONEST = "no attacker"
-#: The case that the lenient ones of "quarter" are held against.
+#: The reference of the lenient cases of "quarter".
 _LENIENTLY = "no attacker, lenient"
 #: Reasons that concern the content of an honest member's group.
 _CONTENT = ("implausible", "too_large", "too_long", "own_copied", "repeated", "copied")

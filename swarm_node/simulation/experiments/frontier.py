@@ -26,7 +26,9 @@ from swarm_node.simulation.experiments.frontier_arms import (
     LATE,
     PILOT_GROUPS,
     SIZE,
+    SIZES,
     SOLO,
+    SOURCE,
     SUPERVISED,
     Rival,
     rivals,
@@ -87,7 +89,7 @@ class Frontier:
         rivals(self.arms)
 
     def run(self, jobs: int = 1) -> None:
-        """Make the missing runs, in so many processes.
+        """Make the missing runs, in `jobs` processes.
 
         Raises:
             SwarmNodeError: a model cannot be made, a file cannot be written, or the pilot has not
@@ -141,6 +143,8 @@ class Frontier:
         """The arms of a stage, with the number of nodes of the swarm that each is compared with."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
+            if not GROUNDS[regime].regime.specialised:
+                yield SOURCE, SIZES[0]
             whole = regime == "dense"
             yield from (
                 (rival, GROUNDS[regime].alone)
@@ -159,9 +163,7 @@ class Frontier:
         yield from ((rival, SIZE) for rival in LATE)
 
     def _help(self, parent: int) -> None:
-        die_with_parent(
-            parent
-        )  # else it makes runs on after a kill, beside those of the next start
+        die_with_parent(parent)  # or it goes on after a kill, beside the next start
         self._work()
 
     def _work(self) -> None:

@@ -31,7 +31,7 @@ PAST = 8
 #: Rows of a batch by rows: as many as the default's batch has answers.
 ROWS = 32
 EVAL_TASKS = 64
-#: Reward is measured of so many first nodes: measuring all would cost more than their training.
+#: Number of the first nodes, whose reward is measured: all would cost more than their training.
 EVAL_NODES = 4
 #: When reward is measured, in shares of the updates.
 _MEASURED = (1 / 12, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 1.5, 2, 3, 4, 6, 8, 12)
@@ -42,8 +42,9 @@ _FAMILIES = 9
 @dataclass(frozen=True, slots=True)
 class Rival:
     """One arm. `kind` is solo, swarm, candidate (a swarm with something tried out), central (one
-    learner, whose samplers have weights of `lag` updates ago) or supervised. `own`, `past` and
-    `rows` are the groups of its batch, of its past, and rows; `filtered` as in `Scenario`."""
+    learner, whose samplers have weights of `lag` updates ago) or supervised. A batch has `own` own
+    groups and `past` of the node's past, or `rows` rows; `filtered` is as in `Scenario`. A swarm
+    makes `longer` times the updates of the default."""
 
     name: str
     kind: str
@@ -54,12 +55,13 @@ class Rival:
     rows: int = 0
     lag: int = 0
     filtered: bool = False
+    longer: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A regime of the frontier: so many `seeds` in the final, and so many nodes that do not share
-    in a solo run, because not all of them are alike."""
+    """A regime of the frontier, with `seeds` seeds in the final. A solo run has `alone` nodes that
+    share nothing: more than one if nodes are unlike."""
 
     regime: Regime
     seeds: int = 16
@@ -99,13 +101,16 @@ SOLO = tuple(
     )
 )
 DEFAULT = Rival("default", "swarm")
+#: The swarm of two whose curves predict those of larger ones. In 120 updates the nodes of the
+#: largest train on 960 groups at most.
+SOURCE = Rival("default-long", "swarm", longer=2)
 #: The central learner in turns with its samplers: as many updates as a node of the swarm with all
 #: answers, or as many answers in small batches with its own past.
 CENTRAL = (
     Rival("central-lag0", "central"),
     Rival("central-small", "central", own=8, past=PAST),
 )
-#: The same with its own past, and with samplers that are late.
+#: The central learner with its own past, and with late samplers.
 LATE = (
     Rival("central-lag0-past", "central", past=PAST),
     *(Rival(f"central-lag{lag}", "central", lag=lag) for lag in range(1, 5)),
@@ -124,7 +129,10 @@ CANDIDATES = (
     Rival("batches-by-rows", "candidate", rows=ROWS),
 )
 SUPERVISED = Rival("supervised", "supervised", batch_of(1, 0, 2), size=2)
-RIVALS = {rival.name: rival for rival in (*SOLO, DEFAULT, *CENTRAL, *LATE, *CANDIDATES, SUPERVISED)}
+RIVALS = {
+    rival.name: rival
+    for rival in (*SOLO, DEFAULT, SOURCE, *CENTRAL, *LATE, *CANDIDATES, SUPERVISED)
+}
 
 
 def rivals(names: Sequence[str]) -> list[Rival]:
@@ -147,7 +155,7 @@ def updates(rival: Rival, rounds: int, nodes: int = 1, answers: float = 0.0) -> 
         return max(SOLO_UPDATES, math.ceil(SOLO_ANSWERS / (rival.own * rival.size)))
     if rival.kind == "central" and rival.own:
         return math.ceil(rounds * nodes * answers / (rival.own * rival.size))
-    return rounds
+    return rival.longer * rounds
 
 
 def central_groups(nodes: int, answers: float) -> int:

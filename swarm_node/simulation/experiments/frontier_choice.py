@@ -1,9 +1,9 @@
 """Decisions of the frontier's pilot for the final: the rule in code. Pure, but for the file.
 
-The pilot runs every solo arm and the default swarms on seeds of its own. From it follow, for each
-regime: the answers that a node of the default makes per update, which size the batch of the central
-learner; four levels of reward on unseen texts; and the solo arms that enter the final, the three
-best at equal answers per learner and the one that reaches each level with the fewest answers.
+The pilot runs every solo arm and the default swarms on seeds of its own. For each regime it decides
+three things. The answers per update of a node of the default size the batch of the central learner.
+There are four levels of reward on unseen texts. The solo arms of the final are the three best at
+equal answers per learner, and the one that reaches each level with the fewest answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, words_of
 from swarm_node.simulation.experiments.frontier_arms import DEFAULT, RIVALS, SIZE
 from swarm_node.simulation.experiments.frontier_raw import Raw
 from swarm_node.simulation.experiments.prediction import between
@@ -72,7 +72,7 @@ def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> PilotDecision:
 
 
 def reward_at(run: Raw, answers: float) -> float:
-    """Reward on unseen texts when a learner had made so many answers."""
+    """Reward on unseen texts when a learner had made `answers` answers."""
     return between(run.answers, run.unseen, answers)
 
 
@@ -108,7 +108,7 @@ def read_choices(directory: Path) -> dict[str, PilotDecision]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, PilotDecision])
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} holds no decisions: {error}") from error
+        raise ConfigError(f"{path} holds no decisions: {words_of(error)}") from error
 
 
 def write_choices(directory: Path, choices: Mapping[str, PilotDecision]) -> Path:

@@ -1,7 +1,7 @@
 """Raw results of the frontier: one small JSON file for each run, which several processes may make.
 
-A run is made by whoever holds the lock of its file, so that no two processes make the same one. The
-lock of a process that ends is free at once.
+Only the holder of the lock of a run's file makes the run, so no two processes make the same one.
+The lock of a process that ends is free at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import msgspec
 
-from swarm_node.errors import SwarmNodeError
+from swarm_node.errors import SwarmNodeError, reason_of
 from swarm_node.simulation.report import SimulationReport
 
 _DIGITS = 4
 
 
 class Raw(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run. Lists have an entry for each measurement: after so many `updates` a learner had made
-    so many `answers` and trained on so many `informative` groups, and its reward was `unseen` on
+    """One run. Lists have an entry for each measurement: the `updates` of a learner, the `answers`
+    that it had made, the `informative` groups that it had trained on, and its reward, `unseen` on
     unseen texts and `seen` on those that training may draw. `share` is that of informative groups
     among those made since the measurement before. All are means over the `learners`, and `kinds`
     are `unseen` by model where there are several. `hostile` is the share of hostile members' groups
@@ -155,7 +155,7 @@ def write_raw(raw: Raw, path: Path) -> None:
         temporary.write_bytes(msgspec.json.encode(raw) + b"\n")
         temporary.replace(path)
     except OSError as error:
-        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+        raise SwarmNodeError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def all_raw(directory: Path, stage: str, regime: str) -> list[Raw]:
@@ -185,7 +185,7 @@ def claimed(path: Path) -> Iterator[bool]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("ab")
     except OSError as error:
-        raise SwarmNodeError(f"cannot write {lock}: {error}") from error
+        raise SwarmNodeError(f"cannot write {lock}: {reason_of(error)}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,7 +195,7 @@ def claimed(path: Path) -> Iterator[bool]:
         try:
             yield True
         finally:
-            # Whoever waits with the old file finds the run made.
+            # A process that waited with the old file finds the run made.
             lock.unlink(missing_ok=True)
 
 

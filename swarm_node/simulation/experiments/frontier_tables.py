@@ -18,6 +18,7 @@ from swarm_node.simulation.experiments.frontier_arms import (
     GROUNDS,
     RIVALS,
     SIZE,
+    SOURCE,
 )
 from swarm_node.simulation.experiments.frontier_choice import (
     PilotDecision,
@@ -36,7 +37,7 @@ from swarm_node.simulation.report import save_picture
 #: A swarm and a central learner count as equal within so much reward.
 MARGIN = 0.02
 #: The batch of the default swarm, in groups, and the solo arm with as many informative ones.
-_BATCH, _SOURCE = 8, "solo-8x4-filter"
+_BATCH = 8
 _COSTS: Mapping[str, Callable[[Raw], Sequence[float]]] = {
     "answers per learner": lambda run: run.answers,
     "answers in all": lambda run: run.everybodys,
@@ -129,7 +130,7 @@ def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
     if math.isinf(ours):
         return "not reached"
     if theirs == 0.0:
-        return "-"  # they begin there
+        return "-"  # solo arms begin at this level
     if math.isinf(theirs):
         most = max(median(run.answers[-1] for run in found) for found in solo.values())
         return f"≤ {ours / most:.2f}"
@@ -137,9 +138,9 @@ def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
 
 
 def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) -> Table:
-    """The declared family of comparisons, with Holm's correction: in each regime the default swarm
-    of SIZE less the best solo arm at equal answers per learner (is it different?), and the default
-    less the central learner after all updates, at each size (is it within MARGIN?)."""
+    """The declared family of comparisons, with Holm's correction: in each regime, the test that the
+    default swarm of SIZE differs from the best solo arm at equal answers per learner; and at each
+    size, the test that the default is within MARGIN of the central learner after all updates."""
     found: dict[tuple[str, str], tuple[Estimate, float]] = {}
     for regime in regimes:
         for nodes in sizes:
@@ -212,12 +213,12 @@ def sizes_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
 
 
 def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
-    """The predicted reward of the default, from the pilot's solo runs, beside the measured one.
-    Private families follow the curve of a node that has all of them."""
+    """The predicted reward of the default, from the pilot's swarm of two, beside the measured one.
+    Private families follow the curve of nodes that have all of them."""
     source = "sparse" if regime == "specialised" else regime
-    pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == _SOURCE]
+    pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == SOURCE.name]
     if not pilot:
-        raise ConfigError(f"the pilot lacks {_SOURCE} in {source}")
+        raise ConfigError(f"the pilot lacks {SOURCE.name} in {source}")
     groups, reward, share = (_means(pilot, name) for name in ("informative", "unseen", "share"))
     # A share is that of the groups since the measurement before, which the first one lacks.
     learning = Learning(groups, reward, [share[1], *share[1:]])

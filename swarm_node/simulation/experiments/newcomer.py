@@ -26,7 +26,7 @@ from swarm_node.simulation.scenario import Scenario
 
 _JOINS = "joins"
 _ALONE = "alone"
-#: The arms that the others are, by case.
+#: The arm of the other nodes, by case.
 _ARMS = {_ALONE: "default", "alone+filter": "8/0+filter", "supervised": "supervised"}
 #: Part of the swarm's reward.
 _SHARE = 0.9

@@ -1,11 +1,11 @@
 """The expected gain of sharing, from the nodes of a swarm, the share p of informative groups and
 the lag, before the swarm has run. Pure.
 
-A node that learns alone shows two curves over the informative groups that it has trained on: its
-reward R and its share p. A node in a swarm of N goes along the same curves, only faster. In an
-update it takes I own groups and up to J of its peers (`arms.expected_informative`), where I is what
-the controller of the mixture comes to, B / (1 + (N - 1)·p). Peers' groups are those that they made
-`lag` updates ago. Where peers offer too little, own groups fill the batch.
+A swarm of two shows two curves over the informative groups that a node has trained on: its reward R
+and its share p. A node in a swarm of N goes along the same curves, only faster. In an update it
+takes I own groups and up to J of its peers (`arms.expected_informative`), where I is the optimum of
+the mixture's controller, B / (1 + (N - 1)·p). Peers' groups are those that they made `lag` updates
+ago. Where peers offer too little, own groups fill the batch.
 
 If the nodes of a swarm have only a part of the families, all groups go into that part.
 """
@@ -22,7 +22,7 @@ _MOST_EXTERNAL = 0.875
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """One kind of node alone: `groups` that it had trained on when its reward and its share of
+    """A node of the source: `groups` that it had trained on when its reward and its share of
     informative groups were measured.
 
     Raises:
@@ -40,19 +40,19 @@ class Learning:
             raise ValueError("groups trained on never become fewer")
 
     def reward_at(self, groups: float) -> float:
-        """The reward after so many informative groups."""
+        """The reward after `groups` informative groups."""
         return between(self.groups, self.reward, groups)
 
     def share_at(self, groups: float) -> float:
-        """The share of informative groups after so many of them."""
+        """The share of informative groups after `groups` of them."""
         return between(self.groups, self.share, groups)
 
 
 def predicted(
     learning: Learning, nodes: int, *, batch: int, updates: int, lag: int, covered: float = 1.0
 ) -> float:
-    """The reward of a swarm's nodes after so many updates with batches of `batch` groups. They have
-    a part `covered` of the families among them; in the others they stay as they began."""
+    """The reward of a swarm's nodes after `updates` updates with batches of `batch` groups. They
+    have a part `covered` of the families among them; in the others they stay as they began."""
     trained = 0.0
     shares: list[float] = []
     for update in range(updates):

@@ -71,8 +71,8 @@ def p_not_within(differences: Sequence[float], margin: float) -> float:
 
 
 def holm(values: Mapping[_Name, float]) -> dict[_Name, float]:
-    """The p values of a family of comparisons, corrected by Holm's method: the chance that any of
-    the family is found by chance is then at most what each says."""
+    """The p values of a family of comparisons, corrected by Holm's method: if those below α count,
+    the chance of any false one is at most α."""
     corrected: dict[_Name, float] = {}
     most = 0.0
     ordered = sorted(values.items(), key=lambda item: item[1])

@@ -17,7 +17,13 @@ from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.split import with_split
 from swarm_node.node.figures.samples import RecentRow
 from swarm_node.node.figures.snapshot import EvalPoint, MembershipRow, PeerRow, Said, Snapshot
-from swarm_node.node.figures.verdict import ENOUGH_GROUPS, HOLD_SECONDS, Steady, findings
+from swarm_node.node.figures.verdict import (
+    COMPANY_SECONDS,
+    ENOUGH_GROUPS,
+    HOLD_SECONDS,
+    Steady,
+    findings,
+)
 from swarm_node.p2p.peers.causes import Cause
 
 DAY = 86_400.0
@@ -194,6 +200,13 @@ def test_whom_this_node_refused_is_told_and_does_not_change_its_verdict() -> Non
     assert "41 s ago, 12 times" in second.text
 
 
+def test_its_host_gets_the_remedy_of_his_side() -> None:
+    clock = Cause("clock", "12D3KooWweb", "web", seconds=-400.0)
+    assert "timedatectl" in findings(node(refused_callers=[clock]))[1].remedy
+    banned = Cause("banned", "12D3KooWweb", "web")
+    assert "swarm-node unban" in findings(node(refused_callers=[banned]))[1].remedy
+
+
 def test_a_finding_is_said_once_it_holds_and_until_it_no_longer_does() -> None:
     steady = Steady()
     assert steady.settle([], 0.0) == []
@@ -281,6 +294,33 @@ def test_the_word_learning_is_the_same_however_often_somebody_asks() -> None:
     told = [often.learns(evals[: end + 1]) for end in range(len(evals))]
     assert once.learns(evals) == told[-1] is True
     assert Steady().learns([]) is False
+
+
+def _kinds(steady: Steady, times: range, *, here: Callable[[int], bool]) -> list[str]:
+    """The first finding on a node, whose sole peer is `here` or left, as it is asked each poll."""
+    shots = (node(seconds=float(t), peers=[peer(seen=1.0 if here(t) else 300.0)]) for t in times)
+    return [findings(shot, steady)[0].kind for shot in shots]
+
+
+def test_a_sole_peer_that_comes_and_goes_does_not_turn_the_verdict() -> None:
+    steady = Steady()
+    assert _kinds(steady, range(0, 20, 5), here=lambda now: False) == ["alone"] * 4
+    assert _kinds(steady, range(20, 600, 5), here=lambda now: now % 50 < 25) == ["sharing"] * 116
+    gone = _kinds(steady, range(600, 900, 5), here=lambda now: False)
+    assert gone == sorted(gone, reverse=True), "one turn"
+    assert 5 * gone.count("sharing") <= COMPANY_SECONDS
+    assert set(_kinds(steady, range(900, 1200, 5), here=lambda now: now % 50 < 25)) == {"alone"}
+    assert findings(node(seconds=1200.0), steady)[0].text.endswith("laptop answers again")
+    back = _kinds(steady, range(1205, 1300, 5), here=lambda now: True)
+    assert back == sorted(back)
+    assert back[-1] == "sharing"
+
+
+def test_what_is_bad_turns_the_company_at_once() -> None:
+    steady = Steady()
+    assert findings(node(seconds=0.0), steady)[0].kind == "sharing"
+    shot = node(seconds=5.0, peers=[peer(seen=300.0)], causes=[Cause("link_down")])
+    assert [said.kind for said in findings(shot, steady)] == ["link_down", "alone"]
 
 
 def test_a_first_verdict_and_one_after_a_long_pause_say_what_is_so_now() -> None:

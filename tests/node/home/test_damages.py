@@ -22,6 +22,7 @@ from swarm_node.cli.doctor import find
 from swarm_node.cli.main import app
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import HomeError, MachineError
+from swarm_node.node.home import inventory
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import examine, refuse
 from swarm_node.node.preflight.facts import Seen, gather
@@ -34,19 +35,20 @@ from swarm_node.storage import LAYOUT, Storage
 pytestmark = pytest.mark.slow(reason="a real node makes two updates in the home that is damaged")
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
-FILES = (
-    *("node.key", "root.key", "issuer.key", "issuer.certificate", "swarm.json", "membership"),
-    *("revoked", "secret", "admitted", "bootstrap", "port", "home.json"),
-    *("invitations.json", "tickets.json", "bans.json", "node.db", "checkpoints"),
-)
+FILES = (*inventory.FILES, inventory.RECORD)
 DAMAGES = ("missing", "empty", "cut", "first bit", "middle bit", "last bit", "older", "newer")
-_KEYS = ("node.key", "root.key", "issuer.key")
-#: Keys have no version: 32 bytes are all that they ever hold.
+_VERSIONS, _BITS = {"older", "newer"}, {"first bit", "middle bit", "last bit"}
+#: Damages that a file cannot have, or that nothing here can tell.
+UNTOLD = {
+    # Keys have no version: 32 bytes are all that they ever hold.
+    **dict.fromkeys(("node.key", "root.key", "issuer.key"), _VERSIONS),
+    # Nothing in this home is signed with it: the other hosts refuse another key.
+    "site.key": _VERSIONS | _BITS,
+    # Lines without a version or a digest, of which a crash may cut the last.
+    "metrics.jsonl": _VERSIONS | _BITS | {"cut"},
+}
 CASES = [
-    (name, damage)
-    for name in FILES
-    for damage in DAMAGES
-    if name not in _KEYS or damage not in ("older", "newer")
+    (name, damage) for name in FILES for damage in DAMAGES if damage not in UNTOLD.get(name, ())
 ]
 
 
@@ -78,6 +80,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     # A member of a ticket with few uses, and the addresses of a ticket, as a node keeps them.
     Home(home).save("admitted", msgpack.packb([(b"i" * 32, [b"s" * 32])]))
     Home(home).save("bootstrap", ADDRESS.encode())
+    # A host of its trainer, a coordinator's batch, and the figures of a longer run.
+    Home(home).site_key()
+    Home(home).save("coordinator", b"batch")
+    Home(home).metrics.write_text("{}\n")
     Home(home).record()
     assert not [name for name in FILES if not (home / name).exists()]
     yield home

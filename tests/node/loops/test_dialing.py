@@ -7,13 +7,16 @@ import contextlib
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
+from coordinator_runs import Hand, coordinator
 from noise_responder import Responder
 from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
-from swarm_node.node.loops.dialing import DialCheck, link_up
+from swarm_node.node.loops import dialing
+from swarm_node.node.loops.dialing import DialCheck, link_up, try_coordinator
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import told_here
 from swarm_node.p2p.reach.knock import knock
@@ -128,6 +131,44 @@ def test_a_peer_that_answers_is_left_alone() -> None:
     assert scene.check() == []
     scene.now = 61.0
     assert scene.check() == ["127.0.0.1:1 refuses connections"]
+
+
+async def _saying(words: bytes, url: str = "") -> str:
+    """Try something that is no coordinator: a server that says `words`, or nothing."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(words)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        row = await try_coordinator(url.format(port=port) or f"http://127.0.0.1:{port}")
+    return "" if row.cause is None else told_here(row.cause)
+
+
+def test_a_coordinator_answers_only_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "_PEER_SECONDS", 1.0)
+
+    async def run() -> list[str]:
+        async with coordinator(tmp_path, Swarm(), Hand()) as running:
+            assert (await try_coordinator(running.url)).cause is None
+        return [
+            *[told_here(c) for c in [(await try_coordinator(running.url)).cause] if c],
+            await _saying(b""),
+            await _saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"),
+            await _saying(b"SSH-2.0\r\n"),
+            await _saying(b"", "http://nobody.invalid:{port}"),
+        ]
+
+    closed, silent, other, ssh, nameless = asyncio.run(run())
+    assert closed.endswith("refuses connections")
+    assert silent.endswith("does not answer")
+    assert other.endswith("answers, but not as a coordinator of this version")
+    assert ssh.endswith("answers, but not as a coordinator of this version")
+    assert nameless.startswith("http://nobody.invalid:")
+    assert "leads to no address: " in nameless
 
 
 def test_the_interfaces_of_this_machine_can_be_read() -> None:

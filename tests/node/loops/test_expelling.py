@@ -11,10 +11,13 @@ from in_memory import Sampler, World, small_settings, tiny
 from swarm_keys import Swarm
 
 from swarm_node.node.loops.node import Node
+from swarm_node.node.preflight.network import judge_network
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.stewards import next_list
+from swarm_node.p2p.reach.probe import Knock
+from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.protocols import LIST, PEERS, PULL
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -65,14 +68,23 @@ class Company:
         self.nodes: list[Node] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, poll_seconds: float = 1.0, token_seconds: float = 0.2) -> None:
+    async def start(
+        self, poll_seconds: float = 1.0, token_seconds: float = 0.2, knock: Knock | None = None
+    ) -> None:
+        """Start all nodes. With a knock the owner's address is in their settings."""
         settings = small_settings(experience__external=2, network__poll_seconds=poll_seconds)
+        if knock is not None:
+            address = f"/ip4/11.0.0.1/tcp/7/p2p/{self.peer(0)}"
+            settings = settings.model_copy(
+                update={"network": settings.network.model_copy(update={"bootstrap": (address,)})}
+            )
         for index, membership in enumerate(self.world.memberships):
             home = self.world.home(index)
             parts = self.world.parts(
                 settings,
                 index,
                 office=self.offices[index],
+                knock=knock,
                 sampler=Sampler(tiny().sampler(), token_seconds, 0, home),
             )
             node = assemble(settings, membership, parts)
@@ -117,6 +129,40 @@ def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(tmp_path: Pat
         assert network.bytes_to(company.peer(8), ended, PULL) > 0
         assert all(node._buffer.held_external(expelled) == 0 for node in others)
         assert all(company.own(index).lists.number == 1 for index in range(9))
+        await company.stop()
+
+    run_virtual(scenario)
+
+
+async def _open(host: str, port: int, peer_id: str) -> Outcome:
+    return "open"
+
+
+def test_an_expelled_node_reaches_nobody_though_all_connect(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        company = Company(tmp_path, loop, Swarm(), 2)
+        await company.start(poll_seconds=5.0, token_seconds=5.0, knock=_open)
+        await asyncio.sleep(60)
+        expelled = company.nodes[1]
+        well = list(judge_network(await expelled.network()))
+        assert (well[0].subject, well[0].level) == ("sharing", "ok")
+        assert not [found for found in well if found.level == "error"]
+        keys = [company.world.memberships[1].identity.public_key]
+        wall = company.world.clock.wall()
+        made = next_list(company.swarm.steward, company.swarm.info, None, keys, wall)
+        company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
+        await asyncio.sleep(3 * HEARTBEAT)
+        report = await expelled.network()
+        first, *others = judge_network(report)
+        said = expelled.snapshot().findings[0]
+        assert (first.subject, first.level, first.found) == ("revoked", "error", said.text)
+        causes = {row.kind: row.cause for row in report.tried}
+        assert [kind for kind, cause in causes.items() if cause and cause.code == "revoked"] == [
+            "address",
+            "peer",
+        ]
+        assert "revoked" in {cause.code for cause in report.causes}
+        assert ("reached", "error") in {(found.subject, found.level) for found in others}
         await company.stop()
 
     run_virtual(scenario)

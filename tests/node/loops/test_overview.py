@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from in_memory import World, small_settings, tiny
+from in_memory import Sampler, World, small_settings, tiny
+from rich.console import Console
 
-from swarm_node.node.loops.overview import name_of
+from swarm_node.cli.live import Pages
+from swarm_node.node.loops.overview import name_of, take_report
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.reach.keeping import _Kept
+from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
@@ -72,6 +77,52 @@ def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
         await asyncio.wait({life})
 
     world: Any = None
+    run_virtual(scenario)
+
+
+def test_the_owners_names_count_before_those_in_certificates_at_once(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, members=2)
+        settings, given = small_settings(), dict[str, str]()
+        slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
+        parts = world.parts(settings, sampler=slow[0], names=lambda: given)
+        node = assemble(settings, world.memberships[0], parts)
+        other = assemble(settings, world.memberships[1], world.parts(settings, 1, sampler=slow[1]))
+        lives = [asyncio.create_task(each.run()) for each in (node, other)]
+        await asyncio.sleep(8.0)
+        (before,) = node.snapshot().peers
+        assert before.name not in ("", "carol")
+        given[before.issuer_key] = "carol"
+        shot = node.snapshot()
+        (row,) = shot.peers
+        pages = Pages()
+        pages.turn("p")
+        console = Console(file=StringIO(), width=160)
+        console.print(pages.drawn(shot))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert row.name == "carol"
+        assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown
+        assert "(by" not in shown
+        for life in lives:
+            life.cancel()
+        await asyncio.wait(lives)
+
+    run_virtual(scenario)
+
+
+def test_each_relay_is_tried_for_the_report(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop, members=2), small_settings()
+        node = assemble(settings, world.memberships[0], world.parts(settings))
+        gone = world.memberships[1].identity.peer_id
+        node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
+        report = await take_report(node._parts, node._shared, node._reaching)
+        (row,) = report.tried
+        assert (row.kind, row.name) == ("relay", name_of(node._shared.members, gone))
+        assert row.cause is not None
+        assert (row.cause.code, row.cause.peer) == ("no_answer", gone)
+        await node.close()
+
     run_virtual(scenario)
 
 

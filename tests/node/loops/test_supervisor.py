@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import quiet_snapshot
 from in_memory import Sampler, World, small_settings, tiny
 from structlog.testing import capture_logs
 
@@ -30,6 +31,8 @@ from swarm_node.errors import (
     TransportError,
     WeightsError,
 )
+from swarm_node.node.figures.verdict import findings
+from swarm_node.node.loops import faults
 from swarm_node.node.loops.faults import TOLD_SECONDS, GoOn, Told, decide
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.supervisor import ALARMING, Supervisor
@@ -63,14 +66,15 @@ FINAL = (
     AssertionError(),
     KeyError("a bug"),
 )
-#: The errors that the loops get here, one of each class.
-INJECTED = (
-    TransportError("the network daemon died"),
-    ChildError("the environment process died"),
-    StorageError("node.db is in use by another process"),
-    OSError(errno.EMFILE, "Too many open files"),
-    TimeoutError(),
-)
+#: The errors that the loops get here, one of each class that ends none.
+INJECTED = [
+    kind("a fault")
+    for kinds, *_ in faults.PASSING
+    for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+]
+
+#: Loops that take an error as no fault of this node.
+TAKEN = {CoordinatorError: {"coordinate"}}
 
 PARTS = {type(error): part for error, part in PASSING.items()}
 
@@ -96,6 +100,7 @@ LOOPS = {
     "feel": Place(lambda node, work: work.company._meeting, "feel", FEW),
     "probe": Place(lambda node, work: node._parts.transport, "seen"),
     "relay": Place(lambda node, work: node._reaching, "keep"),
+    "dial": Place(lambda node, work: node._dials, "check"),
     "link": Place(lambda node, work: node._reaching, "upgrade"),
     "punch": Place(lambda node, work: work.puncher, "_serve"),
     "coordinate": Place(lambda node, work: work.coordinating, "_round"),
@@ -168,16 +173,17 @@ async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str
     return node, lives, {name: Calls(at.of(node, work), at.method) for name, at in LOOPS.items()}
 
 
-@pytest.mark.slow(reason="two nodes that learn for fifty virtual seconds, five times")
+@pytest.mark.slow(reason="two nodes that learn for fifty virtual seconds, eight times")
 @pytest.mark.parametrize("error", INJECTED, ids=lambda error: type(error).__name__)
 def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
     tmp_path: Path, error: Exception
 ) -> None:
-    part = PARTS[type(error)]
+    part, hit = PARTS[type(error)], LOOPS.keys() - TAKEN.get(type(error), set())
 
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(tmp_path, loop, members=2)
         node, lives, calls = await started(world)
+        assert LOOPS.keys() == node._loops().keys()
         await asyncio.sleep(10.0)
         before = node.snapshot().faults.get(part, 0)
         for name, each in calls.items():
@@ -187,9 +193,9 @@ def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
         assert not any(life.done() for life in lives)
         assert [name for name, each in calls.items() if each.left] == []
         assert [name for name, each in calls.items() if not each.worked] == []
-        assert node.snapshot().faults[part] - before == 2 * len(LOOPS)
-        lines = [line for line in told if line["log_level"] == "warning"]
-        assert sorted(line["loop"] for line in lines) == sorted(LOOPS)
+        assert node.snapshot().faults[part] - before == 2 * len(hit)
+        lines = [line for line in told if line["event"].startswith("a loop of this node failed")]
+        assert sorted(line["loop"] for line in lines) == sorted(hit)
         assert all("this loop tries again in 1 s" in line["then"] for line in lines)
         node.stop()
         await lives[0]
@@ -233,7 +239,7 @@ def test_the_pause_grows_with_the_failures_in_a_row() -> None:
 
 def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
     outcomes: list[Exception | None] = [OSError(), OSError(), None, OSError()]
-    faults: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     alarms: dict[str, str] = {}
 
     async def scenario(loop: VirtualTimeLoop) -> None:
@@ -246,7 +252,7 @@ def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
             if (error := outcomes.pop(0)) is not None:
                 raise error
 
-        supervisor = Supervisor(faults, alarms, Clock(now=loop.time, wall=loop.time))
+        supervisor = Supervisor(counts, alarms, Clock(now=loop.time, wall=loop.time))
         living = asyncio.create_task(supervisor.repeat("feel", step))
         await asyncio.sleep(30.0)
         assert begun == [0.0, 1.0, 3.0, 3.0, 4.0]
@@ -255,7 +261,7 @@ def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault() -> None:
         assert living.cancelled()
 
     run_virtual(scenario)
-    assert faults == {"system": 3}
+    assert counts == {"system": 3}
 
 
 def test_a_loop_that_fails_again_and_again_is_an_alarm_until_it_works() -> None:
@@ -274,11 +280,33 @@ def test_a_loop_that_fails_again_and_again_is_an_alarm_until_it_works() -> None:
         assert alarms == {}
         await supervisor.attempt("record", fails)
         await supervisor.attempt("feel", works)
-        assert "No space left" in alarms["loop record"]
+        assert alarms["loop record"] == (
+            "record fails again and again (no space left on device): free memory and disk space, "
+            "or allow more open files (ulimit -n)"
+        )
         await supervisor.attempt("record", works)
         assert alarms == {}
 
     run_virtual(scenario)
+
+
+def test_the_words_of_an_alarm_are_not_taken_for_its_remedy() -> None:
+    alarms: dict[str, str] = {}
+    supervisor = Supervisor(Counter(), alarms, Clock(now=lambda: 0.0, wall=lambda: 0.0))
+
+    async def scenario(_: VirtualTimeLoop) -> None:
+        async def fails() -> None:
+            raise StorageError("cannot write node.db: the disk is full")
+
+        for _ in range(ALARMING):
+            await supervisor.attempt("record", fails)
+
+    run_virtual(scenario)
+    (said,) = [
+        each for each in findings(quiet_snapshot(alarms=[*alarms.values()])) if each.kind == "alarm"
+    ]
+    assert said.text.endswith("(cannot write node.db; the disk is full)")
+    assert said.remedy == "free disk space, and let no other process use the home"
 
 
 def test_a_cause_is_told_once_and_then_once_a_minute_with_its_count() -> None:

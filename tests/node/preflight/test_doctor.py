@@ -112,7 +112,7 @@ def test_a_missing_network_stack_is_named_with_its_remedy() -> None:
     assert "stack" not in judged(LAPTOP)
     stack = judged(LAPTOP, network__stack="libp2p")["stack"]
     assert stack.level == "error"
-    assert '`pip install "swarm-node[libp2p]"`' in stack.remedy
+    assert "`pip install '.[libp2p]'` in a checkout" in stack.remedy
     assert wrong(replace(LAPTOP, libp2p=True), network__stack="libp2p") == {}
 
 
@@ -121,7 +121,7 @@ def test_an_environment_whose_package_is_missing_is_named_with_its_extra() -> No
     found = judged(bare, environment__name="reasoning_gym")["environment"]
     assert found.level == "error"
     assert "environment.name is reasoning_gym" in found.found
-    assert "`pip install 'swarm-node[reasoning-gym]'`" in found.remedy
+    assert "`pip install '.[reasoning-gym]'` in a checkout" in found.remedy
     assert wrong(LAPTOP, environment__name="reasoning_gym") == {}
     assert "environment" not in judged(bare, environment__name="jsonl")
     assert wrong(LAPTOP, environment__name="verifiers") == {"environment": "error"}

@@ -18,7 +18,6 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.facts import (
     Holder,
     Seen,
-    ask_torch,
     find_busy,
     find_card,
     gather,
@@ -97,11 +96,6 @@ def test_facts_do_not_import_torch(tmp_path: Path) -> None:
     assert done.stdout == "[]\n"
 
 
-def test_torch_is_asked_in_a_process_of_its_own() -> None:
-    seen = ask_torch("auto")
-    assert seen.hardware == hardware()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_without_nvidia_smi_torch_says_the_memory(
@@ -133,7 +127,7 @@ def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     facts = gather(Home(tmp_path / "home"), "auto", LISTEN)
     assert facts.card == card
     assert facts.holders == (Holder(4711, "/usr/bin/python3", 9216 << 20),)
-    assert facts.seen.hardware == hardware()
+    assert facts.seen.hardware == hardware(), "torch is asked in a process of its own"
 
 
 def test_a_driver_that_does_not_answer_says_why(

@@ -179,7 +179,7 @@ def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
 @pytest.mark.parametrize(
     ("flags", "machine", "what"),
     [
-        ({}, on_gpu(8), "pip install 'swarm-node[gpu]'"),
+        ({}, on_gpu(8), "run `pip install '.[gpu]'` in a checkout"),
         ({"run__trainer_processes": 2}, on_gpu(8), "run.trainer_processes"),
         ({"training__lora_rank": 0}, on_gpu(8), "training.lora_rank"),
         ({}, replace(on_gpu(8), ipc=False), "WSL2"),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import msgspec
 
-from swarm_node.node.figures.snapshot import NetworkReport, TriedRow
-from swarm_node.node.loops.dialing import try_coordinator
+from swarm_node.node.figures.snapshot import NetworkReport, Said, TriedRow
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
-from swarm_node.p2p.peers.causes import Cause
+from swarm_node.p2p.peers.causes import Cause, advice, told_here
 from swarm_node.p2p.reach.attempts import DialAttempt
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Relay, judge
 from swarm_node.p2p.wire.identity import Identity
@@ -47,7 +45,7 @@ def test_a_node_that_is_reached() -> None:
     assert found["seen"].found == "at 11.0.1.1:7 by al and at 11.0.1.1:7 by bob"
     assert found["told"].found == f"to others: {ADDRESS}"
     assert found["relay"].found == "none, and none is needed"
-    assert found["clocks"].found == "0.2 s behind that of al and bob"
+    assert found["clocks"].found == "this clock is 0 s behind that of al and bob"
     assert found["dht"].found == "3 heartbeats in 0.2 s; answering: 2"
 
 
@@ -59,10 +57,29 @@ def test_a_node_that_is_not_reached_is_told_what_to_do() -> None:
     assert found["relay"].found == "none holds a link for this node"
     assert "let one join" in found["relay"].remedy
 
+
+def test_each_relay_is_told_and_one_that_is_silent_is_no_good() -> None:
     relays = (Relay("hub", 0.05), Relay("spare"))
-    found = judged(report(probed("al", "timeout"), relays=relays))
-    assert found["reach"].level == found["relay"].level == "ok"
-    assert found["relay"].found == "hub (50 ms) and spare"
+    hub = TriedRow("relay", "hub", 0.05)
+    spare = TriedRow("relay", "spare", 5.0, Cause("no_answer", name="spare", seconds=5.0))
+    peer = TriedRow("peer", "al", 0.02)
+
+    def told(*tried: TriedRow) -> tuple[list[Finding], Finding]:
+        found = list(judge_network(report(probed("al", "timeout"), relays=relays, tried=[*tried])))
+        (reach,) = [each for each in found if each.subject == "reach"]
+        return [each for each in found if each.subject == "relay"], reach
+
+    (first, second), reach = told(peer, hub, spare)
+    assert first == Finding("relay", "ok", "hub answers in 50 ms")
+    assert (second.level, second.found) == ("warning", "spare does not answer, after 5.0 s")
+    assert second.remedy.endswith("another one answers, which is enough")
+    assert reach.level == "ok"
+    (alone,), reach = told(peer, spare)
+    assert "another one" not in alone.remedy
+    assert (reach.level, reach.found.split(";")[0]) == (
+        "warning",
+        "via relay hub (50 ms) and spare",
+    )
 
 
 def test_a_stack_without_a_table_says_so() -> None:
@@ -82,6 +99,8 @@ def test_nothing_is_claimed_that_was_not_probed() -> None:
     assert found["clocks"].found == "no member to compare with"
     assert found["dht"].level == "warning"
     assert "swarm-node config" in found["dht"].remedy
+    shut = Cause("nobody_listens", where="11.0.0.1:7")
+    assert judged(report(peers=0, heartbeats=0, causes=[shut]))["dht"].remedy == advice(shut)
     (fault,) = [each for each in judge_network(report(fault="took too long")) if each.remedy]
     assert (fault.subject, fault.found) == ("dht", "took too long")
 
@@ -95,7 +114,9 @@ def test_a_wrong_clock_is_seen_by_the_majority() -> None:
     assert clock(1.0, 9e9, -2.0).level == "ok"
     assert clock(40.0, 41.0, 0.0).level == "warning"
     assert clock(-400.0, -401.0, 0.0).level == "error"
-    assert clock(-400.0, -401.0, 0.0).found == "400.0 s ahead of that of al, bob and carl"
+    told = Cause("clock", name="al, bob and carl", seconds=400.0)
+    assert clock(-400.0, -401.0, 0.0)[2:] == (told_here(told), advice(told))
+    assert clock(400.0, 401.0, 0.0).found.startswith("this clock is 400 s behind that of")
 
 
 def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
@@ -141,10 +162,19 @@ def test_a_running_node_that_reaches_nobody_is_an_error_whatever_members_found_b
     assert "reach" in {each.subject for each in well}
 
 
-def test_a_coordinator_is_tried() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert asyncio.run(try_coordinator(url)).cause is None
-    closed = asyncio.run(try_coordinator(url)).cause
-    assert closed is not None
-    assert closed.code == "nobody_listens"
+def test_the_verdict_comes_first_and_no_cause_is_told_twice() -> None:
+    lost = Cause("other_swarm", "id of al", "al")
+    shut = Cause("nobody_listens", "id of bob", where="11.0.0.2:7")
+    far = Cause("no_answer", "id of carl", where="11.0.0.3:7")
+    first, second, *others = judge_network(
+        report(
+            findings=[Said("other_swarm", "bad", f"training alone: {told_here(lost)}", "do it")],
+            causes=[lost, shut, far],
+            tried=[TriedRow("address", "11.0.0.2:7", 0.1, shut), TriedRow("peer", "di", 0.02)],
+        )
+    )
+    assert first == Finding("other_swarm", "error", f"training alone: {told_here(lost)}", "do it")
+    assert second == Finding("no_answer", "warning", told_here(far), advice(far))
+    assert [each.found for each in others if "refuses" in each.found] == [
+        "11.0.0.2:7 refuses connections, after 0.1 s"
+    ]

@@ -128,11 +128,18 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("environment.options", {"preset": "shrot"}, "did you mean short"),
+        (
+            "environment.name",
+            "drill",
+            r"'drill': did you mean drills\? There are drills, .*:factory",
+        ),
+        ("environment.name", "nowhere:create", r"'nowhere:create' cannot be imported \(No module"),
+        ("environment.name", "json:nothing", r"'json:nothing' cannot be imported .*no attribute"),
+        ("environment.options", {"preset": "shrot"}, r"'shrot': did you mean short\? There are "),
         ("environment.families", ["revers"], "has no family 'revers': did you mean reversal"),
     ],
 )
-def test_a_preset_and_a_family_are_refused_before_anything_is_printed(
+def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_printed(
     tmp_path: Path,
     own_logging: None,
     capsys: pytest.CaptureFixture[str],

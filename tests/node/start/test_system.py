@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError
-from swarm_node.node.start.system import on_hangup
+from swarm_node.node.start.system import on_hangup, run_loop
 
 CODE = """
 import fcntl, os, signal, sys, termios, time
 from pathlib import Path
 from swarm_node.config.reloading import Reloaded
-from swarm_node.node.start.system import on_hangup
+from swarm_node.node.start.system import on_hangup, run_loop
 
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 said = []
@@ -71,3 +73,20 @@ def test_without_a_terminal_it_is_a_reload(refused: bool) -> None:
 
     on_hangup(reload, lambda: asked.append("stop"))()
     assert asked == ["reload"]
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="elsewhere a child has a thread")
+def test_a_running_loop_starts_no_thread_for_a_child_or_for_work() -> None:
+    async def main() -> None:
+        before = threading.active_count()
+        children = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", "exit(3)") for _ in range(3)
+        ]
+        names = await asyncio.gather(
+            *(asyncio.to_thread(lambda: threading.current_thread().name) for _ in range(20))
+        )
+        assert {name.partition("_")[0] for name in names} == {"asyncio"}
+        assert threading.active_count() == before
+        assert [await child.wait() for child in children] == [3, 3, 3]
+
+    run_loop(main())

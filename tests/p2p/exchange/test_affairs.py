@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from structlog.testing import capture_logs
 from swarm_keys import DAY, Swarm
 
 from swarm_node.clock import Clock
@@ -18,6 +19,7 @@ from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.membership.stewards import Signer, issue_renewal, next_list
+from swarm_node.p2p.peers.causes import Cause, advice
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import RENEW, REVOKED
@@ -141,8 +143,11 @@ def test_a_membership_is_renewed_in_its_last_third_by_whoever_does() -> None:
 def test_a_node_whose_membership_has_ended_asks_nobody() -> None:
     node = Node({}, 31.0)
     node.knows(SWARM.member(3), steward=True)
-    node.tend()
+    with capture_logs() as lines:
+        node.tend()
     assert not node.asker.asked
+    (line,) = lines
+    assert (line["reason"], line["remedy"]) == ("expired", advice(Cause("expired")))
 
 
 def test_a_steward_that_is_none_renews_nobody() -> None:

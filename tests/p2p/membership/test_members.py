@@ -47,6 +47,18 @@ def test_a_member_is_known_by_name_issuer_and_end() -> None:
     assert world.members.issuer("another") == ""
 
 
+def test_the_names_that_the_owner_gave_count_before_those_in_certificates() -> None:
+    given: dict[str, str] = {}
+    members = Members(SWARM.info, lambda: float(SWARM.begin), names=lambda: given)
+    anna = SWARM.member(1, SWARM.issuer("Anna"), "Anna")
+    member = members.admit(anna.chain, anna.identity.peer_id)
+    assert isinstance(member, Member)
+    assert members.names(member) == ("Anna", "Anna")
+    given[SWARM.issuer("Anna").key.public_key.hex()] = "carol"
+    assert members.name(anna.identity.peer_id) == "carol"
+    assert members.names(member) == ("carol", "carol")
+
+
 def test_a_presence_brings_the_member_and_its_claims() -> None:
     world, anna = World(), SWARM.member(1)
     heard = world.members.hear(SWARM.presence(anna, revoked=3, secret=2, steward=True))

@@ -13,6 +13,7 @@ from swarm_node.p2p.peers.causes import (
     Cause,
     FailureLog,
     advice,
+    advice_there,
     of_reason,
     severity,
     told_here,
@@ -64,6 +65,10 @@ TABLE = [
      "10.77.0.1:31330 does not answer (3 tries, 9 s)", "", "firewall"),
     (Cause("no_peer_id", where="/ip4/10.77.0.1/tcp/1"),
      "/ip4/10.77.0.1/tcp/1 cannot be dialled: it does not end in /p2p/ID", "", "/p2p/ID"),
+    (Cause("no_address", where="http://c.example", detail="name or service not known"),
+     "http://c.example leads to no address: name or service not known", "", "name servers"),
+    (Cause("no_coordinator", where="http://c.example"),
+     "http://c.example answers, but not as a coordinator", "", "check the URL"),
     (Cause("environment", name="bob", detail="drills long, this node drills short"),
      "bob uses drills long, this node drills short: they exchange nothing",
      "bob uses drills long", "environment.name"),
@@ -80,10 +85,29 @@ def test_the_sentences_of_a_cause(cause: Cause, here: str, there: str, what: str
     assert what in advice(cause)
 
 
+def test_the_host_of_each_cause_is_told_what_he_can_do() -> None:
+    remedies = {
+        "revoked": "swarm-node invite",
+        "expired": "swarm-node invite",
+        "used_up": "swarm-node members",
+        "banned": "swarm-node unban",
+        "clock": "timedatectl",
+        "other_swarm": "nothing here",
+        "wire_version": "upgrade the older",
+        "refused": "tell its owner",
+        "environment": "environment.name",
+        "model": "nothing is wrong",
+    }
+    assert set(remedies) == {code for code, kind in CAUSES.items() if kind.there}
+    for code, remedy in remedies.items():
+        assert remedy in advice_there(Cause(code)), code
+
+
 def test_every_cause_is_in_the_table_above_and_can_arise() -> None:
     assert {cause.code for cause, *_ in TABLE} == set(CAUSES)
     reached = {of_reason(reason) for reason in REASONS} | set(OF_OUTCOME.values()) | {"link_down"}
     reached.add("no_greeting")  # of an address that is open
+    reached |= {"no_address", "no_coordinator"}  # of a coordinator (node/loops/dialing.py)
     reached |= {"environment", "model"}  # of what a peer announces (node/figures/verdict.py)
     assert reached == set(CAUSES)
 

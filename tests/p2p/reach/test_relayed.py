@@ -43,7 +43,7 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.protocols import RELAY, RELAYED
+from swarm_node.p2p.wire.protocols import PROBE_FOR, RELAY, RELAYED
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 
 SWARM = bytes([7]) * 32
@@ -78,6 +78,13 @@ def test_the_largest_request_and_reply_fit_their_limits() -> None:
     assert len(seal_reply(TARGET, SWARM, body, reply)) <= MAX_REPLY_BYTES
     with pytest.raises(TransportError, match="over the limit"):
         request_to(TARGET.peer_id, WHO, bytes(MAX_PAYLOAD_BYTES + 1), 1, nonce=nonce, wall=NOW)
+
+
+def test_what_no_relay_carries_is_an_error_of_the_network() -> None:
+    """The asker counts it as a failed request. A ValueError would end what asks."""
+    for protocol in (PROBE_FOR, "/swarm-node/" + "p" * 25 + "/1"):
+        with pytest.raises(TransportError, match="needs a link"):
+            request_to(TARGET.peer_id, protocol, b"", 100, nonce=bytes(16), wall=NOW)
 
 
 def sealed_with(field: int, value: object) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from builders import ROOT
@@ -27,6 +29,7 @@ from swarm_node.p2p.wire.reasons import (
     with_seconds,
 )
 
+SOURCES = sorted((ROOT / "swarm_node").rglob("*.py"))
 #: The words of each refusal, as nodes of version 1 send them. They are the protocol.
 ON_THE_WIRE = {
     "unknown_member": "say hello first",
@@ -57,10 +60,16 @@ NAMED = {
 }
 
 
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file's tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def _reasons() -> Iterator[tuple[str, str]]:
     """Every reason that the code gives for a refusal, with its place."""
-    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in SOURCES:
+        for node in _nodes(path):
             place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             match node:
                 case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
@@ -92,9 +101,9 @@ def test_every_reason_of_the_table_is_given_somewhere() -> None:
 
 
 def _literals() -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
+    for path in SOURCES:
         if path.name != "reasons.py":
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in _nodes(path):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield path.name, node.value
 

@@ -44,7 +44,7 @@ SETTINGS = trainer_settings(
 )
 IDS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(3))
 needs = pytest.mark.skipif(
-    not has_bitsandbytes(), reason="needs bitsandbytes: pip install 'swarm-node[gpu]'"
+    not has_bitsandbytes(), reason="needs bitsandbytes: pip install '.[gpu]'"
 )
 DEVICES = [
     "cpu",
@@ -329,5 +329,5 @@ def test_a_base_of_four_bits_is_for_adapters_of_one_process() -> None:
 
 @pytest.mark.skipif(has_bitsandbytes(), reason="bitsandbytes is installed")
 def test_without_the_library_it_says_what_to_install(random_qwen2: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes: pip install 'swarm-node\[gpu\]'"):
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes: run `pip install '\.\[gpu\]'`"):
         TrainerCore(random_qwen2, replace(SETTINGS, published="merged"))

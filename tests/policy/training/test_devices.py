@@ -195,7 +195,7 @@ def sampled_error(core: TrainerCore, placement: Placement, work: Path, seed: int
 def test_an_optimizer_that_is_not_installed_is_refused_with_what_to_do(random_qwen2: Path) -> None:
     if HAS_BITSANDBYTES:
         pytest.skip("bitsandbytes is installed")
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes: pip install 'swarm-node\[gpu\]'"):
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes: run `pip install '\.\[gpu\]'`"):
         TrainerCore(random_qwen2, replace(SETTINGS, optimizer="adamw8bit"))
 
 

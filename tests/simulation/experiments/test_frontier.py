@@ -78,7 +78,7 @@ PILOT = [
 def test_a_prediction_begins_with_the_first_share_that_was_measured(tmp_path: Path) -> None:
     swarm = raw("default", 2, 0, [0, 200, 400], [0.0, 0.2, 0.4])
     final = msgspec.structs.replace(swarm, stage="final")
-    for run in (swarm, final, raw("solo-8x4-filter", 1, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
+    for run in (swarm, final, raw("default-long", 2, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
         write_raw(run, tmp_path / f"{run.stage}-dense-{run.arm}-n{run.nodes}-s0.json")
     (predicted,) = prediction_table(tmp_path, "dense", [2]).columns[2].cells
     assert float(str(predicted)) == 0.4  # 10 groups are trained on in the second update
@@ -177,7 +177,7 @@ def test_a_pilot_decides_and_a_final_is_shown(
 
     with pytest.raises(ConfigError, match="nothing is decided"):
         small("final").run()
-    pilot = small("pilot", "default", "solo-8x4-filter", "solo-8x4")
+    pilot = small("pilot", "default", "default-long", "solo-8x4")
     pilot.run()
     pilot.decide()
     choice = read_choices(tmp_path)["dense"]
@@ -247,7 +247,7 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 def test_every_run_says_which_seed_it_has(tmp_path: Path) -> None:
     whole = Frontier("pilot", ("dense", "unlike"), (2, 8), (), tmp_path, tmp_path)
     places = [place for place, _ in whole.places()]
-    assert len({place.file for place in places}) == len(places) == (60 + 2) + (36 + 2)
+    assert len({place.file for place in places}) == len(places) == (60 + 3) + (36 + 3)
     assert len({place.seed for place in places}) == 1
     assert DEFAULT.name in {place.arm for place in places}
     assert msgspec.structs.asdict(places[0])["stage"] == "pilot"

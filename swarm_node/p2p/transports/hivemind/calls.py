@@ -2,9 +2,8 @@
 by their field names.
 
 A call passes in this order: size, form, the swarm's secret, the caller's budget, membership. What
-comes back to a caller without membership is never longer than what it sent. A store of a caller's
-own record carries its chain, so it is how a newcomer shows it here; until then its finds are
-answered with nothing.
+comes back to a caller without membership is never longer than what it sent. A newcomer shows its
+chain by a store of its own record. Until then its finds get empty answers.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import TransportError, words_of
 from swarm_node.p2p.addresses.addresses import Address, endpoint_text, is_here
 from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.process import (
@@ -161,7 +161,7 @@ class DhtNode:
 
     async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
         """Call `server` with every stream that a peer opens for one of `protocols`. hivemind's own
-        listener has room for a hundred that wait, and p2pd resets further ones, of whomever."""
+        listener queues a hundred, and p2pd resets further ones of any peer."""
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings import utils
         from hivemind.proto import p2pd_pb2
@@ -460,4 +460,4 @@ def hivemind_errors(what: str) -> Generator[None]:
     try:
         yield
     except (P2PDaemonError, OSError, EOFError, ValueError) as error:
-        raise TransportError(f"{what}: {error}") from error
+        raise TransportError(f"{what}: {words_of(error)}") from error

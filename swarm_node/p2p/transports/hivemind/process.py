@@ -45,8 +45,8 @@ async def start_p2pd(
     configuration: Path, calls: TableCalls, patience: float, **settings: Any
 ) -> Any:
     """Call `P2P.create` with a configuration file. `P2P.create` alone accepts none, and leaves a
-    process behind if it fails or is cancelled. Whatever hivemind registers with it is answered by
-    `calls`.
+    process behind if it fails or is cancelled. `calls` answers all handlers that hivemind
+    registers.
 
     Raises:
         SlowStartError: p2pd was not ready in `patience` seconds in which this node is on time.
@@ -70,8 +70,8 @@ async def start_p2pd(
         async def add_protobuf_handler(
             self, name: str, handler: Any, request_type: Any, **_: Any
         ) -> None:
-            """Register a call of the DHT behind its gate. `handler` checks the secret first, which
-            the gate has done, so the one that it wraps is called."""
+            """Register a call of the DHT behind its gate. The gate checks the secret, so the
+            function inside `handler`'s own check is called."""
             method = name.rpartition(".")[2]
             if method not in CALLS:
                 raise TransportError(f"hivemind's {name} has no gate: install the pinned version")

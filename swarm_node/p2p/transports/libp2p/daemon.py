@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from swarm_node.errors import ChildError, SlowStartError, TransportError
+from swarm_node.errors import ChildError, SlowStartError, TransportError, extra_of, words_of
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
@@ -34,10 +34,10 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Links,
     Message,
     Open,
-    Opened,
     Reply,
     Start,
     Started,
+    StreamOpened,
 )
 from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
@@ -45,7 +45,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head
 
-INSTALL = 'pip install "swarm-node[libp2p]"'
+INSTALL = extra_of("libp2p")
 START_SECONDS = 60.0  # py-libp2p's imports take most of a second on a machine that does nothing
 _LINK_SECONDS = 3.0
 #: Allowed environment variables. The process talks to strangers, so no token or key of the owner
@@ -121,7 +121,7 @@ class Libp2pDaemon:
                 raise TransportError(error.why) from error
             if isinstance(error, ChildError | OSError):
                 kind = SlowStartError if isinstance(error, ChildError) else TransportError
-                raise kind(f"cannot start the network process: {error}") from error
+                raise kind(f"cannot start the network process: {words_of(error)}") from error
             raise
         stated = announce or [each for text in started.listening for each in _visible(text)]
         self.addresses = tuple(f"{each}/p2p/{identity.peer_id}" for each in stated)
@@ -151,7 +151,7 @@ class Libp2pDaemon:
         Raises:
             TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
         """
-        _, stream = await self._ask(Open(peer_id, protocol), Opened, patience)
+        _, stream = await self._ask(Open(peer_id, protocol), StreamOpened, patience)
         return stream
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
@@ -212,7 +212,9 @@ class Libp2pDaemon:
         except TimeoutError:
             raise TransportError(f"no answer in {patience:g} s") from None
         except (OSError, EOFError, ValueError) as error:
-            raise TransportError(f"the network process does not answer: {error}") from error
+            raise TransportError(
+                f"the network process does not answer: {words_of(error)}"
+            ) from error
         return reply, (reader, writer)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

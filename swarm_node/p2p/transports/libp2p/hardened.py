@@ -39,8 +39,7 @@ CHUNK_BYTES = 1 << 16
 PIECE_BYTES = 65_519 - yamux.HEADER_SIZE
 #: Bytes that a peer may send before its link stands: Noise's three messages and two negotiations.
 _HANDSHAKE_BYTES = 16 * 1024
-#: Bytes that a peer may send before a stream's protocol is known, with the bytes that follow at
-#: once.
+#: Limit of bytes read from a stream before its protocol is known.
 _NEGOTIATION_BYTES = 1024
 #: First pause between two checks of a stream's window.
 _LEAST_PAUSE_SECONDS = 0.0005
@@ -64,8 +63,7 @@ logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
 class _SignedKey(PrivateKey):  # type: ignore[misc]
-    """Stands for the node's key where py-libp2p signs its Noise key, and has that signature
-    alone."""
+    """Stand-in for the node's key in py-libp2p. It holds one signature, that of the Noise key."""
 
     def __init__(self, key: LinkKey) -> None:
         self._key = key
@@ -117,8 +115,8 @@ class Scant:
 
 async def select(stream: Any, protocol: str) -> bytes:
     """Agree on a protocol with the accepting end of the stream, in one round trip. Return the bytes
-    that it has already sent after that. Raises whatever py-libp2p raises, and ConnectionError if
-    the other end does not serve the protocol."""
+    received beyond the negotiation. Raises whatever py-libp2p raises, and ConnectionError if the
+    other end does not serve the protocol."""
     scant = Scant(stream)
     lines = (MULTISELECT_PROTOCOL_ID, protocol)
     await scant.write(b"".join(encode_delim(line.encode()) for line in lines))

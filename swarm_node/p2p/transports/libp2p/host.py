@@ -19,7 +19,7 @@ from libp2p.peer.id import ID
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import TransportError, reason_of
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.limits.admission import Severed
@@ -93,9 +93,10 @@ class Host:
             try:
                 listeners = await trio.open_tcp_listeners(port, host=host)
             except OSError as error:
-                reason = error.strerror or error
-                text = f"cannot listen on {address}: {reason}; choose another address or port"
-                raise TransportError(text) from error
+                raise TransportError(
+                    f"cannot listen on {address}: {reason_of(error)}; choose another address or "
+                    "port"
+                ) from error
             for listener in listeners:
                 listening.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")
             self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
@@ -260,8 +261,8 @@ class Host:
             nursery.start_soon(self._answer, link, stream)
 
     def _crowd(self, link: Link) -> int:
-        """Count the running streams that peers opened, and those from the site of this link once
-        more: keys cost nothing, so a site has at most as many streams as are free."""
+        """Count the running streams that peers opened, those from this link's site twice. So a site
+        has at most as many streams as are free: keys cost nothing."""
         every = [each for links in self._links.values() for each in links]
         return sum(each.served * (1 + (each.stream.site == link.stream.site)) for each in every)
 

@@ -1,9 +1,9 @@
 """Messages between the node and the process of py-libp2p.
 
 The process starts with one `Start` on its standard input. Every further request has a connection of
-its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back. After `Opened`,
-the bytes of the libp2p stream follow. For each stream that a peer opens, the process connects to
-the node's socket NODE and sends `Incoming`. The bytes of the stream follow.
+its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back. After
+`StreamOpened`, the bytes of the libp2p stream follow. For each stream that a peer opens, the
+process connects to the node's socket NODE and sends `Incoming`. The bytes of the stream follow.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 class LinkKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node's identity that its links need: the Ed25519 key `public`, an X25519 key
     `private` for Noise, and the node's `signature` of its public half. It proves the node on links
-    and signs nothing, so whoever takes over the process that talks to strangers can write neither
-    heartbeats nor groups nor certificates of this node."""
+    and signs nothing. So an attacker in the process that talks to strangers can write no
+    heartbeats, groups or certificates of this node."""
 
     public: bytes
     private: bytes
@@ -87,7 +87,7 @@ class Done(Message, frozen=True):
     """The request is done."""
 
 
-class Opened(Message, frozen=True):
+class StreamOpened(Message, frozen=True):
     """The stream is open. Its bytes follow."""
 
 
@@ -107,4 +107,4 @@ class Incoming(Message, frozen=True):
 
 
 Request = Connect | Open | Links | Disconnect
-Reply = Done | Opened | Linked
+Reply = Done | StreamOpened | Linked

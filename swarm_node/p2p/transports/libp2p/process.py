@@ -35,10 +35,10 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Links,
     Message,
     Open,
-    Opened,
     Request,
     Start,
     Started,
+    StreamOpened,
 )
 from swarm_node.process.frames import HEAD, Failed, framed, read_head
 from swarm_node.process.server import serve
@@ -101,7 +101,7 @@ class Process:
             case Connect(peer, address):
                 await self._host.connect(peer, address)
             case Open(peer, protocol):
-                return Opened(), *await self._host.open(peer, protocol)
+                return StreamOpened(), *await self._host.open(peer, protocol)
             case Links():
                 refused, self._host.refused = self._host.refused, Counter()
                 return Linked(self._host.linked(), dict(refused)), None, b""

@@ -64,10 +64,10 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
         _repack_tied_head(self.model)
         moved = self._places.items() - places(self.model).items()
         if moved:
-            # CUDA graphs go on reading the old places, and a canary is no decoding step.
+            # CUDA graphs still read the old addresses. The canary runs none of them.
             raise ModelError(f"a reload moved weights, such as {min(moved)[0]}: restart the engine")
         if self.device.type == "cuda":
-            # What the reload held for a while: a whole embedding twice.
+            # The reload held a whole embedding twice.
             torch.cuda.empty_cache()
 
     def shutdown(self) -> None:

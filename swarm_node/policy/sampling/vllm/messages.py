@@ -50,7 +50,7 @@ class RowStart(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """Complete every row of one prompt. Cut, it answers with what it has."""
+    """Complete every row of one prompt. If cut, the answer has the tokens so far."""
 
     prompt: list[int]
     temperature: float
@@ -75,7 +75,7 @@ class Rested(msgspec.Struct, frozen=True, tag="Done"):
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The measured log-probs of the canary's tokens after the first; none where old keys and values
-    may remain. Generation was `paused` for so many seconds."""
+    may remain. `paused` are the seconds without generation."""
 
     measured: list[float]
     paused: float

@@ -117,7 +117,7 @@ class VllmSampler:
         self._adapter: _Weights | None = None
         self._version = 0
         self._shared = ""  # the index of the trainer's base that the engine maps
-        # Whoever finds the engine dead starts it; the others see by the number that it was done.
+        # The first call that finds the engine dead starts it. The number tells the others.
         self._repairing = asyncio.Lock()
         self._life = 0
         self._awake = asyncio.Event()
@@ -206,7 +206,7 @@ class VllmSampler:
                 rows = await self._attempt(request, rows, cut)
             except ChildError as error:
                 if isinstance(error, ReportedError) and self._child.alive:
-                    raise ModelError(str(error)) from error  # it would say so again
+                    raise ModelError(str(error)) from error  # a restart would not help
                 await self._repair(life, error)
                 continue
             self._failures = 0
@@ -350,8 +350,8 @@ class VllmSampler:
                 if self._life != life:
                     return
                 if self._plan.shares_base and not self._shared:
-                    error = None  # it was let go
-                # Once it failed for good, nothing is restarted for those who still wait.
+                    error = None  # `let_go` ended it
+                # After a final failure, calls that still wait restart nothing.
                 if error is not None and self._failures <= TRIES:
                     self._failures += 1
                     self._faults["engine"] += 1

