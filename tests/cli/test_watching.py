@@ -47,6 +47,20 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
     assert "[bold]markup" in words, "nothing is read as markup"
 
 
+def test_a_dialogue_is_shown_turn_by_turn() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    asked = "Guess my number from 12 to 14."
+    row = SampleRow("guess", asked, "", 1.0, 7, dialogue=["13", HOSTILE, ""])
+    console.print(samples_view([row], []))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[1] == ["own", "v7", *asked.split(), "✓"]
+    assert lines[2] == ["node", "13"]
+    assert lines[3][0] == "reply"
+    assert console.file.getvalue().replace("\n", "").isprintable()
+    assert ["node", "(nothing)"] in lines
+
+
 def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
     async def main() -> subprocess.CompletedProcess[str]:
         async with serving(tmp_path, samples=lambda: ROWS):

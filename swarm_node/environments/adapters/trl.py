@@ -1,7 +1,7 @@
 """A class that was written for TRL's trainers (`environment_factory`), as a dialogue.
 
 `reset` begins an episode, public methods are tools that a model calls, and `get_reward` ends it
-(TRL 1.16, docs/source/grpo_trainer.md, "Environments"). Nothing of TRL is imported. Each replay
+(TRL 1.16, "Environments" of its page on GRPO). Nothing of TRL is imported. Each replay
 makes a new object, and calls all that the model called so far. So a reply depends on the task and
 on the model's texts, if the class does.
 """
