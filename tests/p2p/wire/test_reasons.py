@@ -62,17 +62,19 @@ NAMED = {
 def _reasons() -> Iterator[tuple[str, str]]:
     """Every reason that the code gives for a refusal, with its place."""
     for path, node in nodes(SOURCES):
-        place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         match node:
             case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
-                yield str(first.value) if isinstance(first, ast.Constant) else "", place
+                said = str(first.value) if isinstance(first, ast.Constant) else ""
             case ast.Call(func=ast.Attribute(attr="_displace"), args=[*_, ast.Constant() as last]):
-                yield str(last.value), place
+                said = str(last.value)
             case ast.Subscript(
                 value=ast.Attribute(attr="rejected" | "_rejected"),
                 slice=ast.Constant(value=str(said)),
             ):
-                yield said, place
+                pass
+            case _:
+                continue
+        yield said, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
 def test_every_reason_of_a_refusal_has_a_class() -> None:
