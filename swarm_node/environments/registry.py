@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from swarm_node.environments.splitting import SplitEnvironment
@@ -18,7 +18,7 @@ GROUP = "swarm_node.environments"
 
 def available() -> list[str]:
     """Names of the installed environments."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _points()})
 
 
 def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironment:
@@ -63,8 +63,14 @@ def unknown_name(name: str) -> ConfigError:
     )
 
 
+@cache
+def _points() -> tuple[EntryPoint, ...]:
+    """The installed environments. To find them, the files of all installed packages are read."""
+    return tuple(entry_points(group=GROUP))
+
+
 def _installed(name: str) -> Callable[..., Any]:
-    for point in entry_points(group=GROUP):
+    for point in _points():
         if point.name == name:
             return _loaded(name, point.load)
     raise unknown_name(name)
