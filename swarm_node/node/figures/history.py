@@ -155,8 +155,8 @@ class HistoryRow(Means, frozen=True, kw_only=True):
 
     Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
     this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
-    `trained_own` and `trained_peers`. `refused` counts peers' messages since the start, without
-    peers that did not answer.
+    `trained_own`, `trained_peers` and `trained_again`. `refused` counts peers' messages since the
+    start, without peers that did not answer.
 
     `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
     update that was not skipped.
@@ -187,6 +187,7 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     refused: int
     peers: int
     memory: int
+    trained_again: int = 0
     loss: float | None = None
     kl: float | None = None
     entropy: float | None = None
@@ -208,6 +209,7 @@ class HistoryRow(Means, frozen=True, kw_only=True):
             received=groups.received,
             trained_own=groups.trained_own,
             trained_peers=groups.trained_external,
+            trained_again=groups.trained_again,
             **msgspec.structs.asdict(found),
             **known,
         )
