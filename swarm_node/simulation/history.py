@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.p2p.exchange.verify import restored_group
+from swarm_node.policy.experience.replay import Drawn
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
@@ -89,9 +90,9 @@ class RoundHistory:
         self._known[group.id] = _outcome(group)
         self.received += 1
 
-    def draw(self, identifiers: Sequence[bytes]) -> None:
+    def draw(self, drawn: Drawn) -> None:
         """A batch was drawn; it replaces a batch that was drawn and not trained on."""
-        self._drawn = list(identifiers)
+        self._drawn = [group.id for group in drawn.groups]
 
     def end_round(self, version: int) -> None:
         """The node trained on the batch drawn last; its policy now has version `version`."""
@@ -120,8 +121,8 @@ class RoundHistory:
 
 
 class WatchedStorage(Storage):
-    """A node's storage that tells a `RoundHistory` of every group that the node makes, accepts or
-    trains on. All of them go through the storage."""
+    """A node's storage that tells a `RoundHistory` of every group that the node makes or accepts.
+    All of them go through the storage."""
 
     def __init__(self, path: Path, history: RoundHistory, *, wall: Callable[[], float]) -> None:
         super().__init__(path, wall=wall, threads=False)
@@ -136,10 +137,6 @@ class WatchedStorage(Storage):
         if accepted:
             self._history.receive(row)
         return accepted
-
-    def record_use(self, identifiers: Sequence[bytes]) -> None:
-        super().record_use(identifiers)
-        self._history.draw(identifiers)
 
 
 def _outcome(group: StoredGroup) -> _Outcome:

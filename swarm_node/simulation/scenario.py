@@ -16,7 +16,7 @@ from swarm_node.simulation.unguarded import GUARDS
 #: valid.
 _LATER = (
     *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
-    *("eval_at", "eval_nodes", "samplers", "own_past", "by_rows"),
+    *("eval_at", "eval_nodes", "samplers", "by_rows"),
 )
 #: Fields that are described where they stood as settings.
 _ELSEWHERE = ("filtered", "common")
@@ -49,7 +49,6 @@ class Scenario:
         `rounds` - `late` rounds. A report has its figures apart (`LateNode`), and those of the
         others every `late` rounds.
     fresh_tasks: reward is measured on tasks that are drawn anew for each `seed`.
-    own_past: groups of a node's own past that each batch has besides (`variants.py`).
     by_rows: the rows with a gradient up to which peers' groups fill a batch; 0 for batches of
         groups.
     filtered: own groups of equal rewards leave the buffer at once.
@@ -80,7 +79,6 @@ class Scenario:
     eval_at: tuple[int, ...] = ()
     eval_nodes: int = 0
     samplers: int = 0
-    own_past: int = 0
     by_rows: int = 0
     filtered: bool = False
     common: float = 0.0
@@ -93,8 +91,8 @@ class Scenario:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
-        if min(self.samplers, self.own_past, self.by_rows, self.eval_nodes) < 0:
-            raise ConfigError("samplers, groups of the past, rows and measured nodes are 0 or more")
+        if min(self.samplers, self.by_rows, self.eval_nodes) < 0:
+            raise ConfigError("samplers, rows and measured nodes are 0 or more")
         if self.samplers and self.nodes > 1:
             raise ConfigError("samplers feed one node, not several")
         if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind, self.told) < 0:

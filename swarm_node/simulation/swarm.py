@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,10 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["experience"] |= {"reuse": 1, "max_age": MAX_AGE, "filter_own": scenario.filtered}
     chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
-    return plain({"plan": scenario.plan(), "split": SPLIT, **chosen})
+    plan = scenario.plan()
+    if past := chosen["experience"].pop("past"):  # where it stood before it was a setting
+        plan["own_past"] = past
+    return plain({"plan": plan, "split": SPLIT, **chosen})
 
 
 @dataclass(slots=True)
@@ -285,7 +289,7 @@ class _Swarm:
             policy=model.policy,
             clock=self._clock,
             processes=dict,
-            buffer=self._buffer,
+            buffer=partial(self._buffer, history),
             common_share=scenario.common,
         )
         evaluator = Evaluator(
@@ -313,14 +317,13 @@ class _Swarm:
         answers = tiny_corpus(self._seeded.rng(f"told {index}").getrandbits(32), preset)
         return Lesson(answers, math.inf if scenario.supervised else scenario.told)
 
-    def _buffer(self, settings: ReplaySettings) -> ReplayBuffer:
-        """The replay buffer of a node; a node's own unless the scenario wants a variant."""
+    def _buffer(self, history: RoundHistory, settings: ReplaySettings) -> ReplayBuffer:
+        """The replay buffer of a node, which tells its history of each batch."""
         scenario = self._scenario
         settings = replace(settings, merge=scenario.common > 0)
-        past, rows, filtered = scenario.own_past, scenario.by_rows, scenario.filtered
-        if not (past or rows or filtered):
-            return ReplayBuffer(settings)
-        return VariantBuffer(settings, past, rows, filtered=filtered)
+        return VariantBuffer(
+            settings, scenario.by_rows, filtered=scenario.filtered, on_draw=history.draw
+        )
 
     def _report(self) -> SimulationReport:
         members, newcomer = self._counted, self._newcomer

@@ -4,51 +4,51 @@ own way."""
 from __future__ import annotations
 
 import random
-from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
 
 from swarm_node.errors import Rejected
 from swarm_node.policy.experience.replay import Drawn, ReplayBuffer, ReplaySettings, _Held
 from swarm_node.rollout import Provenance, VerifiedGroup
 
-#: A node's past is this many updates long.
-PAST_UPDATES = 32
-
 
 class VariantBuffer(ReplayBuffer):
-    """A buffer whose batches have more than the mixture: up to `past` groups that the node made and
-    trained on before, and peers' groups until `rows` rows of the batch have a gradient. Of a
-    `filtered` one, own groups of equal rewards leave at once: every batch is full of informative
-    groups (DAPO's dynamic sampling, arXiv 2503.14476), at the price of more sampling.
-
-    Only informative groups come again, none older than PAST_UPDATES versions. They are marked as a
-    peer's of the same model, so `experience.correction` decides how they are trained on.
+    """A buffer whose batches have more than the mixture: peers' groups until `rows` rows of the
+    batch have a gradient. Of a `filtered` one, own groups of equal rewards leave at once: every
+    batch is full of informative groups (DAPO's dynamic sampling, arXiv 2503.14476), at the price of
+    more sampling. `on_draw` is called with each batch.
     """
 
     def __init__(
-        self, settings: ReplaySettings, past: int = 0, rows: int = 0, *, filtered: bool = False
+        self,
+        settings: ReplaySettings,
+        rows: int = 0,
+        *,
+        filtered: bool = False,
+        on_draw: Callable[[Drawn], None] = lambda drawn: None,
     ) -> None:
         super().__init__(settings)
+        self._on_draw = on_draw
         self._filtered = filtered
-        self._most_again = past
         self._rows = rows
-        self._past: deque[VerifiedGroup] = deque()
 
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         drawn = super().draw(version, rng)
-        if drawn is None or not (self._most_again or self._rows):
-            return drawn
+        if drawn is not None:
+            drawn = self._filled(drawn, version, rng) if self._rows else drawn
+            self._on_draw(drawn)
+        return drawn
+
+    def _filled(self, drawn: Drawn, version: int, rng: random.Random) -> Drawn:
         further = self._until_enough_rows(drawn, rng)
-        again = self._again(version, rng)
-        self._past.extend(group for group in drawn.groups[: drawn.own_count] if group.informative)
         others = tuple(
             self._baselines.others(group, version, self.settings.max_age) for group in further
         )
+        count = len(drawn.fresh)
         return Drawn(
-            groups=(*drawn.groups, *further, *again),
+            groups=(*drawn.fresh, *further, *drawn.groups[count:]),
             own_count=drawn.own_count,
-            external_count=drawn.external_count + len(further) + len(again),
-            other_rewards=(*drawn.other_rewards, *others, *[()] * len(again)),
+            external_count=drawn.external_count + len(further),
+            other_rewards=(*drawn.other_rewards[:count], *others, *drawn.other_rewards[count:]),
         )
 
     def _admit_own(self, held: _Held, version: int) -> Rejected | None:
@@ -72,13 +72,6 @@ class VariantBuffer(ReplayBuffer):
         self.left = len(self._external)
         self._totals["external_drawn"] += len(further)
         return further
-
-    def _again(self, version: int, rng: random.Random) -> list[VerifiedGroup]:
-        past = self._past
-        while past and version - past[0].group.oldest_version > PAST_UPDATES:
-            past.popleft()
-        chosen = rng.sample(list(past), min(self._most_again, len(past)))
-        return [replace(group, provenance=Provenance.KIN) for group in chosen]
 
 
 def gradient_rows(group: VerifiedGroup) -> int:

@@ -10,13 +10,13 @@ from builders import replay_settings, verified
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.replay import Drawn
-from swarm_node.rollout import Provenance, VerifiedGroup
+from swarm_node.rollout import VerifiedGroup
 from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import describe, simulate
-from swarm_node.simulation.variants import PAST_UPDATES, VariantBuffer, gradient_rows
+from swarm_node.simulation.variants import VariantBuffer, gradient_rows
 
 MIXED = (1.0, 0.0, 0.0, 0.0)
 
@@ -25,8 +25,8 @@ def group(name: str, author: str = "me", rewards: tuple[float, ...] = MIXED) -> 
     return verified(name, author, rewards=rewards)
 
 
-def filled(past: int, rows: int, own: int = 1, external: int = 0, peers: int = 0) -> VariantBuffer:
-    held = VariantBuffer(replay_settings(own=own, external=external), past, rows)
+def filled(rows: int, own: int = 1, external: int = 0, peers: int = 0) -> VariantBuffer:
+    held = VariantBuffer(replay_settings(own=own, external=external), rows)
     for index in range(peers):
         assert held.admit(group(f"p{index}", f"peer{index}"), 0) is None
     return held
@@ -40,29 +40,8 @@ def drawn(held: VariantBuffer, version: int, *own: VerifiedGroup) -> Drawn:
     return found
 
 
-def test_informative_groups_of_the_past_come_again_as_a_peers_do() -> None:
-    held = filled(past=2, rows=0)
-    assert len(drawn(held, 0, group("a")).groups) == 1
-    assert len(drawn(held, 1, group("flat", rewards=(0.0,) * 4)).groups) == 2
-    later = drawn(held, 2, group("b"))
-    assert [each.id.decode() for each in later.groups] == ["b", "a"]
-    assert (later.own_count, later.external_count) == (1, 1)
-    assert later.groups[1].provenance is Provenance.KIN
-    assert len(later.other_rewards) == 2
-
-
-def test_the_past_ends() -> None:
-    held = filled(past=2, rows=0)
-    drawn(held, 0, group("a"))
-    version = PAST_UPDATES + 1
-    fresh = VariantBuffer(replay_settings(own=1, external=0, max_lag=version), 2, 0)
-    fresh._past.extend(held._past)
-    assert len(drawn(fresh, PAST_UPDATES, group("b")).groups) == 2
-    assert len(drawn(fresh, version, group("c")).groups) == 1  # all of them are of version 0
-
-
 def test_a_batch_by_rows_takes_peers_groups_until_it_has_enough() -> None:
-    held = filled(past=0, rows=7, external=2, peers=8)
+    held = filled(rows=7, external=2, peers=8)
     found = drawn(held, 0, group("a"))
     # Four rows of the own group, one of each peer's: only its right answer has a gradient.
     assert sum(map(gradient_rows, found.groups)) == 7
@@ -70,7 +49,7 @@ def test_a_batch_by_rows_takes_peers_groups_until_it_has_enough() -> None:
     assert held.left == held.stats().external == 5
     assert held.stats().external_drawn == 3
     # The mixture bounds what comes on top.
-    assert len(drawn(filled(0, 1000, external=2, peers=8), 0, group("a")).groups) == 6
+    assert len(drawn(filled(1000, external=2, peers=8), 0, group("a")).groups) == 6
 
 
 def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
@@ -101,11 +80,11 @@ def run(nodes: int, flags: dict[str, Any], **scenario: Any) -> SimulationReport:
 
 @pytest.mark.slow(reason="simulates a node and a swarm")
 def test_groups_of_the_past_are_counted_apart() -> None:
-    (alone,) = run(1, batch_of(4, 0, 4), own_past=4, rounds=6).nodes
+    (alone,) = run(1, batch_of(4, 0, 4) | {"experience.past": 4}, rounds=6).nodes
     assert alone.trained_own == 24
     assert 0 < alone.trained_past <= 20
     assert alone.own_lag_most <= 8
-    swarm = run(2, {}, own_past=4, rounds=4)
+    swarm = run(2, {"experience.past": 4}, rounds=4)
     assert all(node.trained_past and node.trained_external for node in swarm.nodes)
 
 
@@ -129,15 +108,19 @@ def test_samplers_hold_weights_as_old_as_stated_and_their_bytes_are_counted() ->
 
 def test_scenarios_without_variants_are_described_as_before() -> None:
     settings = simulation_settings(0, {})
-    new = {"eval_at", "samplers", "own_past", "by_rows"}
+    new = {"eval_at", "samplers", "by_rows"}
     assert not new & describe(Scenario(), settings)["plan"].keys()
-    varied = Scenario(nodes=1, eval_at=(1,), samplers=1, own_past=1, by_rows=1)
+    varied = Scenario(nodes=1, eval_at=(1,), samplers=1, by_rows=1)
     assert new < describe(varied, settings)["plan"].keys()
+    # The past stood among them before it was a setting, and only where there was one.
+    past = [describe(Scenario(), simulation_settings(0, {"experience.past": k})) for k in (0, 3)]
+    assert [found["plan"].get("own_past") for found in past] == [None, 3]
+    assert not any("past" in found["experience"] for found in past)
     # Two of them were settings once, and runs with them stay valid.
     once = describe(Scenario(filtered=True, common=0.5), settings)
     assert once["plan"] == describe(Scenario(), settings)["plan"]
     assert (once["experience"]["filter_own"], once["sampling"]["common_share"]) == (True, 0.5)
     assert describe(Scenario(), settings)["experience"]["filter_own"] is False
-    for wrong in ({"samplers": 2}, {"own_past": -1}, {"by_rows": -1}, {"common": 1.5}):
+    for wrong in ({"samplers": 2}, {"by_rows": -1}, {"common": 1.5}):
         with pytest.raises(ConfigError):
             Scenario(nodes=2, **wrong)

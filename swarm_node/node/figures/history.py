@@ -30,11 +30,13 @@ LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 class GroupCounts(msgspec.Struct):
     """Counts of rollout groups since this home was created. `published` were made here, of which
     `announced` can teach peers something. `taken` counts the pulls that this node answered,
-    `received` the groups that it pulled and verified."""
+    `received` the groups that it pulled and verified. `trained_again` counts own groups of the last
+    updates that were trained on once more; `trained_own` leaves them out."""
 
     published: int = 0
     trained_own: int = 0
     trained_external: int = 0
+    trained_again: int = 0
     received: int = 0
     announced: int = 0
     taken: int = 0
@@ -57,6 +59,7 @@ COUNTERS: Mapping[str, Metric] = {
     "received": Metric("groups_received", "Peers' groups pulled and verified."),
     "trained_own": Metric("groups_trained", "Groups trained on.", "own"),
     "trained_external": Metric("groups_trained", "Groups trained on.", "peers"),
+    "trained_again": Metric("groups_trained", "Groups trained on.", "again"),
 }
 #: The gauges among the metrics, by field of the newest `HistoryRow`.
 GAUGES: Mapping[str, Metric] = {
@@ -152,8 +155,8 @@ class HistoryRow(Means, frozen=True, kw_only=True):
 
     Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
     this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
-    `trained_own` and `trained_peers`. `refused` counts peers' messages since the start, without
-    peers that did not answer.
+    `trained_own`, `trained_peers` and `trained_again`. `refused` counts peers' messages since the
+    start, without peers that did not answer.
 
     `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
     update that was not skipped.
@@ -184,6 +187,7 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     refused: int
     peers: int
     memory: int
+    trained_again: int = 0
     loss: float | None = None
     kl: float | None = None
     entropy: float | None = None
@@ -205,6 +209,7 @@ class HistoryRow(Means, frozen=True, kw_only=True):
             received=groups.received,
             trained_own=groups.trained_own,
             trained_peers=groups.trained_external,
+            trained_again=groups.trained_again,
             **msgspec.structs.asdict(found),
             **known,
         )

@@ -115,7 +115,7 @@ class Learner:
     async def _learn(self, drawn: Drawn, stopping: Callable[[], bool], reject: Reject) -> None:
         parts, tally = self._parts, self._tally
         version = parts.trainer.version
-        await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
+        await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.fresh])
         batch = build_batch(
             drawn.groups,
             parts.codec.encode_prompt,
@@ -141,7 +141,7 @@ class Learner:
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats, version)
-        self._style.note(drawn.groups)
+        self._style.note(drawn.fresh)
         tally.alarms.pop("style", None)
         if alarm := self._style.alarm():
             tally.alarms["style"] = alarm
@@ -164,7 +164,7 @@ class Learner:
         refused = dict.fromkeys(stats.too_long, Rejected("too_long", "for this trainer"))
         unlikely = Rejected("implausible", "this policy would hardly say it")
         refused |= dict.fromkeys(stats.unlikely, unlikely)
-        for number, group in enumerate(drawn.groups):
+        for number, group in enumerate(drawn.fresh):
             peer = self._directory.get(group.author)
             if number in refused:
                 reject(refused[number], group.author)
@@ -229,7 +229,8 @@ class Learner:
         tally = self._tally
         tally.groups.trained_own += drawn.own_count
         tally.groups.trained_external += drawn.external_count
-        tally.trained_by.update(group.author for group in drawn.groups)
+        tally.groups.trained_again += len(drawn.groups) - len(drawn.fresh)
+        tally.trained_by.update(group.author for group in drawn.fresh)
         if tally.trained_by.total() > _RECENT_GROUPS:
             tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
         if stats.skipped is None:
@@ -239,7 +240,7 @@ class Learner:
         if stats.halvings:
             tally.faults["memory"] += stats.halvings
         self._sum(drawn, stats, version)
-        rewards = [reward for group in drawn.groups for reward in group.rewards]
+        rewards = [reward for group in drawn.fresh for reward in group.rewards]
         tally.updated_at = self._parts.clock.now()
         tally.last_update = UpdateRow(
             loss=stats.loss,
@@ -259,7 +260,7 @@ class Learner:
         sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
         sums.rows += stats.informative
         sums.trained_tokens += stats.tokens
-        for number, group in enumerate(drawn.groups):
+        for number, group in enumerate(drawn.fresh):
             if number < drawn.own_count:
                 sums.own_reward += sum(group.rewards)
                 sums.own_answers += len(group.rewards)

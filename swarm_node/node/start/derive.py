@@ -158,6 +158,7 @@ def replay_settings(settings: Settings) -> ReplaySettings:
         own=own,
         external=external,
         max_lag=experience.max_lag,
+        past=experience.past,
     )
 
 

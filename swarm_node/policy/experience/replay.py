@@ -2,8 +2,9 @@
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
 rewards are all equal carry no gradient and are never admitted; own groups are not filtered. Ages
-count this node's own updates. A draw never waits for peers. The mixture of I and J can be changed
-at any time (`ReplayBuffer.aim`), within the limits of the settings. `slots.py` derives from the
+count this node's own updates. A draw never waits for peers. A batch also has own groups of the
+last updates once more (`ReplaySettings.past`). The mixture of I and J can be changed at any time
+(`ReplayBuffer.aim`), within the limits of the settings. `slots.py` derives from the
 buffer how many more groups may be under way.
 """
 
@@ -13,7 +14,7 @@ import math
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.advantage import Baselines
@@ -26,7 +27,8 @@ from swarm_node.rollout import Provenance, VerifiedGroup
 #: it refuses a group that arrives again. The stored replay windows stop older ones.
 _MEMORY = 8
 #: Updates after which an external group is too old. Weights by age were measured, and lost
-#: (docs/research/mixture.md); this bounds only what a slow node has missed.
+#: (docs/research/mixture.md); this bounds only what a slow node has missed. Own groups are trained
+#: on once more until they are as many versions old.
 MAX_AGE = 32
 
 
@@ -40,6 +42,10 @@ class ReplaySettings:
     The buffer holds own groups for `own_batches` batches and external groups for `external_batches`
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
     capacity). `own` and `external` (I and J) are the first mixture, and they bound the capacities.
+
+    A batch has up to `past` informative groups besides that the node made and trained on before, in
+    versions of the last `max_age`. They are marked as a peer's of the same model, so that
+    `build_batch` treats them as it treats old groups of others.
 
     With `merge`, the groups of one task share a baseline (`advantage.Baselines`).
 
@@ -55,10 +61,11 @@ class ReplaySettings:
     external_batches: int = 8
     peer_share: float = 0.25
     peer_minimum: int = 8
+    past: int = 0
     merge: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("own", "external", "max_lag"):
+        for name in ("own", "external", "max_lag", "past"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"experience.{name} must be 0 or more")
         if self.max_age < 0:
@@ -92,14 +99,19 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One training batch: `own_count` own groups, then `external_count` external ones.
-    `other_rewards` has an entry for each group: the rewards that other authors' groups of the same
-    task got."""
+    """One training batch: `own_count` own groups, `external_count` external ones, and own ones that
+    were trained on before. `other_rewards` has an entry for each group: the rewards that other
+    authors' groups of the same task got."""
 
     groups: tuple[VerifiedGroup, ...]
     own_count: int
     external_count: int
     other_rewards: tuple[tuple[float, ...], ...]
+
+    @property
+    def fresh(self) -> tuple[VerifiedGroup, ...]:
+        """The groups that are trained on for the first time."""
+        return self.groups[: self.own_count + self.external_count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,8 @@ class ReplayBuffer:
         #: Places that each author may have in the next batch.
         self._credits: Recent[str, float] = Recent(MOST_AUTHORS)
         self._own: dict[bytes, _Held] = {}
+        #: Informative own groups that were drawn, oldest first.
+        self._past: deque[VerifiedGroup] = deque()
         self._external: dict[bytes, _Held] = {}
         self._holdings: Counter[str] = Counter()
         self._expired_at: int | None = None
@@ -207,7 +221,10 @@ class ReplayBuffer:
             self._baselines.others(group, version, self.settings.max_age) for group in groups
         )
         self._totals["merged"] += sum(map(bool, others))
-        return Drawn(groups, len(own), len(external), others)
+        again = self._draw_past(version, rng)
+        if self.settings.past:
+            self._past.extend(held.group for held in own if held.group.informative)
+        return Drawn((*groups, *again), len(own), len(external), (*others, *[()] * len(again)))
 
     def expire(self, version: int) -> None:
         """Drop the groups that are too stale to be drawn at policy `version`."""
@@ -278,6 +295,14 @@ class ReplayBuffer:
         drawn = rng.sample(offered, min(self.mixture.external, len(offered)))
         self.left = len(offered) - len(drawn)
         return drawn
+
+    def _draw_past(self, version: int, rng: random.Random) -> list[VerifiedGroup]:
+        """Draw among the own groups that were drawn before."""
+        past = self._past
+        while past and version - past[0].group.oldest_version > self.settings.max_age:
+            past.popleft()
+        chosen = rng.sample(list(past), min(self.settings.past, len(past)))
+        return [replace(group, provenance=Provenance.KIN) for group in chosen]
 
     def _credit(self, own: int, drawn: Sequence[_Held]) -> None:
         """Credit each author with its share of the own groups' places, or of an equal part of the

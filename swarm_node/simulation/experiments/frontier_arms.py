@@ -100,6 +100,7 @@ SOLO = tuple(
         (4, 8, 16, 32, 64), (2, 4, 8), (False, True), (False, True)
     )
 )
+#: The default when the plan was written. Today's default is `default+past`.
 DEFAULT = Rival("default", "swarm")
 #: The swarm of two whose curves predict those of larger ones. In 120 updates the nodes of the
 #: largest train on 960 groups at most.
@@ -177,12 +178,14 @@ def settings_of(rival: Rival, ground: Ground, nodes: int, answers: float) -> dic
     """The settings of the nodes, by dotted key; `answers` are those of `central_groups`."""
     preset = ground.regime.preset
     chosen = {} if preset == "short" else {"environment.options.preset": preset}
+    past = {"experience.past": rival.past}
     if rival.kind != "central":
-        return {**chosen, **rival.settings}
+        return {**chosen, **rival.settings, **past}
     groups = rival.own or central_groups(nodes, answers)
     # Without a lag, sampling and training take turns.
     turns = {} if rival.lag else {"experience.max_lag": 0}
-    return {**chosen, **batch_of(groups, 0, GROUP), "sampling.tasks_per_call": groups, **turns}
+    calls = {"sampling.tasks_per_call": groups}
+    return {**chosen, **batch_of(groups, 0, GROUP), **calls, **turns, **past}
 
 
 def scenario_of(
@@ -214,7 +217,6 @@ def scenario_of(
         eval_nodes=EVAL_NODES,
         models=tuple(models[:count]),
         supervised=rival.kind == "supervised",
-        own_past=rival.past,
         by_rows=rival.rows,
         filtered=rival.filtered,
         fresh_tasks=True,

@@ -269,6 +269,28 @@ def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_
     in_world(tmp_path, scenario)
 
 
+def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobody(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings(experience__past=8)
+        life = Life(world, settings, world.parts(settings))
+        await life.learner.start()
+        fresh = life.shared.buffer.mixture.own
+        for again in (0, fresh, 2 * fresh):
+            life.offer(fresh)
+            before = life.tally.groups.trained_again
+            assert await life.step()
+            assert life.tally.groups.trained_again - before == again
+        assert life.tally.groups.trained_own == 3 * fresh
+        assert life.tally.groups.trained_external == 0
+        assert life.tally.sums.own_answers == 3 * fresh * len(MIXED)
+        assert (life.rejected, life.tally.taught.rows()) == ([], [])
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
 def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
     tmp_path: Path,
 ) -> None:

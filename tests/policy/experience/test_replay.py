@@ -11,7 +11,7 @@ from builders import completion, replay_settings, verified
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
-from swarm_node.rollout import VerifiedGroup
+from swarm_node.rollout import Provenance, VerifiedGroup
 
 MIXED = (0.0, 1.0)
 
@@ -55,6 +55,43 @@ def test_a_batch_is_own_groups_then_external_ones() -> None:
     assert {each.author for each in drawn.groups[2:]} <= {"peer0", "peer1"}
     assert (held.stats().own, held.stats().external) == (1, 3)
     assert held.left == 2, "one of three of a peer's groups was beyond what it may have"
+
+
+def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> None:
+    held = buffer(own=1, external=0, past=2)
+    batches = (
+        ("a", MIXED, []),
+        ("flat", (0.0, 0.0), ["a"]),
+        ("b", MIXED, ["a"]),
+        ("c", MIXED, ["a", "b"]),
+    )
+    for version, (name, rewards, again) in enumerate(batches):
+        admit(held, group(name, rewards=rewards, spans=(version,)), version=version)
+        drawn = held.draw(version, random.Random(1))
+        assert drawn is not None
+        assert names(drawn)[0] == name
+        assert sorted(names(drawn)[1:]) == again
+        assert {each.provenance for each in drawn.groups[1:]} <= {Provenance.KIN}
+        assert [each.id.decode() for each in drawn.fresh] == [name]
+        assert (drawn.own_count, drawn.external_count) == (1, 0)
+        assert len(drawn.other_rewards) == len(drawn.groups)
+    assert held.stats().own_drawn == 4
+
+
+def test_own_groups_come_again_until_they_are_too_old() -> None:
+    held = buffer(own=1, external=0, past=2, max_age=3, max_lag=9)
+    counts = []
+    for version in (0, 3, 4):
+        admit(held, group(f"at{version}", spans=(version,)), version=version)
+        counts.append(len(names(held.draw(version, random.Random(1)))))
+    assert counts == [1, 2, 2], "the first one is too old at 4, the second is not"
+
+
+def test_without_a_past_no_drawn_group_is_kept() -> None:
+    held = buffer(own=1, external=0)
+    admit(held, *own(2))
+    assert [names(held.draw(0, random.Random(1))) for _ in range(2)] == [["own0"], ["own1"]]
+    assert not held._past
 
 
 def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
