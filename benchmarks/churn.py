@@ -17,9 +17,9 @@ import logging
 import random
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -36,7 +36,7 @@ from light_nodes import (
 
 from swarm_node.node.home.home import Membership
 from swarm_node.simulation.seeded import EPOCH, Seeded
-from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import ACCOUNT, ChargingLoop, VirtualTimeLoop, run_charging
 
 Result = TypeVar("Result")
 MINUTE = 60.0
@@ -67,15 +67,21 @@ class LightSwarm:
         self.network.publish(member.identity.peer_id, heartbeat(member, now), 7200.0)
 
 
+def answered(node: LightNode) -> int:
+    """Lists that peers have answered to this node."""
+    assert isinstance(node.transport, SilentTransport)
+    return node.transport.lists
+
+
 async def rate(node: LightNode, seconds: float) -> float:
     """Answered lists per second."""
-    before = node.transport.lists
+    before = answered(node)
     await asyncio.sleep(seconds)
-    return (node.transport.lists - before) / seconds
+    return (answered(node) - before) / seconds
 
 
-def dead(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
-    async def main(loop: VirtualTimeLoop, place: Path) -> float:
+def dead(count: int) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, float]]:
+    async def main(loop: ChargingLoop, place: Path) -> float:
         swarm = LightSwarm(loop, place, LIVE + count)
         for member in swarm.memberships[LIVE:]:
             swarm.publish(member)
@@ -87,11 +93,11 @@ def dead(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
     return main
 
 
-def kills(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
+def kills(count: int) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, float]]:
     """`count` more nodes run for two minutes, and are killed in the third, whose rate counts
     together with that of the fourth."""
 
-    async def main(loop: VirtualTimeLoop, place: Path) -> float:
+    async def main(loop: ChargingLoop, place: Path) -> float:
         swarm = LightSwarm(loop, place, LIVE + count)
         nodes = [swarm.start(index) for index in range(LIVE + count)]
         await asyncio.sleep(2 * MINUTE)
@@ -106,16 +112,19 @@ def kills(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
     return main
 
 
-def stuffed(invented: int, records: int, silent: int) -> Callable[..., Awaitable[float]]:
+def stuffed(
+    invented: int, records: int, silent: int
+) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, float]]:
     """A member answers with invented heartbeats only, and the table is full of others."""
 
-    async def main(loop: VirtualTimeLoop, place: Path) -> float:
+    async def main(loop: ChargingLoop, place: Path) -> float:
         swarm = LightSwarm(loop, place, LIVE + 1 + invented + records + silent)
         others = swarm.memberships[LIVE + 1 :]
         for member in others[invented:]:
             swarm.publish(member)
         nodes = [swarm.start(index) for index in range(LIVE)]
         hostile = swarm.start(LIVE, HostileNode)
+        assert isinstance(hostile, HostileNode)
         hostile.named = [heartbeat(member, EPOCH) for member in others[:invented]]
         found = await rate(nodes[-1], 10 * MINUTE)
         await asyncio.gather(*(node.stop() for node in [*nodes, hostile]))
@@ -124,7 +133,9 @@ def stuffed(invented: int, records: int, silent: int) -> Callable[..., Awaitable
     return main
 
 
-def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[dict[str, tuple[float, ...]]]]:
+def scale(
+    count: int,
+) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, dict[str, tuple[float, ...]]]]:
     """Bytes and CPU seconds of a node in a minute, two minutes after the start, in SMALL_SWARMS
     swarms of SMALL nodes ("few") and in one of `count` ("many").
 
@@ -133,7 +144,7 @@ def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[dict[str, t
     garbage collector, which would walk all nodes for one, is off.
     """
 
-    async def main(loop: VirtualTimeLoop, place: Path) -> dict[str, tuple[float, ...]]:
+    async def main(loop: ChargingLoop, place: Path) -> dict[str, tuple[float, ...]]:
         gc.disable()
         swarms = {
             "few": [LightSwarm(loop, place, SMALL, seed) for seed in range(1, SMALL_SWARMS + 1)],
@@ -168,9 +179,9 @@ def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[dict[str, t
     return main
 
 
-def measure(scenario: Callable[[VirtualTimeLoop, Path], Awaitable[Result]]) -> Result:
+def measure(scenario: Callable[[ChargingLoop, Path], Coroutine[Any, Any, Result]]) -> Result:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        return run_virtual(lambda loop: scenario(loop, Path(place)))
+        return run_charging(lambda loop: scenario(loop, Path(place)))
 
 
 def main() -> None:
@@ -191,9 +202,9 @@ def main() -> None:
         found = measure(scenario)
         print(f"{name:38} {found:.2f} lists/s, ratio {found / alone:.2f}", flush=True)
     if "scale" in wanted.what:
-        found = measure(scale(wanted.nodes))
+        costs = measure(scale(wanted.nodes))
         for name, index, unit, factor in (("bytes", 0, "kB", 1e-3), ("CPU", 1, "ms", 1e3)):
-            few, many = (found[account][index] * factor for account in ("few", "many"))
+            few, many = (costs[account][index] * factor for account in ("few", "many"))
             print(
                 f"{name} a node and minute: {few:.1f} {unit} of {SMALL} nodes, "
                 f"{many:.1f} {unit} of {wanted.nodes:,}, ratio {many / few:.2f}"

@@ -16,8 +16,10 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from running import RunningNode
@@ -25,6 +27,11 @@ from sites.faults import FaultProxy, Faults, proxied
 
 #: A policy that learns makes fewer and fewer groups that are worth trading.
 _STEADY = ("--model", "tiny", "--set", "training.learning_rate=1e-9")
+
+
+def receives(count: int) -> Callable[[dict[str, Any]], bool]:
+    """Tell by a status whether its node has received more than `count` groups."""
+    return lambda status: status["groups"]["received"] > count
 
 
 def pair(place: Path, stack: ExitStack) -> tuple[list[RunningNode], list[FaultProxy]]:
@@ -88,7 +95,7 @@ def main() -> None:
                     proxy.reset()
                 before = [node.wait(lambda status: True)["groups"]["received"] for node in nodes]
                 for node, old in zip(nodes, before, strict=True):
-                    node.wait(lambda status, old=old: status["groups"]["received"] > old + 10)
+                    node.wait(receives(old + 10))
                 got = rate(nodes, args.seconds)
                 totals[arm] += got
                 print(f"{arm}: {got:.0f} groups a minute", flush=True)

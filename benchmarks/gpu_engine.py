@@ -131,7 +131,7 @@ async def built_in_rates(
 def memory_mib(pid: int) -> float:
     """Resident memory of a process and all it started, MiB."""
     top = psutil.Process(pid)
-    return sum(p.memory_info().rss for p in [top, *top.children(recursive=True)]) / 2**20
+    return float(sum(p.memory_info().rss for p in [top, *top.children(recursive=True)])) / 2**20
 
 
 async def sync_times(

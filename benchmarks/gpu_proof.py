@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,8 @@ def facts(_: argparse.Namespace) -> bool:
         say(doctor=f"not run: {', '.join(absent)} not installed")
         return True
     # Its exit code is no verdict here: a machine without network has errors of its own.
-    command = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    doctor = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
+    done = subprocess.run(doctor, capture_output=True, text=True)
     say(doctor=json.loads(done.stdout) if done.stdout else done.stderr[-500:])
     return bool(done.stdout)
 
@@ -93,7 +94,7 @@ def attended(shape: Qwen2Config, dtype: torch.dtype, length: int, shared: bool) 
         torch.randn(1, length, heads, shape.head_dim, device=DEVICE, dtype=dtype).requires_grad_()
         for heads in (shape.num_attention_heads, *(shape.num_key_value_heads,) * 2)
     )
-    attend = causal
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = causal
     if shared:  # a prompt as long as all of its answers
         prompt, each = length // 2, length // 2 // ANSWERS
         numbers = torch.arange(ANSWERS).repeat_interleave(each) + 1

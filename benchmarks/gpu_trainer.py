@@ -50,7 +50,7 @@ def operations(config: Any, rows: int, tokens: int, frozen: bool) -> float:
     attention = 2 * 2 * config.num_hidden_layers * width * tokens**2 / 2
     completion = tokens - tokens // 4
     per_weight = 4 if frozen else 6
-    return rows * (per_weight * (body * tokens + head * completion) + 3 * attention)
+    return float(rows * (per_weight * (body * tokens + head * completion) + 3 * attention))
 
 
 def matmul_limit(device: str, half: bool) -> float:

@@ -17,7 +17,8 @@ _STORY = (
 
 
 class _Hashed:
-    name, version, families = "hashed_questions", "1", ("story",)
+    name, version = "hashed_questions", "1"
+    families: tuple[str, ...] = ("story",)
 
     def derive(self, ref: TaskRef) -> Task:
         return Task(ref, ref.seed)

@@ -72,18 +72,20 @@ def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> 
     elif kind == CHUNKED:
         options = torch.nn.LinearCrossEntropyOptions()
         losses = F.linear_cross_entropy(hidden, head, wanted, reduction="none", options=options)
-        losses.sum().backward()
+        losses.sum().backward()  # type: ignore[no-untyped-call]
     elif kind in WHOLE:
         logps = F.linear(hidden, head).float().log_softmax(-1)
         if kind != WHOLE[0]:
             with torch.no_grad():
                 (-(logps.exp() * logps).sum(-1)).mean()
-        F.nll_loss(logps, wanted, reduction="sum").backward()  # as F.cross_entropy does
+        # As F.cross_entropy does.
+        F.nll_loss(logps, wanted, reduction="sum").backward()  # type: ignore[no-untyped-call]
     else:
         from swarm_node.policy.training.head import head_logprobs
 
         piece = max(1, PIECES[kind] // arguments.vocabulary)
-        head_logprobs(head, hidden, wanted, 1.0, piece)[0].sum().backward()
+        logps = head_logprobs(head, hidden, wanted, 1.0, piece)[0]
+        logps.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def status(name: str) -> int:

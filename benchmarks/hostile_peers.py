@@ -159,7 +159,7 @@ class Attacker:
 
 
 def around(
-    founder: NodeProcess, start: list[object], seconds: float
+    founder: NodeProcess, start: tuple[str, Path, Path, str], seconds: float
 ) -> tuple[Spent, Spent, AttackWatch]:
     """Without and with a modified node: before, during, after."""
     before = AttackWatch(founder).spend(seconds / 2)
@@ -171,7 +171,7 @@ def around(
 
 
 def sliced(
-    founder: NodeProcess, start: list[object], seconds: float
+    founder: NodeProcess, start: tuple[str, Path, Path, str], seconds: float
 ) -> tuple[Spent, Spent, AttackWatch, Attacker]:
     """Without and with a sender, in turns."""
     attacker = Attacker(*start)
@@ -190,7 +190,7 @@ def attack(
     kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path
 ) -> tuple[float, float]:
     """One attack and a line about it; the ratios of both rates."""
-    start = [kind, place, ticket, founder.status().addresses[0]]
+    start = (kind, place, ticket, founder.status().addresses[0])
     memory, said = Memory.of(founder.process.pid).rss, {}
     if kind in SENDERS:
         without, during, watch, sender = sliced(founder, start, seconds)
@@ -223,7 +223,7 @@ def idle(kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: P
         time.sleep(10)
         memory = Memory.of(founder.process.pid).rss
         without, during, _, sender = sliced(
-            founder, [kind, place, ticket, status.addresses[0]], seconds
+            founder, (kind, place, ticket, status.addresses[0]), seconds
         )
         more = Memory.of(founder.process.pid).rss - memory
     finally:
@@ -251,7 +251,7 @@ def main() -> None:
         honest = NodeProcess(place / "honest", QUIET, (member, "honest"), ticket)
         try:
             os.sched_setaffinity(0, {0})
-            addresses, day = founder.start().addresses, 86400.0
+            addresses, day = founder.start().addresses, 86_400
             ticket.write_text(
                 founder.home.invite(
                     addresses, now=time.time(), valid_seconds=day, member_seconds=day

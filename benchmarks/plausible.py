@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
@@ -44,12 +45,12 @@ def tasks(count: int) -> list[TaskRef]:
     return [TaskRef(env.name, env.version, family, seed) for family, seed in seeds]
 
 
-def reader(model: SimulatedModel):
+def reader(model: SimulatedModel) -> Callable[[str, str], NDArray[np.float32]]:
     """Log-probs of a text as the answer to a prompt."""
     policy, codec = Qwen2.from_directory(model.directory), model.codec
 
     @torch.no_grad()
-    def read(prompt: str, text: str) -> np.ndarray:
+    def read(prompt: str, text: str) -> NDArray[np.float32]:
         ids = np.array([*codec.encode_answer(text), codec.eos_id], np.uint32)
         prompt_ids = np.array(codec.encode_prompt(prompt), np.uint32)
         row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.KIN)
@@ -73,21 +74,23 @@ def words() -> None:
 
 
 def honest(rounds: int) -> None:
-    rows: list[tuple[bool, bool, tuple[float, ...]]] = []
-    judge = gradient.likely_tokens
+    judged: list[tuple[bool, bool, tuple[float, ...]]] = []
+    judge = gradient.likely_tokens  # type: ignore[attr-defined]
 
-    def recorded(logp, part, floors):
-        pieces = np.split(logp, np.cumsum([row.completion_ids.size for row in part])[:-1])
-        for row, piece in zip(part, pieces, strict=True):
+    def recorded(
+        logp: NDArray[np.float32], rows: Sequence[TrainRow], floors: Sequence[float]
+    ) -> tuple[torch.Tensor, list[int]]:
+        pieces = np.split(logp, np.cumsum([row.completion_ids.size for row in rows])[:-1])
+        for row, piece in zip(rows, pieces, strict=True):
             own = row.provenance is Provenance.OWN
-            rows.append((own, row.advantage > 0, least_likely(piece)))
-        return judge(logp, part, floors)
+            judged.append((own, row.advantage > 0, least_likely(piece)))
+        return judge(logp, rows, floors)
 
-    gradient.likely_tokens = recorded
+    gradient.likely_tokens = recorded  # type: ignore[attr-defined]
     simulate(Scenario(4, rounds, seed=5, eval_rounds=rounds), simulation_settings(5, {}))
     print("rows, number, quantiles 0.1%, 1% and 50%")
-    show("own", [lows for own, _, lows in rows if own], (0.001, 0.01, 0.5))
-    show("kin, good", [lows for own, good, lows in rows if good and not own], (0.001, 0.01, 0.5))
+    show("own", [lows for own, _, lows in judged if own], (0.001, 0.01, 0.5))
+    show("kin, good", [lows for own, good, lows in judged if good and not own], (0.001, 0.01, 0.5))
 
 
 def foreign(other: str) -> None:

@@ -156,7 +156,7 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
 def planned(log: Path) -> float:
     """MiB of the plan that the node made, from its first lines."""
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    return next(line["bytes"] for line in lines if line["event"] == "memory") / 2**20
+    return float(next(line["bytes"] for line in lines if line["event"] == "memory")) / 2**20
 
 
 def main() -> None:

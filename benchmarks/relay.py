@@ -23,8 +23,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from reach_ends import SIZED, WHO, End
+from reach_ends import WHO, End
 from swarm_keys import Swarm
+from transports import SIZED
 
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.wire.identity import Identity

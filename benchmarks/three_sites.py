@@ -131,12 +131,17 @@ def cut(made: Scene, watch: SitesWatch) -> None:
     made.bed.join("a")
 
 
+def forget(made: Scene, _: SitesWatch) -> None:
+    for site in ("a", "b"):
+        made.bed.flush(site)
+
+
 FAULTS: dict[str, Callable[[Scene, SitesWatch], object]] = {
     "bootstrap killed": kill("pub1"),
     "site a cut for 60 s": cut,
     "two of three relays killed": kill("pub2", "pub3"),
     "site a gets another address": lambda made, _: made.bed.readdress("a"),
-    "routers forget all mappings": lambda made, _: [made.bed.flush("a"), made.bed.flush("b")],
+    "routers forget all mappings": forget,
     "four of seven killed": kill("pub2", "pub3", "a1", "b1"),
 }
 

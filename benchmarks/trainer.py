@@ -28,7 +28,7 @@ from typing import Any
 
 from plan import make_directory
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "vocab_size": 32_768,
     "hidden_size": 256,
     "intermediate_size": 1024,
@@ -88,7 +88,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     if variant.get("full"):  # default arguments: the one place that decides when to cut
         logprobs.completion_logprobs.__defaults__ = (1 << 62,)
     if variant.get("filled"):
-        ranks.micro_batches = filled
+        ranks.micro_batches = filled  # type: ignore[attr-defined]
     if variant.get("apart"):
         packing._WORTHWHILE = 0.0
     core = TrainerCore(directory, trainer_settings(**variant.get("settings", {})))

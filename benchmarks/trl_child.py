@@ -87,7 +87,7 @@ def tasks(
     return Dataset.from_list(rows)
 
 
-class Marks(TrainerCallback):
+class Marks(TrainerCallback):  # type: ignore[misc]
     """Reports each mark of CPU seconds, and ends the run at the last one. Saves the weights then,
     except with adapters."""
 

@@ -235,6 +235,10 @@ def run_trl(
     return run
 
 
+def reward_at(place: int) -> Callable[[ProgramRun], float]:
+    return lambda run: run.marks[place].reward
+
+
 def show(runs: list[ProgramRun], marks: list[float], start: float | None) -> None:
     """One row per program, medians over its runs, then the ratios."""
     columns: dict[str, tuple[str, Callable[[ProgramRun], float]]] = {
@@ -242,7 +246,7 @@ def show(runs: list[ProgramRun], marks: list[float], start: float | None) -> Non
         "tokens": (".1f", lambda run: run.marks[-1].tokens),
         "updates": (",.0f", lambda run: run.marks[-1].updates),
         **{
-            f"reward@{mark:g}s": (".3f", lambda run, place=place: run.marks[place].reward)
+            f"reward@{mark:g}s": (".3f", reward_at(place))
             for place, mark in enumerate(marks)
             if start is not None
         },
@@ -307,7 +311,7 @@ def main() -> None:
     marks = sorted(arguments.marks)
     setup = setup_of(arguments, marks)
     held_out = None if setup.rank else HeldOutTasks(arguments.eval_tasks, MAX_NEW_TOKENS)
-    start = held_out and held_out.reward(None)
+    start = None if held_out is None else held_out.reward(None)
     runs: list[ProgramRun] = []
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, one thread; "
@@ -322,8 +326,9 @@ def main() -> None:
                     run = run_node(setup, marks, seed, arguments.set, directory)
                 else:
                     run = run_trl(setup, marks, seed, arguments.trl_python, directory)
-                for mark in run.marks if held_out else ():
-                    mark.reward = held_out.reward(mark.weights)
+                if held_out is not None:
+                    for mark in run.marks:
+                        mark.reward = held_out.reward(mark.weights)
                 runs.append(run)
     show(runs, marks, start)
 

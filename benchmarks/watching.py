@@ -129,7 +129,7 @@ def drawn() -> None:
 
         def spent() -> float:
             told = tools.send("Performance.getMetrics")["metrics"]
-            return next(item["value"] for item in told if item["name"] == "TaskDuration")
+            return float(next(item["value"] for item in told if item["name"] == "TaskDuration"))
 
         for what, call in (
             ("an event of 500 nodes", "show({...shown, evals: []})"),

@@ -52,13 +52,17 @@ def point(number: int) -> EvalPoint:
 
 
 def row(number: int) -> HistoryRow:
-    counts = dict.fromkeys(("version", "updates", "made", "announced", "taken", "received"), number)
-    rates = ("updates_per_second", "sampled_tokens_per_second", "trained_tokens_per_second")
+    counts: dict[str, Any] = dict.fromkeys(
+        ("version", "updates", "made", "announced", "taken", "received"), number
+    )
+    rates: dict[str, Any] = dict.fromkeys(
+        ("updates_per_second", "sampled_tokens_per_second", "trained_tokens_per_second"), 1.0
+    )
     return HistoryRow(
         time=1.7e9 + 20.0 * number,
         seconds=20.0,
         **counts,
-        **dict.fromkeys(rates, 1.0),
+        **rates,
         trained_own=number,
         trained_peers=number,
         refused=0,

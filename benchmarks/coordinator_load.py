@@ -1,6 +1,6 @@
 """A coordinator with a thousand members on one core.
 
-    python benchmarks/coordinator.py [--members 1000] [--seconds 120] [--rate 1.0]
+    python benchmarks/coordinator_load.py [--members 1000] [--seconds 120] [--rate 1.0]
 
 Starts `swarm-coordinator serve`, held to one core, and members that behave as nodes do: each leaves
 a presence once a minute, and every fifth minute a report about 32 peers, then asks for batches and
