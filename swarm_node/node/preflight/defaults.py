@@ -5,7 +5,7 @@
 | preset of drills | short | chat | chat |
 | longest answer, tokens | 24 | 512 | 512 |
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
-| own groups of the past in a batch | 8 | 0 | 0 |
+| own groups of the past in a batch | auto | 0 | 0 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
 
 With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike,

@@ -17,7 +17,7 @@ from swarm_node.node.preflight.fit import Fit, Machine, fit, rows_at_once
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
-from swarm_node.policy.experience.replay import ReplaySettings
+from swarm_node.policy.experience.replay import PAST, ReplaySettings
 from swarm_node.policy.memory.footprint import TrainingMethod, context_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU
@@ -158,8 +158,17 @@ def replay_settings(settings: Settings) -> ReplaySettings:
         own=own,
         external=external,
         max_lag=experience.max_lag,
-        past=experience.past,
+        past=past_groups(settings),
     )
+
+
+def past_groups(settings: Settings) -> int:
+    """Return how many own groups of the past a batch has. With "auto" a node that samples only some
+    families has none: they would crowd out what it has from peers alone (docs/mixture.md)."""
+    past = settings.experience.past
+    if past == "auto":
+        return 0 if settings.environment.families else PAST
+    return past
 
 
 def mixture_settings(settings: Settings) -> MixtureSettings | None:
