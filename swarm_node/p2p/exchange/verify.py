@@ -23,6 +23,7 @@ from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskErr
 from swarm_node.p2p.limits.gates import SizeGate, Windows
 from swarm_node.p2p.peers.peers import Offer
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, unpack_rollouts
 from swarm_node.p2p.wire.envelope import Kind, content_id, open_sealed
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
@@ -53,7 +54,8 @@ Encode = Callable[[str], Sequence[int]]
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Groups that this node trains on; others are refused. `own_tasks` is this node's peer id if
-    nobody else samples its tasks, "" if others may share them."""
+    nobody else samples its tasks, "" if others may share them. `turns` is the most that a dialogue
+    has, 1 for an answer to one question."""
 
     environment: str
     version: str
@@ -61,6 +63,7 @@ class Expected:
     policy: PolicyRef
     sizes: SizeGate
     own_tasks: str = ""
+    turns: int = 1
 
 
 class GroupVerifier:
@@ -93,10 +96,11 @@ class GroupVerifier:
         None if it may be pulled."""
         return self._windows.check(author, epoch, seq)
 
-    def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
+    def refuse_announced(self, entry: wire.Announcement | DialogueAnnouncement) -> Rejected | None:
         """Check the fields of an announcement of any author. Return the reason for not pulling its
         group."""
-        if self._elsewhere(entry.environment, entry.version, entry.family):
+        place = entry.environment, entry.version, entry.family
+        if self._elsewhere(*place) or entry.turns != self._expected.turns:
             # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
         return self._expected.sizes.announced(entry.completions, entry.size)
@@ -154,12 +158,13 @@ class GroupVerifier:
             return Rejected("hash", "not the bytes that were announced")
         if len(sealed) != offer.size:
             return Rejected("size", "the announcement states another size")
-        opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT, max_bytes=wire.MAX_SEALED_BYTES)
+        kind = Kind.ROLLOUT_2 if offer.turns > 1 else Kind.ROLLOUT
+        opened = open_sealed(sealed, self._swarm_id, kind)
         if isinstance(opened, Rejected):
             return opened
         if opened.author != offer.author:
             return Rejected("author", "signed by another key than the announcement")
-        unpacked = wire.unpack_group(opened.body)
+        unpacked = unpack_rollouts(kind, opened.body)
         if isinstance(unpacked, Rejected):
             return unpacked
         header, _ = unpacked

@@ -57,6 +57,7 @@ REASONS: Final[dict[str, Reason]] = {
             ("future", "presence, relayed request", "over 300 s ahead of this clock"),
             ("links", "link", "too many of its peer or site, or too fast"),
             ("not_here", "pull", "the peer lacks the group"),
+            ("not_served", "request", "the peer lacks the protocol"),
             ("not_yet_valid", "chain, statement", "it begins later than this clock"),
             ("old_epoch", "group", "its author has begun a greater epoch"),
             ("outdated", "presence, relayed request", "too old by this clock"),
