@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import (
-    MAX_TEXTS,
     EnvironmentHost,
     InlineEnvironmentHost,
     ProcessEnvironmentHost,
-    ReplayedDialogue,
+    Whose,
 )
+from swarm_node.environments.judgement import MAX_TEXTS, JudgedDialogues, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import with_split
@@ -90,17 +90,21 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "talk_environment:create"
 
 
-def replayed(host: EnvironmentHost, *dialogues: Transcript) -> list[ReplayedDialogue]:
-    async def run() -> list[ReplayedDialogue]:
+def judged(host: EnvironmentHost, whose: Whose, *dialogues: Transcript) -> JudgedDialogues:
+    async def run() -> JudgedDialogues:
         try:
             assert (await host.start()).turns == 4
-            found, seconds = await host.replay(REF, dialogues)
-            assert seconds > 0
+            found = await host.replay(REF, dialogues, whose)
+            assert found.seconds > 0
             return found
         finally:
             await host.close()
 
     return asyncio.run(run())
+
+
+def replayed(host: EnvironmentHost, *dialogues: Transcript) -> list[ReplayedDialogue]:
+    return list(judged(host, "own", *dialogues).dialogues)
 
 
 @pytest.fixture(params=["inline", "process"])
@@ -142,6 +146,12 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
     ]
     found = replayed(host, *(each for each, _ in cases))
     assert found == [wanted for _, wanted in cases]
+    theirs = judged(host, "peers", *(each for each, _ in cases))
+    assert list(theirs.dialogues) == found
+    assert (theirs.prompt, theirs.lost, theirs.unjudged) == ("say 7", "", "")
+    assert theirs.replies == tuple(each.replies for each in found)
+    flaws = ["short"] * 2 + [""] * 5 + ["ended"] * 2 + ["reply"] * 3 + ["short"] + ["reply"] * 2
+    assert list(theirs.flaws) == [*flaws, "", "", ""]
 
 
 @pytest.mark.parametrize("text", ["exit", "loop"])
@@ -152,6 +162,15 @@ def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) 
     assert [each.over for each in found] == [True, True, False]
     assert found[1].fault in {"crashed", "timeout"}
     assert found[2].replies == ("1 b 7",)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("exit", "crashed"), ("loop", "timeout")])
+def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
+    talk: str, text: str, reason: str
+) -> None:
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
+    found = judged(host, "peers", said("a", "done"), said("a", text))
+    assert (found.lost, found.unjudged, found.dialogues) == (reason, "", ())
 
 
 def test_two_processes_and_this_one_replay_alike(talk: str) -> None:
@@ -199,7 +218,7 @@ def test_an_answer_to_one_question_is_a_dialogue_of_one_turn() -> None:
     ref = TaskRef(environment.name, environment.version, environment.families[0], 7)
     right = environment.answer(environment.derive(ref))
     assert right is not None
-    (found,), _ = asyncio.run(host.replay(ref, [said(right)]))
+    (found,) = asyncio.run(host.replay(ref, [said(right)])).dialogues
     assert found == ReplayedDialogue(reward=1.0)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from swarm_node.clock import Clock
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo, ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
@@ -38,7 +39,7 @@ from swarm_node.rollout import (
     VersionSpan,
 )
 
-Replay = Callable[[TaskRef, Sequence[Transcript]], Awaitable[list[ReplayedDialogue]]]
+Replay = Callable[[TaskRef, Sequence[Transcript]], Awaitable[Sequence[ReplayedDialogue]]]
 Keep = Callable[[Sequence[VerifiedGroup]], Awaitable[None]]
 
 #: The fault of a dialogue whose next turn exceeds the model's positions.

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from builders import ROOT
 
-from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
+from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.judging.syscalls import (
     _GUARDED,

@@ -16,7 +16,8 @@ from in_memory import Host, World, small_settings, tiny
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.base import Task
-from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
@@ -97,8 +98,8 @@ def played(
     environment = SplitEnvironment(made)
     host = InlineEnvironmentHost(environment)
 
-    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> list[ReplayedDialogue]:
-        return (await host.replay(ref, dialogues))[0]
+    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
+        return (await host.replay(ref, dialogues)).dialogues
 
     sampler = TorchSampler(Qwen2.from_directory(tiny().directory), codec(), inline=True)
     player = Player(sampler, codec(positions), hear, SAMPLING, SYSTEM_CLOCK)
