@@ -71,12 +71,6 @@ class EnvironmentInfo:
     notes: tuple[str, ...] = ()
     turns: int = 1
 
-    @property
-    def exchanged(self) -> bool:
-        """Check that nodes exchange groups of it. Version 1 of the wire has answers of one turn, so
-        no dialogue is announced, and none is taken from a peer."""
-        return self.turns == 1
-
 
 class EnvironmentHost(Protocol):
     """The node's interface to an environment."""

@@ -68,7 +68,9 @@ class Samples:
     def external(self, verified: VerifiedGroup) -> None:
         """Take in a peer's group. Its best answer is shown, because that is trained on."""
         best = max(range(len(verified.rewards)), key=verified.rewards.__getitem__)
-        row = _row(verified.group, verified.prompt, best, verified.rewards[best], verified.author)
+        replies = verified.replies[best] if verified.replies else ()
+        reward, author = verified.rewards[best], verified.author
+        row = _row(verified.group, verified.prompt, best, reward, author, replies)
         self._peers[row.family] = row
 
     def rows(self) -> list[SampleRow]:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.wire.envelope import Kind
@@ -119,6 +120,11 @@ def pack_dialogues(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int
         sources=(),
     )
     return packed(body, _group)
+
+
+def announced_dialogues(entry: Announcement, turns: int) -> DialogueAnnouncement:
+    """An announcement of dialogues of at most `turns` turns, with the fields of `entry`."""
+    return DialogueAnnouncement(**{**asdict(entry), "v": 2, "turns": turns})
 
 
 def unpack_announcement(kind: Kind, body: bytes) -> Announcement | DialogueAnnouncement | Rejected:
