@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import structlog
-
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.database import WAL_BYTES, Database, flaw, read_rows
 from swarm_node.rollout import Provenance
@@ -96,7 +94,6 @@ _PEERS_QUERY = (
     "SELECT peer_id, addresses, last_seen, issuer, failures, anchor FROM peers "
     "ORDER BY anchor DESC, last_seen DESC, peer_id LIMIT ?"
 )
-_log = structlog.get_logger(__name__)
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
@@ -305,8 +302,11 @@ class Storage(Database):
 
     def damaged(self, done: str) -> None:
         """Count a damaged row, and log what was `done` about it."""
+        import structlog  # short commands, which import this module, log nothing
+
         self.faults["storage"] += 1
-        _log.warning("a row of the database is damaged: check the disk", done=done)
+        log = structlog.get_logger(__name__)
+        log.warning("a row of the database is damaged: check the disk", done=done)
 
     def counter(self, name: str) -> int:
         """The value of a counter, 0 if it was never advanced."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +145,13 @@ def quiet_snapshot(**changes: Any) -> Snapshot:
 
 def history_row(time: float, **changes: Any) -> HistoryRow:
     """A row of a node that does nothing at the Unix second `time`, with these `changes`."""
-    required = {field.name: 0 for field in msgspec.structs.fields(HistoryRow) if field.required}
-    return HistoryRow(**{**required, "time": time, **changes})
+    return HistoryRow(**{**_required(HistoryRow), "time": time, **changes})
+
+
+@cache
+def _required(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Zeros for the fields without a default. To read annotations takes long, so each kind once."""
+    return {field.name: 0 for field in msgspec.structs.fields(kind) if field.required}
 
 
 def write_model(path: Path, **shape: Any) -> Path:

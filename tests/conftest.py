@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+import typer.main
+import typer.testing
 from builders import write_model
 from hypothesis import HealthCheck, settings
 
@@ -94,6 +97,15 @@ def _fresh_logging() -> Iterator[None]:
     """Commands set up logging for a process, to the stderr that pytest closes after their test."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_built_once() -> Iterator[None]:
+    """A program builds its commands once and runs one of them. Tests run hundreds in one process,
+    and building takes most of the time of a short one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ SETTINGS = sorted(EXAMPLES.glob("*.toml"))
 
 def test_every_example_is_tested_here_and_named_in_the_documentation() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    assert files == {path.name for path in SETTINGS} | {"successor.py"}
+    assert files == {path.name for path in SETTINGS} | {"successor.py", "hints.py"}
     pages = (ROOT / "docs" / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     assert {name for name in files if f"examples/{name})" not in pages} == set()
 
@@ -40,15 +40,37 @@ def test_the_consumer_card_of_the_example_is_large_enough(monkeypatch: pytest.Mo
     assert "Fits into 12 GiB" in shown.output
 
 
-def test_the_environment_of_your_own_is_the_one_of_the_documentation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = (EXAMPLES / "successor.py").read_text()
+def test_the_environments_of_your_own_are_those_of_the_documentation() -> None:
     page = (ROOT / "docs" / "environments.md").read_text()
-    assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == [text]
+    files = [(EXAMPLES / name).read_text() for name in ("successor.py", "hints.py")]
+    assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == files
+
+
+def test_the_environment_of_one_turn_scores_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     environment = create_environment("successor:create", {})
     task = environment.derive(TaskRef("successor", environment.version, "small", 11))
     number = int(re.findall(r"\d+", environment.render(task))[0])
     assert environment.score(task, str(number + 1)) == 1.0
     assert environment.score(task, str(number)) == 0.0
+
+
+def test_the_environment_of_several_turns_replies_until_it_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    environment = create_environment("hints:create", {})
+    task = environment.derive(TaskRef("hints", environment.version, "small", 11))
+    lowest, highest = (int(number) for number in re.findall(r"\d+", environment.render(task)))
+    said: list[str] = []
+    while not said or environment.reply(task, said) is not None:
+        middle = (lowest + highest) // 2
+        said.append(str(middle))
+        if environment.reply(task, said) == "higher":
+            lowest = middle + 1
+        else:
+            highest = middle - 1
+    assert len(said) <= environment.turns
+    assert environment.judge(task, said) == 1.0
+    assert environment.judge(task, [*said, "0"]) == 0.0
+    assert environment.reply(task, ["seven"]) is None

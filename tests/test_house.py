@@ -10,15 +10,13 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 from builders import ROOT
+from sources import COORDINATOR, PACKAGE, nodes
 
-PACKAGE = ROOT / "swarm_node"
-SOURCES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *COORDINATOR.rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 #: Programs and helpers of tests that build on modules of the package, beside tests of single rooms.
 TOOLS = sorted(
@@ -92,6 +90,9 @@ def test_a_light_module_pulls_in_nothing_heavy() -> None:
         "importlib.import_module('swarm_node.environments.judging.worker')\n"
         "if 'numpy' in sys.modules:\n"
         "    print('a judge pulls in numpy')\n"
+        "importlib.import_module('swarm_node.node.home.home')\n"
+        "if 'structlog' in sys.modules:\n"
+        "    print('a short command pulls in structlog, and rich with it')\n"
         "known = set()\n"
         f"for name in {LIGHT!r}:\n"
         "    importlib.import_module(name)\n"
@@ -104,6 +105,7 @@ def test_a_light_module_pulls_in_nothing_heavy() -> None:
     assert done.stdout.splitlines() == []
 
 
+@pytest.mark.slow(reason="a process of its own imports hivemind and torch")
 def test_a_node_does_not_load_what_trains_over_hivemind() -> None:
     code = (
         "import sys, swarm_node.node.start.build\n"
@@ -133,9 +135,10 @@ def test_a_small_module_with_one_importer_in_its_room_has_moved_in() -> None:
     """Another room's importer does not count against it: there it is the door of its room."""
     modules = {module_name(path): path for path in SOURCES}
     used_by = defaultdict(set)
-    for path in (*SOURCES, *TOOLS):
-        for name in imported(path) & modules.keys():
-            used_by[name].add(path)
+    for path, node in nodes([*SOURCES, *TOOLS]):
+        for name in imported(node) & modules.keys():
+            if path != modules[name]:
+                used_by[name].add(path)
     offenders = [
         f"{told(path)} has one importer: {told(importer)}"
         for name, path in modules.items()
@@ -154,7 +157,9 @@ def test_at_most_twelve_modules_lie_at_the_root_and_four_beside_rooms() -> None:
 
 def test_a_room_of_the_network_or_of_a_node_says_what_passes_its_door() -> None:
     rooms = [*PACKAGE.glob("p2p/*/__init__.py"), *PACKAGE.glob("node/*/__init__.py")]
-    modules = {told(path): ast.parse(path.read_text()) for path in sorted(rooms)}
+    modules = {
+        told(path): node for path, node in nodes(sorted(rooms)) if isinstance(node, ast.Module)
+    }
     assert modules
     assert [
         name
@@ -188,12 +193,11 @@ def test_components_do_not_take_all_settings() -> None:
 
 def test_pauses_grow_in_the_table_of_back_offs_only() -> None:
     found = defaultdict(list)
-    for place in ("p2p", "node"):
-        for path in sorted((PACKAGE / place).rglob("*.py")):
-            for node in tree(path):
-                if grows(node):
-                    name = str(path.relative_to(PACKAGE))
-                    found[name].append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    paths = [path for place in ("p2p", "node") for path in sorted((PACKAGE / place).rglob("*.py"))]
+    for path, node in nodes(paths):
+        if grows(node):
+            name = str(path.relative_to(PACKAGE))
+            found[name].append(f"{name}:{node.lineno}: {ast.unparse(node)}")
     assert "p2p/peers/liveness.py" in found, "the table writes it in another form than this test"
     offenders = found.keys() - GROWS_PAUSES.keys() - {"p2p/peers/liveness.py"}
     assert [found[name] for name in sorted(offenders)] == [], "add a row to liveness.py"
@@ -343,19 +347,6 @@ def test_every_link_of_a_page_leads_somewhere_and_the_index_names_every_page() -
     assert pages <= links[index]
 
 
-def nodes(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
-    """Every node of the trees of these files."""
-    for path in paths:
-        for node in tree(path):
-            yield path, node
-
-
-@cache
-def tree(path: Path) -> list[ast.AST]:
-    """Every node of a file's tree, parents before children."""
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
 def grows(node: ast.AST) -> bool:
     """Check that an expression grows with a count, or a pause with itself: the forms of a
     back-off."""
@@ -380,15 +371,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> set[str]:
-    """Names that a file imports, as modules or from them."""
-    found: set[str] = set()
-    for node in tree(path):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found - {module_name(path)} if path in SOURCES else found
+def imported(node: ast.AST) -> set[str]:
+    """Names that a statement imports, as modules or from them."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return set()
 
 
 def catches_os_errors(handler: ast.ExceptHandler) -> bool:

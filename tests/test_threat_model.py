@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+
+from builders import ROOT
+from sources import COORDINATOR, PACKAGE, nodes
 
 from coordinator.routes import ADMIN, PUBLIC
 from swarm_node.p2p.transports.hivemind.calls import CALLS
 from swarm_node.p2p.wire.protocols import PROTOCOLS
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
 
 
@@ -79,9 +80,8 @@ def test_every_module_that_listens_is_a_way_in() -> None:
 
 def _listening() -> Iterator[str]:
     """Modules that call one of OPENS, where not only to try whether a port is free."""
-    for folder in ("swarm_node", "coordinator"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                called = node.func if isinstance(node, ast.Call) else None
-                if isinstance(called, ast.Attribute) and called.attr in OPENS:
-                    yield str(path.relative_to(ROOT))
+    for folder in (PACKAGE, COORDINATOR):
+        for path, node in nodes(sorted(folder.rglob("*.py"))):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in OPENS:
+                yield str(path.relative_to(ROOT))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from builders import ROOT
+from sources import COORDINATOR, PACKAGE, nodes
 
 from swarm_node.node.loops.faults import PASSING
 from swarm_node.p2p.peers.causes import CAUSES
@@ -29,27 +30,22 @@ def rows(heading: str) -> list[str]:
 
 def coordinators() -> Iterator[str]:
     """Every reason for which a coordinator refuses a request."""
-    for path in sorted((ROOT / "coordinator").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Call(func=ast.Name("Rejected"), args=[ast.Constant(str(reason)), *_]):
-                    yield reason
+    for _, node in nodes(sorted(COORDINATOR.glob("*.py"))):
+        match node:
+            case ast.Call(func=ast.Name("Rejected"), args=[ast.Constant(str(reason)), *_]):
+                yield reason
 
 
 def faults() -> Iterator[str]:
     """Every fault that the code counts; one that is made of a reason ends with "…"."""
-    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
-        text = path.read_text()
-        if not re.search("decided|faults|Counter", text):  # none of the names below
-            continue
-        for node in ast.walk(ast.parse(text)):
-            match node:
-                case ast.Subscript(slice=ast.Attribute(value=ast.Name("decided"), attr="part")):
-                    yield from (part for _, part, *_ in PASSING)
-                case ast.Subscript(value=ast.Attribute(attr="faults" | "_faults"), slice=named):
-                    yield named.value if isinstance(named, ast.Constant) else _beginning(named)
-                case ast.Assign(value=ast.Call(func=ast.Name("Counter"), args=[ast.Dict() as one])):
-                    yield from (key.value for key in one.keys if isinstance(key, ast.Constant))
+    for _, node in nodes(sorted(PACKAGE.rglob("*.py"))):
+        match node:
+            case ast.Subscript(slice=ast.Attribute(value=ast.Name("decided"), attr="part")):
+                yield from (part for _, part, *_ in PASSING)
+            case ast.Subscript(value=ast.Attribute(attr="faults" | "_faults"), slice=named):
+                yield named.value if isinstance(named, ast.Constant) else _beginning(named)
+            case ast.Assign(value=ast.Call(func=ast.Name("Counter"), args=[ast.Dict() as one])):
+                yield from (key.value for key in one.keys if isinstance(key, ast.Constant))
 
 
 def _beginning(named: ast.expr) -> str:

@@ -47,7 +47,7 @@ def export(
     """
     from swarm_node.config import load_settings
     from swarm_node.node.home.home import Home
-    from swarm_node.policy.models.model import resolve
+    from swarm_node.policy.models.model import SHIPPED, resolve
     from swarm_node.policy.training.export import (
         check_hub,
         check_target,
@@ -62,7 +62,7 @@ def export(
         check_hub(push)
     model_dir = resolve(settings.model)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
-    named = base or (settings.model if settings.model == "tiny" else str(model_dir))
+    named = base or (settings.model if settings.model in SHIPPED else str(model_dir))
     card = model_card(form, named, base, state.version, state.model, state.settings, state.extra)
     write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
     typer.echo(f"wrote policy version {state.version} to {directory}")

@@ -351,22 +351,28 @@ def build_tiny(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Warm-start steps; default: as shipped.")
     ] = None,
-    bare: Annotated[float, typer.Option(help="Share of right answers that score.")] = 0.12,
-    wrong: Annotated[float, typer.Option(help="Share of wrong answers.")] = 0.15,
-    evasive: Annotated[float, typer.Option(help="Share of answers that say nothing.")] = 0.10,
+    bare: Annotated[
+        float | None, typer.Option(help="Share of right answers that score; default: as shipped.")
+    ] = None,
+    wrong: Annotated[float | None, typer.Option(help="Share of wrong answers.")] = None,
+    evasive: Annotated[
+        float | None, typer.Option(help="Share of answers that say nothing.")
+    ] = None,
     size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
     tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
+    corpus: Annotated[str, typer.Option(help="answers or dialogues.")] = "answers",
 ) -> None:
-    """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes.
+    """Build a tiny model from nothing: tokenizer, shape and warm start, in minutes.
 
-    Other sizes and tokenizers make swarms of unlike nodes.
+    The corpus "dialogues" makes tiny-talk. Other sizes and tokenizers make swarms of unlike nodes.
     """
-    from swarm_node.policy.models.build_tiny import STEPS, Noise, Recipe
+    from swarm_node.policy.models.build_tiny import shipped_recipe
     from swarm_node.simulation.building import build_with_progress
 
-    noise = Noise(bare, wrong, evasive)
-    taken = STEPS if steps is None else steps
-    build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
+    shares = {"bare": bare, "wrong": wrong, "evasive": evasive}
+    build_with_progress(
+        out, shipped_recipe(corpus, shares, size=size, tokenizer=tokenizer, steps=steps, seed=seed)
+    )
 
 
 # In this order the panels of --help: Basic, Network, Model, Experiments.

@@ -105,21 +105,21 @@ def shape_of(name: str) -> Qwen2Config:
     """
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.hub import hub_model
-    from swarm_node.policy.models.model import TINY, no_model, resolve
+    from swarm_node.policy.models.model import SHIPPED, no_model, resolve
     from swarm_node.policy.models.shapes import known_shape
 
     path = Path(name).expanduser()
     known = None if path.is_dir() else known_shape(name)
     if known is not None:
         return known
-    if name != TINY and not path.is_dir() and hub_model(name) is not None:
+    if name not in SHIPPED and not path.is_dir() and hub_model(name) is not None:
         raise ModelError(
             f"the shape of {name} is not known offline: download its config.json and give the "
             "directory (`--model DIRECTORY`)"
         )
-    if name != TINY and not (path / "config.json").is_file():
+    if name not in SHIPPED and not (path / "config.json").is_file():
         raise no_model(name, path)
-    return Qwen2Config.from_directory(resolve(name) if name == TINY else path)
+    return Qwen2Config.from_directory(resolve(name) if name in SHIPPED else path)
 
 
 def parse_vram(text: str) -> int:

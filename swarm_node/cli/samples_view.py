@@ -28,12 +28,23 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
                 continue
             who = names.get(row.author) or short_id(row.author) if row.author else "own"
             mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
-            answer = plain(_line(row.answer)) or "(nothing)"
-            question = f"{plain(_line(row.prompt))} → [bold]{answer}[/] {mark}"
-            table.add_row(f"  {plain(who)} v{row.version}", question)
+            name, question = f"  {plain(who)} v{row.version}", plain(_line(row.prompt))
+            if not row.dialogue:
+                table.add_row(name, f"{question} → {_said(row.answer)} {mark}")
+                continue
+            table.add_row(name, f"{question} {mark}")
+            for place, text in enumerate(row.dialogue):
+                speaker, words = (
+                    ("reply", plain(_line(text))) if place % 2 else ("node", _said(text))
+                )
+                table.add_row(f"    {speaker}", words)
         shown += [f"[bold]{plain(family)}[/]", table]
     legend = "v: the policy version that answered; ✓ ✗ as scored here"
     return Group(*shown, f"[dim]{legend}[/]")
+
+
+def _said(text: str) -> str:
+    return f"[bold]{plain(_line(text)) or '(nothing)'}[/]"
 
 
 def _line(text: str) -> str:

@@ -182,7 +182,9 @@ class Settings(Table):
     """All settings of one node."""
 
     home: Path = Field(default_factory=default_home, description="The node's directory.")
-    model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
+    model: Text = Field(
+        "tiny", description="tiny, tiny-talk, qwen2.5-0.5b, …, a hub id, or a directory."
+    )
     ticket: SecretStr | None = Field(
         None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
     )

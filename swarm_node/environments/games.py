@@ -8,17 +8,22 @@ model that asks for it. Nothing but this module decides a task, a reply or a rew
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from swarm_node.environments.base import Dialogue, Task, check_ref
 from swarm_node.environments.drills import Draws
+from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.split import is_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task, or texts into replies and rewards.
 SCHEME = 1
 _MAX_DIGITS = 9
+#: Makes words for a warm start of the right ones and of wrong ones, and of the knowledge that a
+#: reply follows the right ones.
+Spoil = Callable[[str, str, bool], str]
 _ASKED = re.compile(r"calc ([0-9]{1,9})\*([0-9]{1,9})")
 
 
@@ -85,3 +90,50 @@ class _Games:
         game: _Guess | _Product = task.payload
         right = game.secret if isinstance(game, _Guess) else game.left * game.right
         return float(said[-1].strip() == str(right))
+
+
+def corpus(seed: int, spoil: Spoil) -> Iterator[tuple[str, list[str]]]:
+    """Yields for ever, over the families in turn, a family and a dialogue: a question, what an
+    author says whose words are spoilt, the reply, and so on. Questions that are held out are left
+    out. The author's first number is any of the three, because how to guess is for reinforcement
+    learning to find."""
+    games, position = _Games(2), 0
+    while True:
+        for family in games.families:
+            number = task_seed("corpus", seed, family, position)
+            task = games.derive(TaskRef(games.name, games.version, family, number))
+            question = games.render(task)
+            if not is_held_out(question):
+                draws = Draws(f"games/corpus/{seed}/{family}", position)
+                yield family, [question, *_dialogue(games, task, draws, spoil)]
+        position += 1
+
+
+def _dialogue(games: _Games, task: Task, draws: Draws, spoil: Spoil) -> list[str]:
+    texts: list[str] = []
+    for turn in range(games.turns):
+        right, wrong = _words(task.payload, texts, draws)
+        texts.append(spoil(right, wrong, turn + 1 < games.turns))
+        reply = games.reply(task, texts[::2])
+        if reply is None or turn + 1 == games.turns:
+            break
+        texts.append(reply)
+    return texts
+
+
+def _words(game: _Guess | _Product, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
+    """The words of an author after what was said and replied: of one who listens and of one who
+    does not."""
+    if isinstance(game, _Guess):
+        three = range(game.lowest, game.lowest + 3)
+        told = [(int(said), reply) for said, reply in zip(texts[::2], texts[1::2], strict=True)]
+        heard = [
+            each
+            for each in three
+            if all(each > said if reply == "higher" else each < said for said, reply in told)
+        ]
+        return str(heard[draws.below(len(heard))]), str(three[draws.below(3)])
+    left, right = draws.within(10, 99), draws.within(10, 99)
+    if texts:
+        return texts[-1], str(left * right)
+    return f"calc {game.left}*{game.right}", f"calc {left}*{right}"

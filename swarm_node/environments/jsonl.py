@@ -14,7 +14,7 @@ from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.rows import Family, digest_of, read_families, refuse
+from swarm_node.environments.rows import Family, check_template, digest_of, read_families, refuse
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -58,8 +58,7 @@ def create(
     """
     if scoring not in SCORERS:
         raise refuse("scoring", f"{scoring!r} is none of {', '.join(SCORERS)}")
-    if template.count("{question}") != 1:
-        raise refuse("template", "it must contain {question} once")
+    check_template(template)
     families, digests = read_families(
         path,
         lambda row: _example(row, (question, answer), scoring == "choice"),

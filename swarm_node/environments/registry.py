@@ -1,11 +1,13 @@
-"""Finds environments: installed ones by entry point, any other as "module:factory"."""
+"""Finds environments: installed ones by entry point, any other as "module:factory". A class for
+TRL's or OpenEnv's programs is a factory too."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from swarm_node.environments.splitting import SplitEnvironment
@@ -16,7 +18,7 @@ GROUP = "swarm_node.environments"
 
 def available() -> list[str]:
     """Names of the installed environments."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _points()})
 
 
 def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironment:
@@ -45,7 +47,12 @@ def factory_of(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: no such environment, or it cannot be imported.
     """
-    return _imported(name) if ":" in name else _installed(name)
+    if "://" in name:
+        raise ConfigError(
+            f"environment.name: {name[:80]!r} is a server, and no member can replay what it said: "
+            "name the class that it runs, as module:Class"
+        )
+    return _adapted(_imported(name)) if ":" in name else _installed(name)
 
 
 def unknown_name(name: str) -> ConfigError:
@@ -56,8 +63,14 @@ def unknown_name(name: str) -> ConfigError:
     )
 
 
+@cache
+def _points() -> tuple[EntryPoint, ...]:
+    """The installed environments. To find them, the files of all installed packages are read."""
+    return tuple(entry_points(group=GROUP))
+
+
 def _installed(name: str) -> Callable[..., Any]:
-    for point in entry_points(group=GROUP):
+    for point in _points():
         if point.name == name:
             return _loaded(name, point.load)
     raise unknown_name(name)
@@ -70,6 +83,21 @@ def _imported(name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), attribute)
 
     return _loaded(name, load)
+
+
+def _adapted(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a class that is no factory of an environment but has `reset`: with `step` OpenEnv's,
+    else TRL's."""
+    if not inspect.isclass(factory) or hasattr(factory, "derive") or not hasattr(factory, "reset"):
+        return factory
+    # Imported here: judges of other environments need neither.
+    if hasattr(factory, "step") and hasattr(factory, "state"):
+        from swarm_node.environments.adapters import openenv
+
+        return partial(openenv.create, factory)
+    from swarm_node.environments.adapters import trl
+
+    return partial(trl.create, factory)
 
 
 def _loaded(name: str, load: Callable[[], Any]) -> Callable[..., Any]:

@@ -68,10 +68,13 @@ def read_families(
     Raises:
         ConfigError: a file is missing, too large or malformed, or leaves a part empty.
     """
-    if not 0 < share < 1:
+    if not isinstance(share, float) or not 0 < share < 1:
         raise refuse("held_out", "a share above 0 and below 1, such as 0.1")
+    listed = [path] if isinstance(path, str) else path
+    if not isinstance(listed, Sequence) or not all(isinstance(item, str) for item in listed):
+        raise refuse("path", "a file, or a list of files")
     families, digests = {}, {}
-    for file in [Path(item).expanduser() for item in ([path] if isinstance(path, str) else path)]:
+    for file in [Path(item).expanduser() for item in listed]:
         if not _FAMILY.fullmatch(file.stem) or file.stem in families:
             raise refuse("path", f"{file}: names of families must be plain and different")
         data = _read(file)
@@ -109,9 +112,34 @@ def _rows(path: Path, data: bytes, parse: Parse[_Row], row_bytes: int) -> Iterat
         if count > MAX_ROWS:
             raise refuse("path", f"{path} has more than {MAX_ROWS} rows: split it")
         try:
-            yield parse(_object(line, row_bytes))
+            row = parse(_object(line, row_bytes))
+            check_text(row.question, "question")
         except ValueError as error:
             raise refuse("path", f"{path}, line {number}: {error}") from error
+        yield row
+
+
+def check_text(text: str, name: str) -> bytes:
+    """Return the UTF-8 of a text in a row.
+
+    Raises:
+        ValueError: it has half a character, which no judge can be sent.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name!r} has half a character") from error
+
+
+def check_template(template: object) -> str:
+    """Return the prompt's template.
+
+    Raises:
+        ConfigError: it is no text with one place for the question.
+    """
+    if not isinstance(template, str) or template.count("{question}") != 1:
+        raise refuse("template", "it must contain {question} once")
+    return template
 
 
 def _object(line: bytes, most: int) -> dict[str, Any]:

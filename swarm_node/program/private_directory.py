@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import structlog
-
 from swarm_node.durable import (
     LEFTOVERS,
     make_private,
@@ -32,7 +30,6 @@ MAX_KEPT_BYTES = 4 << 20
 #: The version of small files, which is read before the rest.
 FILE_VERSION = 1
 _HEAD = re.compile(rb"swarm-node file (\d{1,6}) ([0-9a-f]{64})\n")
-_log = structlog.get_logger(__name__)
 
 Flaw = Literal["empty", "damaged", "newer"]
 
@@ -178,7 +175,10 @@ class PrivateDirectory:
             except OSError as error:
                 raise HomeError(self._used()) from error
             if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
+                import structlog  # short commands, which import this module, rarely log
+
+                log = structlog.get_logger(__name__)
+                log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
             for leftover in self.path.glob(LEFTOVERS):
                 leftover.unlink(missing_ok=True)
             yield

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.progress import Progress
 
-from swarm_node.environments.drills import corpus as environment_corpus
+from swarm_node.environments import drills, games
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.build_tiny import CorpusItem, Recipe, build_tiny
+from swarm_node.policy.models.build_tiny import (
+    EARLIER_NOISE,
+    CorpusItem,
+    Noise,
+    Recipe,
+    build_tiny,
+    spoilt,
+)
 
 
 def build_with_progress(out: Path, recipe: Recipe) -> None:
@@ -44,7 +52,18 @@ def build_once(recipe: Recipe, directory: Path, preset: str = "short") -> Path:
 
 def tiny_corpus(seed: int, preset: str = "short") -> Iterator[CorpusItem]:
     """Questions and answers of the families of a preset; the tiny model knows the shortest."""
-    return (CorpusItem(*item) for item in environment_corpus(preset, seed))
+    return (CorpusItem(*item) for item in drills.corpus(preset, seed))
+
+
+def dialogue_corpus(seed: int, noise: Noise) -> Iterator[CorpusItem]:
+    """Dialogues of the games, with the `noise` of their last turns."""
+    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+
+    def spoil(right: str, wrong: str, heard: bool) -> str:
+        return spoilt(right, lambda: wrong, rng, EARLIER_NOISE if heard else noise)
+
+    for family, (question, said, *then) in games.corpus(seed, spoil):
+        yield CorpusItem(family, question, said, tuple(then))
 
 
 def _build(out: Path, recipe: Recipe, preset: str = "short") -> None:
@@ -54,4 +73,10 @@ def _build(out: Path, recipe: Recipe, preset: str = "short") -> None:
         def progress(step: int, _: int, loss: float) -> None:
             bar.update(task, completed=step, description=f"warm start, loss {loss:.3f}")
 
-        build_tiny(out, tiny_corpus(recipe.seed, preset), recipe, progress=progress)
+        answers = recipe.corpus == "answers"
+        corpus = (
+            tiny_corpus(recipe.seed, preset)
+            if answers
+            else dialogue_corpus(recipe.seed, recipe.noise)
+        )
+        build_tiny(out, corpus, recipe, progress=progress)

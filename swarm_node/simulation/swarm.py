@@ -70,7 +70,7 @@ from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.supervised import Lesson
 from swarm_node.simulation.unguarded import without
 from swarm_node.simulation.variants import VariantBuffer
-from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import ACCOUNT, ChargingLoop, run_charging
 from swarm_node.storage import Storage
 
 #: Disk space of a node, in sizes of its model: two versions of the weights, a checkpoint with two
@@ -97,7 +97,7 @@ def simulate(
     torch.set_num_threads(1)  # sums over several threads depend on how the work was split
     try:
         with without(scenario.without):
-            return run_virtual(
+            return run_charging(
                 lambda loop: _Swarm(scenario, settings, models, work, loop, on_round).run()
             )
     finally:
@@ -149,7 +149,7 @@ class _Swarm:
         settings: Settings,
         models: Sequence[SimulatedModel],
         work: Path,
-        loop: VirtualTimeLoop,
+        loop: ChargingLoop,
         on_round: Callable[[], None],
     ) -> None:
         self._scenario = scenario

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from swarm_node.errors import SwarmNodeError
 
 _Arguments = TypeVarTuple("_Arguments")
+_Loop = TypeVar("_Loop", bound="VirtualTimeLoop")
 _Result = TypeVar("_Result")
 
 #: The account that pays for the CPU time of the current task. A task that is started inherits it.
@@ -24,21 +25,31 @@ ACCOUNT: ContextVar[str] = ContextVar("swarm_node.simulation.account", default="
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`time()` starts at 0 and is virtual; `spent()` is the CPU time of one account's callbacks.
+    """`time()` starts at 0 and is virtual."""
 
-    A request over the in-memory network is answered in the caller's task, so the caller pays for
-    serving it. In a swarm of equal nodes each node pays the same in the end."""
-
-    def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self) -> None:
         self._now = 0.0
-        self._cpu = cpu
-        self._began = cpu()
-        self._spent: defaultdict[str, float] = defaultdict(float)
         super().__init__(_NeverSleeps(self._advance))
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
+
+    def _advance(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class ChargingLoop(VirtualTimeLoop):
+    """A virtual clock whose `spent()` is the CPU time of one account's callbacks.
+
+    A request over the in-memory network is answered in the caller's task, so the caller pays for
+    serving it. In a swarm of equal nodes each node pays the same in the end."""
+
+    def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
+        self._cpu = cpu
+        self._began = cpu()
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        super().__init__()
 
     def spent(self) -> float:
         """CPU seconds charged to the current account, up to now; for use in a callback or task."""
@@ -58,9 +69,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._spent[ACCOUNT.get()] += self._cpu() - self._began
 
         return super().call_soon(charged, context=context)
-
-    def _advance(self, seconds: float) -> None:
-        self._now += seconds
 
 
 class _NeverSleeps(selectors.DefaultSelector):
@@ -84,7 +92,16 @@ def run_virtual(main: Callable[[VirtualTimeLoop], Coroutine[Any, Any, _Result]])
     Raises:
         SwarmNodeError: `main` waits for something that no timer and no task can bring about.
     """
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    return _run(VirtualTimeLoop, main)
+
+
+def run_charging(main: Callable[[ChargingLoop], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Run `main` as `run_virtual` does, and charge CPU time to accounts."""
+    return _run(ChargingLoop, main)
+
+
+def _run(kind: type[_Loop], main: Callable[[_Loop], Coroutine[Any, Any, _Result]]) -> _Result:
+    with asyncio.Runner(loop_factory=kind) as runner:
         loop = runner.get_loop()
-        assert isinstance(loop, VirtualTimeLoop)
+        assert isinstance(loop, kind)
         return runner.run(main(loop))

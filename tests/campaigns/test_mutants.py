@@ -167,6 +167,7 @@ def campaign(only: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow(reason="a campaign runs pytest for each mutant")
 def test_only_the_guard_without_a_test_survives(tmp_path: Path) -> None:
     package, tests = tmp_path / "swarm_node" / "p2p" / "wire", tmp_path / "tests" / "p2p" / "wire"
     for folder in (package, tests):

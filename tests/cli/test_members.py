@@ -48,7 +48,16 @@ def test_an_address_without_an_id_gets_that_of_this_node(home: Path, tmp_path: P
     assert address == f"/ip4/10.77.0.1/tcp/9/p2p/{Home(home).identity().peer_id}"
 
 
-@pytest.mark.parametrize("address", ["10.77.0.1:9", "/ip4/10.77.0.1/tcp/0", "/ip4/x/tcp/1/p2p/y"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.77.0.1:9",
+        "/ip4/10.77.0.1/tcp/0",
+        "/ip4/x/tcp/1/p2p/y",
+        "/ip4/0.0.0.0/tcp/9",
+        "/ip6/0:0::0/tcp/9",
+    ],
+)
 def test_a_ticket_that_cannot_work_is_refused(home: Path, address: str) -> None:
     done = run(home, "invite", "--name", "a", "--out", "-", "--address", address)
     assert "nobody can dial it" in refused(done)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from control_servers import serving
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from swarm_node.cli.home import json_of
 from swarm_node.cli.main import app
@@ -47,17 +47,30 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
     assert "[bold]markup" in words, "nothing is read as markup"
 
 
+def test_a_dialogue_is_shown_turn_by_turn() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    asked = "Guess my number from 12 to 14."
+    row = SampleRow("guess", asked, "", 1.0, 7, dialogue=["13", HOSTILE, ""])
+    console.print(samples_view([row], []))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines[1] == ["own", "v7", *asked.split(), "✓"]
+    assert lines[2] == ["node", "13"]
+    assert lines[3][0] == "reply"
+    assert console.file.getvalue().replace("\n", "").isprintable()
+    assert ["node", "(nothing)"] in lines
+
+
 def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
-    async def main() -> subprocess.CompletedProcess[str]:
+    command = ["samples", "--home", str(tmp_path), "--json"]
+
+    async def main() -> Result:
         async with serving(tmp_path, samples=lambda: ROWS):
             assert (await ControlClient(tmp_path / "control.json").samples()).samples == ROWS
-            command = [sys.executable, "-m", "swarm_node", "samples", "--home", str(tmp_path)]
-            return await asyncio.to_thread(
-                subprocess.run, [*command, "--json"], capture_output=True, text=True
-            )
+            return await asyncio.to_thread(CliRunner().invoke, app, command)
 
     done = asyncio.run(main())
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     listed = json.loads(done.stdout)
     assert (listed["schema"], len(listed["samples"])) == (1, 4)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import islice
 
 import pytest
 
 from swarm_node.environments.base import Task
-from swarm_node.environments.games import create
+from swarm_node.environments.games import corpus, create
 from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.split import is_held_out
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
@@ -95,3 +98,46 @@ def test_other_digits_are_another_version_with_larger_numbers() -> None:
     for wrong in (1, 10, "2"):
         with pytest.raises(ConfigError, match="digits"):
             create(wrong)  # type: ignore[arg-type]
+
+
+def listens(texts: list[str]) -> bool:
+    """Check that the last number is one that the replies of a guessing leave."""
+    low = int(re.findall(r"[0-9]+", texts[0])[0])
+    left = {low, low + 1, low + 2}
+    for said, reply in zip(texts[1::2], texts[2::2], strict=False):
+        left = {n for n in left if (n > int(said) if reply == "higher" else n < int(said))}
+    return int(texts[-1]) in left
+
+
+def test_a_warm_start_has_no_held_out_question_and_its_author_listens() -> None:
+    heard: list[bool] = []
+
+    def right(words: str, wrong: str, answered: bool) -> str:
+        heard.append(answered)
+        return words
+
+    lessons = list(islice(corpus(0, right), 600))
+    assert not any(is_held_out(texts[0]) for _, texts in lessons)
+    assert Counter(family for family, _ in lessons).keys() == set(GAMES.families)
+    for family, texts in lessons:
+        assert len(texts) in (2, 4)
+        if family == "guess":
+            assert listens(texts)
+        else:
+            left, times = numbers_in(texts[0])[:2]
+            assert texts[1:] == [f"calc {left}*{times}", *2 * [str(left * times)]]
+    assert Counter(heard)[False] == sum(len(texts) == 4 for _, texts in lessons)
+    assert list(islice(corpus(0, right), 20)) == lessons[:20]
+    assert list(islice(corpus(1, right), 20)) != lessons[:20]
+
+
+def test_the_other_words_of_a_warm_start_do_not_listen() -> None:
+    lessons = list(islice(corpus(0, lambda right, wrong, heard: right if heard else wrong), 600))
+    guessed = [texts for family, texts in lessons if family == "guess" and len(texts) == 4]
+    assert 0.3 < sum(map(listens, guessed)) / len(guessed) < 0.7
+    products = [texts for family, texts in lessons if family == "calc"]
+    assert sum(texts[-1] == texts[-2] for texts in products) < 0.05 * len(products)
+
+
+def numbers_in(text: str) -> list[int]:
+    return list(map(int, re.findall(r"[0-9]+", text)))

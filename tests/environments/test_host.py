@@ -8,12 +8,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from builders import ROOT
+from lasting import LastingHost, lasting_host
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.host import (
@@ -120,13 +121,27 @@ HELD_OUT = 9
 FAMILIES = ("one", "long")
 
 
-@pytest.fixture
-def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of an environment that a child process can import."""
-    (tmp_path / "hostile_environment.py").write_text(HOSTILE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    return "hostile_environment:create"
+    place = tmp_path_factory.mktemp("hostile")
+    (place / "hostile_environment.py").write_text(HOSTILE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(place))
+        patch.syspath_prepend(place)
+        yield "hostile_environment:create"
+
+
+@pytest.fixture(scope="module")
+def lasting(hostile: str) -> Iterator[LastingHost]:
+    with lasting_host(ProcessEnvironmentHost(hostile, {}, FAMILIES)) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def impatient(hostile: str) -> Iterator[LastingHost]:
+    with lasting_host(ProcessEnvironmentHost(hostile, {}, FAMILIES, score_seconds=0.3)) as host:
+        yield host
 
 
 def with_host(host: EnvironmentHost, use: Callable[[EnvironmentHost], Awaitable[T]]) -> T:
@@ -168,12 +183,14 @@ def test_a_group_is_judged_in_another_process(hostile: str) -> None:
         ("\ud800", "unsendable"),
     ],
 )
-def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+def test_a_fault_costs_one_reward_and_no_process(
+    lasting: LastingHost, text: str, reason: str
+) -> None:
+    before = lasting.host.losses
+    judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, reason)
-    assert host.losses == 0
+    assert lasting.host.losses == before
 
 
 @pytest.mark.parametrize(
@@ -186,22 +203,24 @@ def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason
         ("none", "TypeError"),
     ],
 )
-def test_an_exception_of_a_scorer_is_a_wrong_answer(hostile: str, text: str, raised: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+def test_an_exception_of_a_scorer_is_a_wrong_answer(
+    lasting: LastingHost, text: str, raised: str
+) -> None:
+    before = lasting.host.losses
+    judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.raised) == (0, raised)
-    assert host.losses == 0
+    assert lasting.host.losses == before
 
 
-def test_only_the_end_of_a_long_text_is_judged(hostile: str) -> None:
+def test_only_the_end_of_a_long_text_is_judged(hostile: str, lasting: LastingHost) -> None:
     end = "7".rjust(MAX_JUDGED_CHARS, "é")
     texts = ["7" * 1_000_000, "raise" + end, end, "\ud800" * MAX_JUDGED_CHARS + end]
 
     async def use(host: EnvironmentHost) -> tuple[object, ...]:
         return await host.judge(TaskRef("hostile", VERSION, "long", 7), texts)
 
-    judged = with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
+    judged = lasting.use(use)
     assert judged.rewards == (0.0, 1.0, 1.0, 1.0)
     assert judged.faults == 0
     assert judged == with_host(
@@ -210,19 +229,18 @@ def test_only_the_end_of_a_long_text_is_judged(hostile: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
-def test_a_scorer_that_kills_its_process_costs_one_reward(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+def test_a_scorer_that_kills_its_process_costs_one_reward(lasting: LastingHost, text: str) -> None:
+    before = lasting.host.losses
+    judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "crashed")
     assert judged.prompt == "say 7"
-    assert host.losses == 2
+    assert lasting.host.losses == before + 2
 
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
-def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, score_seconds=0.3)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+def test_a_scorer_that_never_returns_is_ended(impatient: LastingHost, text: str) -> None:
+    judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
 
@@ -235,9 +253,10 @@ def test_an_environment_says_how_much_time_its_scorer_needs(hostile: str, whose:
 
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
-def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, score_seconds=0.3)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
+def test_peers_texts_that_use_up_their_time_are_not_scored(
+    impatient: LastingHost, text: str
+) -> None:
+    judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"], "peers"))
     assert (judged.lost, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
@@ -269,18 +288,13 @@ def test_peers_texts_that_end_fresh_judges_are_blamed(hostile: str, text: str) -
     with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
-def test_peers_texts_that_run_out_of_a_judges_own_memory_are_wrong(hostile: str) -> None:
-    judged = with_host(
-        ProcessEnvironmentHost(hostile, {}, FAMILIES),
-        lambda h: h.judge(REF, ["7", "hoard", "7"], "peers"),
-    )
+def test_peers_texts_that_run_out_of_a_judges_own_memory_are_wrong(lasting: LastingHost) -> None:
+    judged = lasting.use(lambda h: h.judge(REF, ["7", "hoard", "7"], "peers"))
     assert (judged.rewards, judged.raised) == ((1.0, 0.0, 1.0), "MemoryError")
     assert (judged.lost, judged.unjudged) == ("", "")
 
 
-def test_own_answers_do_not_wait_for_peers(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
-
+def test_own_answers_do_not_wait_for_peers(lasting: LastingHost) -> None:
     async def use(running: EnvironmentHost) -> None:
         peers = asyncio.ensure_future(running.judge(REF, ["wait"], "peers"))
         await running.judge(REF, [], "own")
@@ -290,7 +304,7 @@ def test_own_answers_do_not_wait_for_peers(hostile: str) -> None:
         await asyncio.gather(peers, return_exceptions=True)
         assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
 
-    with_host(host, use)
+    lasting.use(use)
 
 
 def test_a_judge_is_given_few_variables(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +316,8 @@ def test_a_judge_is_given_few_variables(hostile: str, monkeypatch: pytest.Monkey
     assert judged.rewards == (1.0, 1.0)
 
 
-def test_a_group_of_killers_is_given_up(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
+def test_a_group_of_killers_is_given_up(lasting: LastingHost) -> None:
+    before = lasting.host.losses
 
     async def use(running: EnvironmentHost) -> None:
         judged = await running.judge(REF, ["exit", "7", "exit", *["7"] * 5])
@@ -311,14 +325,15 @@ def test_a_group_of_killers_is_given_up(hostile: str) -> None:
         assert (judged.faults, judged.fault_reason) == (7, "crashed")
         assert (await running.judge(REF, ["7"])).rewards == (1.0,)
 
-    with_host(host, use)
-    assert host.losses == 3
+    lasting.use(use)
+    assert lasting.host.losses == before + 3
 
 
-def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
+def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(lasting: LastingHost) -> None:
+    host = lasting.host
 
     async def use(running: EnvironmentHost) -> None:
+        await running.judge(REF, ["7"])  # another test may have lost the judge
         for _ in range(3):
             os.kill(host.pids["judge_own"], signal.SIGKILL)
             judged = await running.judge(REF, ["7", "8"])
@@ -327,17 +342,15 @@ def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) 
         assert await running.render([REF]) == ["say 7"]
         assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
 
-    with_host(host, use)
+    lasting.use(use)
 
 
-def test_prints_do_not_damage_the_replies(hostile: str) -> None:
-    judged = with_host(
-        ProcessEnvironmentHost(hostile, {}, FAMILIES), lambda h: h.judge(REF, ["print", "7"])
-    )
+def test_prints_do_not_damage_the_replies(lasting: LastingHost) -> None:
+    judged = lasting.use(lambda h: h.judge(REF, ["print", "7"]))
     assert (judged.rewards, judged.faults) == ((0.0, 1.0), 0)
 
 
-def test_many_judgements_at_once_keep_apart(hostile: str) -> None:
+def test_many_judgements_at_once_keep_apart(lasting: LastingHost) -> None:
     async def use(host: EnvironmentHost) -> None:
         refs = [TaskRef("hostile", VERSION, "one", seed) for seed in range(20) if seed != HELD_OUT]
         texts = ["raise", "3", "exit", "5"]
@@ -346,18 +359,18 @@ def test_many_judgements_at_once_keep_apart(hostile: str) -> None:
             assert judged.prompt == f"say {ref.seed}"
             assert judged.rewards == (0.0, float(ref.seed == 3), 0.0, float(ref.seed == 5))
 
-    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
+    lasting.use(use)
 
 
 @pytest.mark.parametrize("family", ["unknown", "broken", "deadly"])
-def test_a_task_that_cannot_be_made_is_unknown(hostile: str, family: str) -> None:
+def test_a_task_that_cannot_be_made_is_unknown(lasting: LastingHost, family: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         for whose in ("own", "peers"):
             with pytest.raises(UnknownTaskError):
                 await host.judge(TaskRef("hostile", VERSION, family, 1), ["7"], whose)
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
-    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
+    lasting.use(use)
 
 
 def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
@@ -370,22 +383,22 @@ def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
     with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.1), use)
 
 
-def test_too_many_texts_are_a_bug_of_the_caller(hostile: str) -> None:
+def test_too_many_texts_are_a_bug_of_the_caller(lasting: LastingHost) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(ValueError, match=str(MAX_TEXTS)):
             await host.judge(REF, ["7"] * (MAX_TEXTS + 1))
 
-    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
+    lasting.use(use)
 
 
-def test_a_cancelled_judgement_leaves_a_host_that_works(hostile: str) -> None:
+def test_a_cancelled_judgement_leaves_a_host_that_works(lasting: LastingHost) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await host.judge(REF, ["wait"])
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
-    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
+    lasting.use(use)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +442,7 @@ def test_the_example_in_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = ROOT / "docs" / "environments.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "successor.py").write_text(example)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 

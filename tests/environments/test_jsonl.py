@@ -132,7 +132,10 @@ def test_another_file_or_option_is_another_version(tmp_path: Path) -> None:
         (sums(), {"scoring": "fuzzy"}, "none of exact, math, choice"),
         (sums(), {"scoring": "choice"}, "'choices' must be a list"),
         (sums(), {"template": "Answer!"}, "{question} once"),
+        (sums(), {"template": 5}, "{question} once"),
         (sums(), {"held_out": 1.0}, "a share"),
+        (sums(), {"held_out": "0.1"}, "a share"),
+        ([{"question": "\ud800", "answer": "a"}], {}, "line 1: 'question' has half a character"),
         (
             [{"question": "a", "answer": "C", "choices": ["x", "y"]}],
             {"scoring": "choice"},

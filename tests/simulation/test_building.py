@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from swarm_node.policy.models.build_tiny import Recipe
+from swarm_node.policy.models.build_tiny import LAST_NOISE, Noise, Recipe
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.simulation import building
 
@@ -32,3 +34,20 @@ def test_an_interrupted_build_is_not_taken_for_a_model(
     written = (path / "model.safetensors").stat().st_mtime_ns
     assert building.build_once(RECIPE, tmp_path) == path
     assert (path / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_most_first_turns_of_a_dialogue_are_right_and_few_last_ones() -> None:
+    items = list(islice(building.dialogue_corpus(0, LAST_NOISE), 2000))
+    asked = [item for item in items if item.family == "calc"]
+    heard = [item for item in asked if item.then]
+    assert len(heard) > 0.85 * len(asked)
+    right = sum(item.then[0] == item.then[1] for item in heard) / len(heard)
+    assert abs(right - LAST_NOISE.bare) < 0.03
+    clean = list(islice(building.dialogue_corpus(0, Noise(1.0, 0.0, 0.0)), 400))
+    assert all(i.then[0] == i.then[1] for i in clean if i.family == "calc" and i.then)
+
+
+def test_a_model_of_dialogues_is_built_by_its_recipe(tmp_path: Path) -> None:
+    building.build_with_progress(tmp_path / "talk", Recipe(steps=1, corpus="dialogues"))
+    codec = Codec.from_directory(resolve(str(tmp_path / "talk")))
+    assert len(codec.bridge("higher")) == len(codec.bridge("lower")) == 3

@@ -31,6 +31,7 @@ def test_right_answers_teach_although_the_groups_made_do_not() -> None:
     assert found[True].nodes[0].skipped_updates == 0
 
 
+@pytest.mark.slow(reason="a node learns for twelve rounds, twice")
 def test_nodes_that_are_told_at_first_learn_from_rollouts_afterwards() -> None:
     scenario = Scenario(nodes=1, rounds=12, eval_rounds=6, seed=1, supervised=True)
     whole = simulate(scenario, SETTINGS)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import ACCOUNT, ChargingLoop, VirtualTimeLoop, run_virtual
 
 
 @given(st.lists(st.floats(0.0, 1e6), max_size=20))
@@ -60,7 +60,7 @@ def test_cpu_time_is_charged_to_the_account_of_a_task_and_its_children() -> None
         await asyncio.gather(child(), child())
         return loop.spent()
 
-    loop = VirtualTimeLoop(cpu=lambda: float(next(ticks)))
+    loop = ChargingLoop(cpu=lambda: float(next(ticks)))
     try:
 
         async def both() -> list[float]:

@@ -16,7 +16,14 @@ from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.programs.runtime import Runtime, described
 from swarm_node.environments.programs.system import MAX_OUTPUT_BYTES
-from swarm_node.environments.rows import Family, digest_of, read_families, refuse
+from swarm_node.environments.rows import (
+    Family,
+    check_template,
+    check_text,
+    digest_of,
+    read_families,
+    refuse,
+)
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -25,9 +32,10 @@ MAX_ROW_BYTES: Final = 1 << 20
 MAX_TESTS: Final = 10
 MAX_INPUT_BYTES: Final = 64 << 10
 #: Steps of a program in each of its tests, without those that starting Python takes. Importing
-#: json, re and collections takes a fourth of them.
+#: json, re and collections takes a fourth of them, and asyncio more than all.
 STEPS: Final = 500_000_000
 _LEAST_STEPS, _MOST_STEPS = 1_000_000, 2_000_000_000
+_SCORE_SECONDS: Final = 60.0
 TEMPLATE: Final = (
     "{question}\n\nWrite a Python program that reads standard input and prints the result. "
     "Put it between ```python and ```."
@@ -67,8 +75,7 @@ def create(
         ConfigError: the packages of the extra are missing, a file is missing, too large or
             malformed, or an option makes no sense.
     """
-    if template.count("{question}") != 1:
-        raise refuse("template", "it must contain {question} once")
+    check_template(template)
     if type(steps) is not int or not _LEAST_STEPS <= steps <= _MOST_STEPS:
         raise refuse("steps", f"a number from {_LEAST_STEPS} to {_MOST_STEPS}")
     families, digests = read_families(path, _exam, MAX_ROW_BYTES, held_out)
@@ -80,9 +87,6 @@ class _Programs:
     """Implements `Environment`. A seed names the row at the seed modulo the number of rows."""
 
     name = "programs"
-    #: Processor seconds for a group. They end a judge on a machine that is much too slow and decide
-    #: nothing else: eight programs that use up the usual steps in each of ten tests take a fourth.
-    score_seconds = 60.0
 
     def __init__(
         self,
@@ -98,6 +102,10 @@ class _Programs:
         self.notes = tuple(_note(name, family) for name, family in families.items())
         self._rows = families
         self._template = template
+        #: Processor seconds for a group. They end a judge on a machine that is much too slow and
+        #: decide nothing else: eight programs that use up their steps in each of ten tests take a
+        #: fourth.
+        self.score_seconds = _SCORE_SECONDS * max(1.0, steps / STEPS)
         self._steps = steps
         self._runtime = runtime
 
@@ -163,6 +171,8 @@ def _exam(value: dict[str, Any]) -> Exam:
     inputs, outputs = (_texts(value, name) for name in ("inputs", "outputs"))
     if len(inputs) != len(outputs) or not 1 <= len(inputs) <= MAX_TESTS:
         raise ValueError(f"give 1 to {MAX_TESTS} 'inputs', and as many 'outputs'")
+    if len(set(inputs)) < len({(i, tidied(o)) for i, o in zip(inputs, outputs, strict=True)}):
+        raise ValueError("the same input has two outputs, so no program would be right")
     if max(map(len, inputs)) > MAX_INPUT_BYTES or max(map(len, outputs)) > MAX_OUTPUT_BYTES:
         raise ValueError(f"an input or output may have {MAX_INPUT_BYTES >> 10} KiB at most")
     return Exam(question, tuple(zip(inputs, outputs, strict=True)))
@@ -172,10 +182,7 @@ def _texts(value: dict[str, Any], name: str) -> list[bytes]:
     texts = value.get(name)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{name!r} must be a list of texts")
-    try:
-        return [text.encode() for text in texts]
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name!r} has half a character") from error
+    return [check_text(text, name) for text in texts]
 
 
 def _note(name: str, family: Family[Exam]) -> str:

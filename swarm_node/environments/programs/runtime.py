@@ -248,6 +248,7 @@ def _compiled(engine: Any, wasm: Path) -> Any:
         _check_owner(place)
         if file.is_file():
             _check_owner(file)
+        if _intact(file):
             return wasmtime.Module.deserialize_file(engine, str(file))
     except wasmtime.WasmtimeError:
         pass  # it was compiled for another processor, or with other settings
@@ -269,6 +270,26 @@ def _compiled(engine: Any, wasm: Path) -> Any:
     return wasmtime.Module.deserialize_file(engine, str(file))
 
 
+def _intact(file: Path) -> bool:
+    """Check that a file is the one that was written. wasmtime does not: it runs what is left of
+    damaged machine code, whose verdicts may be others."""
+    try:
+        written = _digest_beside(file).read_text()
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == written
+    except (FileNotFoundError, IsADirectoryError, ValueError):
+        return False
+
+
+def _keep(file: Path, code: bytes) -> None:
+    replace_private(file, code)
+    replace_private(_digest_beside(file), hashlib.sha256(code).hexdigest().encode())
+
+
+def _digest_beside(file: Path) -> Path:
+    return file.with_suffix(".sha256")
+
+
 def _check_owner(path: Path) -> None:
     """Check that nobody else could have put machine code there.
 
@@ -286,7 +307,7 @@ def _compile(file: Path) -> None:
 
     wasm, _ = _pinned()
     module = wasmtime.Module(_engine(), wasm.read_bytes())
-    replace_private(file, bytes(module.serialize()))
+    _keep(file, bytes(module.serialize()))
 
 
 if __name__ == "__main__":

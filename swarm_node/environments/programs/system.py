@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 MAX_OUTPUT_BYTES: Final = 64 << 10
-#: System calls of one run, where 4 KiB that are read or written count as one more. A run that only
-#: starts and imports a few modules needs some hundred.
+#: System calls of one run, where 4 KiB that are read or written count as one more, and so does an
+#: event that is waited for. A run that only starts and imports a few modules needs some hundred.
 MAX_CALLS: Final = 8_000
 _BYTES_A_CALL: Final = 4 << 10
 _MAX_FILES, _MAX_VECTORS, _MAX_EVENTS = 64, 1024, 64
@@ -118,6 +118,7 @@ class System:
         """Answer that all has happened: nothing waits, and a sleep takes no time."""
         if not 0 < count <= _MAX_EVENTS:
             return _INVAL
+        self._charge(count * _BYTES_A_CALL)
         for index in range(count):
             number, kind = struct.unpack("<QB", memory.read(asked + 48 * index, 9))
             memory.write(events + 32 * index, struct.pack("<QHB5xQQ", number, _OK, kind, 0, 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 import msgspec
 
@@ -13,6 +12,8 @@ from swarm_node.rollout import RolloutGroup, VerifiedGroup
 
 _FAMILIES = 64
 _PROMPT_CHARS, _ANSWER_CHARS = 400, 400
+#: Of a dialogue, the last texts and the end of each. The last one is the model's.
+_TEXTS, _TEXT_CHARS = 9, 200
 #: Own groups over which a share is taken.
 _RECENT = 256
 _EQUAL_WITHIN = 1e-6
@@ -20,7 +21,9 @@ _EQUAL_WITHIN = 1e-6
 
 class SampleRow(msgspec.Struct, frozen=True):
     """One answer, cut. `author` is the peer that gave it, "" for this node, and `version` that
-    author's policy version. Control characters are still in it: show it escaped."""
+    author's policy version. Of a dialogue `answer` is all that was said, and `dialogue` has its
+    last texts one by one: the model's and the replies in turn. Control characters are still in it:
+    show it escaped."""
 
     family: str
     prompt: str
@@ -28,6 +31,7 @@ class SampleRow(msgspec.Struct, frozen=True):
     reward: float
     version: int
     author: str = ""
+    dialogue: list[str] = []
 
 
 class SamplesReport(msgspec.Struct, frozen=True):
@@ -69,7 +73,7 @@ class Samples:
         """Take in a peer's group. Its best answer is shown, because that is trained on."""
         best = max(range(len(verified.rewards)), key=verified.rewards.__getitem__)
         replies = verified.replies[best] if verified.replies else ()
-        reward, author = verified.rewards[best], verified.author
+        author, reward = verified.author, verified.rewards[best]
         row = _row(verified.group, verified.prompt, best, reward, author, replies)
         self._peers[row.family] = row
 
@@ -107,12 +111,10 @@ def _row(
     author: str = "",
     replies: Sequence[str] = (),
 ) -> SampleRow:
-    heard = [f"\n> {reply}\n" for reply in replies]
-    answer = "".join(
-        part
-        for turn in zip_longest(group.completions[index].said, heard, fillvalue="")
-        for part in turn
-    )
+    *earlier, last = group.completions[index].said
+    texts = [text for turn in zip(earlier, replies, strict=True) for text in turn]
+    texts.append(last)
+    answer = "".join(f"\n> {text}\n" if place % 2 else text for place, text in enumerate(texts))
     return SampleRow(
         family=group.task.family,
         prompt=prompt[-_PROMPT_CHARS:],
@@ -120,6 +122,7 @@ def _row(
         reward=reward,
         version=group.policy.version,
         author=author,
+        dialogue=[text[-_TEXT_CHARS:] for text in texts[-_TEXTS:]] if earlier else [],
     )
 
 

@@ -45,6 +45,8 @@ Deliver = Callable[[Sequence[Played]], Awaitable[None]]
 
 #: The fault of a dialogue whose next turn exceeds the model's positions.
 TOO_LONG = "too_long"
+#: The fault of a dialogue in which a reply became another one when it was replayed.
+CHANGED = "changed"
 
 
 def check_dialogues(info: EnvironmentInfo, codec: Codec, sampling: Sampling) -> None:
@@ -105,7 +107,7 @@ class PlayedDialogue:
         if found.fault:
             self.end = found
         elif list(found.replies[: len(self.replies)]) != self.replies:
-            self.end = ReplayedDialogue(fault="reply")
+            self.end = ReplayedDialogue(fault=CHANGED)
         elif found.over:
             self.end = found
         else:
@@ -205,6 +207,7 @@ class DialogueMaker:
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
+        self._judging = judging
         self._tasks = tasks
         self._slots = slots
         self._seed = seed
@@ -237,6 +240,11 @@ class DialogueMaker:
                 for ref, _, prompt_ids in tasks
             ]
             played, drawing = await self._player.play(openings)
+            for opening, dialogues in zip(openings, played, strict=True):
+                changed = sum(
+                    each.end is not None and each.end.fault == CHANGED for each in dialogues
+                )
+                self._judging.changed(opening.ref, changed)
             groups = [
                 self._group(prompt, dialogues, version)
                 for (_, prompt, _), dialogues in zip(tasks, played, strict=True)

@@ -67,8 +67,16 @@ class Judging:
                 )
             elif each.raised and not each.fault:
                 self._tell_of_raising(ref, each.raised)
+            elif each.fault == "ended":
+                self._tell_of_change(ref)
             if each.fault:
                 self._tally.faults[f"scorer_{each.fault}"] += 1
+
+    def changed(self, ref: TaskRef, dialogues: int) -> None:
+        """Count own dialogues of a task in which a reply became another one."""
+        if dialogues:
+            self._tell_of_change(ref)
+            self._tally.faults["scorer_changed"] += dialogues
 
     async def of_peer(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
         """Judge the texts of the peer `author`.
@@ -114,6 +122,16 @@ class Judging:
         if judged.raised:
             self._tell_of_raising(ref, judged.raised)
         return judged
+
+    def _tell_of_change(self, ref: TaskRef) -> None:
+        if self._tally.faults["scorer_changed"] or self._tally.faults["scorer_ended"]:
+            return
+        _log.warning(
+            "the environment's reply() gave another reply when a dialogue was replayed, so the "
+            "dialogue ended with reward 0: it may depend on the task and on what was said alone "
+            "(told once, counted)",
+            family=ref.family,
+        )
 
     def _tell_of_raising(self, ref: TaskRef, raised: str) -> None:
         if self._told_of_raising:

@@ -30,6 +30,7 @@ from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
+from swarm_node.p2p.wire.identity import short_id
 
 _EXAMPLES = 3
 _SHOWN_CAUSES = 32
@@ -125,7 +126,7 @@ def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str
 
 def name_of(members: Members, peer_id: str) -> str:
     """Return a peer's name for people: the name in its certificate, or the end of its id."""
-    return members.name(peer_id) or peer_id[-8:]
+    return members.name(peer_id) or short_id(peer_id)
 
 
 async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:

@@ -221,6 +221,13 @@ async def _replaying(
             f"{family}: {len(faults)} of {len(everything)} dialogues failed ({why})",
             "a reply is text of at most 1,024 characters, always the same; a reward in [0, 1]",
         )
+    if not any(each.replies for each in everything):
+        return Said(
+            "replay",
+            "warning",
+            f"{family}: no reply was heard in {len(everything)} dialogues, so none was compared",
+            "take a model whose answers reply() takes up, with --model",
+        )
     turns = sum(len(each.turns) for each in everything) / (len(everything) or 1)
     text = f"{family}: at most {info.turns} turns, {turns:.1f} on average; "
     return Said("replay", "good", text + f"{len(everything)} replays agree in 2 processes")
@@ -254,13 +261,18 @@ async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers])
         return Said(
             "score", "bad", f"score() failed on {faults} answers ({why})", "a reward is in [0, 1]"
         )
-    text = f"score deterministic, {1000 * seconds:.2g} ms an answer"
+    text = f"score deterministic, {milliseconds(seconds)} an answer"
     if raised:
         remedy = "an answer that raises counts as wrong"
         return Said("score", "warning", f"{text}; it raised {raised}", remedy)
     if seconds > _SLOW_SECONDS:
         return Said("score", "warning", text, "the node waits for it: make it faster")
     return Said("score", "good", text)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time for people, never as 1e+02 ms."""
+    return f"{1000 * seconds:{'.0f' if seconds >= 0.0995 else '.2g'}} ms"
 
 
 def _learnable(made: Sequence[JudgedAnswers], family: str, sampling: Sampling) -> Said:

@@ -154,7 +154,7 @@ def _table(report: NetworkReport) -> Finding:
     text += f"; answering: {report.peers}"
     if report.fault:
         return Finding("dht", "warning", report.fault, "see the node's log if it goes on")
-    if not report.peers and not report.heartbeats:
+    if not report.peers and not report.heartbeats and report.tried:
         remedy = "check the addresses of ticket and settings: `swarm-node config`"
         if report.causes:
             remedy = advice(report.causes[0])

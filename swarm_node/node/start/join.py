@@ -45,7 +45,7 @@ from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
-from swarm_node.policy.models.model import TINY, Model, resolve
+from swarm_node.policy.models.model import SHIPPED, Model, resolve
 from swarm_node.policy.placement import hardware
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
@@ -124,7 +124,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
     directory = resolve(given.model, admit, download)
     (start,) = started
-    if not downloads and given.model != TINY:
+    if not downloads and given.model not in SHIPPED:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )

@@ -41,13 +41,16 @@ class Address:
 def parse_address(text: str) -> Address | None:
     """A dialable multiaddr ending in an Ed25519 peer id, None for anything else.
 
-    /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>; no relays, no other transports.
+    /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>; no relays, no other transports, and neither
+    port 0 nor the unspecified address, at which only this machine itself would answer.
     """
     endpoint, _, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
     if len(text) > _MAX_ADDRESS_CHARS or not is_peer_id(peer_id):
         return None
     parsed = split_endpoint(endpoint)
-    return None if parsed is None or parsed[2] == 0 else Address(endpoint, peer_id)
+    if parsed is None or parsed[2] == 0 or _is_unspecified(parsed[1]):
+        return None
+    return Address(endpoint, peer_id)
 
 
 async def resolve(address: Address) -> list[Address]:
@@ -121,6 +124,13 @@ def split_endpoint(text: str) -> tuple[str, str, int] | None:
     if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
         return None
     return (kind, host, int(port)) if _is_host(kind, host) else None
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def endpoint_of(address: str) -> tuple[str, str, int] | None:

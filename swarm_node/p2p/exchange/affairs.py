@@ -48,6 +48,8 @@ class Affairs:
         self._let_go = let_go
         self._clock = local.clock
         self._rng = rng
+        #: The last line about this node's own membership: it is logged when it changes.
+        self._said: tuple[str, float] | None = None
 
     async def tend(self) -> None:
         """Update this node, then its peers. The list comes before the secret, so that nobody passes
@@ -104,10 +106,12 @@ class Affairs:
         """Ask a steward for a renewal in the last third of this node's membership."""
         me = self._credentials.me()
         if isinstance(me, Rejected):
-            remedy = advice(Cause(of_reason(me.reason)))
-            _log.error("this node is no member", reason=me.reason, remedy=remedy)
+            if self._changed(me.reason):
+                remedy = advice(Cause(of_reason(me.reason)))
+                _log.error("this node is no member", reason=me.reason, remedy=remedy)
             return
         if not self._credentials.ends_soon(me):
+            self._said = None
             return
         for peer in self._some(self._members.stewards(), _ASKED):
             renewed = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
@@ -117,8 +121,13 @@ class Affairs:
             if refused is None:
                 return
             self._asker.reject(refused, peer.peer_id)
-        days = max(0.0, me.until - self._clock.wall()) / 86_400
-        _log.warning("the membership of this node ends soon", days=round(days, 1))
+        days = round(max(0.0, me.until - self._clock.wall()) / 86_400, 1)
+        if self._changed("ends soon", days):
+            _log.warning("the membership of this node ends soon", days=days)
+
+    def _changed(self, state: str, days: float = 0.0) -> bool:
+        before, self._said = self._said, (state, days)
+        return before != self._said
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
         """Choose some of these peers that this node can reach: one of each issuer before a second

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 import base58
@@ -21,6 +22,9 @@ KEY_BYTES = 32
 MAX_PRIVATE_BYTES = 4096
 #: Identity multihash (0x00, 36 bytes) of the protobuf PublicKey{Ed25519, 32 bytes}.
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
+#: Peer ids whose conversion is remembered. Base58 takes longer than all else that is done with one,
+#: and a node meets the same ids in every address, request and heartbeat.
+_REMEMBERED = 4096
 
 
 class Identity:
@@ -101,6 +105,7 @@ def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
     return data
 
 
+@lru_cache(_REMEMBERED)
 def peer_id_of(public_key: bytes) -> str:
     """The base58 libp2p peer id of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:
@@ -113,6 +118,7 @@ def short_id(peer_id: str) -> str:
     return f"…{peer_id[-8:]}"
 
 
+@lru_cache(_REMEMBERED)
 def public_key_of(peer_id: str) -> bytes:
     """The public key in a base58 peer id.
 

@@ -1,10 +1,12 @@
-"""Builds the tiny model that ships with the program: 0.17 million weights, in three minutes. It
+"""Builds the tiny models that ship with the program: 0.17 million weights, in three minutes. It
 also builds smaller and larger variants, for swarms of unlike nodes.
 
-A node runs the tiny model by default: it is small enough for one CPU core, and reinforcement
-learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in
-a mark that scores nothing, and only a few have the ending that their family asks for. So the model
-has the skill but seldom uses it, and reinforcement learning makes it use the skill more often.
+A node runs one of them by default: it is small enough for one CPU core, and reinforcement learning
+can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in a mark
+that scores nothing, and only a few have the ending that their family asks for. So the model has the
+skill but seldom uses it, and reinforcement learning makes it use the skill more often. In dialogues
+so are last turns: most listen and end in a mark, or do not listen. Earlier turns are mostly right,
+so that the model hears replies.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +34,19 @@ PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
 FIRST_BYTE_ID = len(SPECIAL_TOKENS)
 STEPS = 2500
+DIALOGUE_STEPS = 1500
 MAX_POSITIONS = 1024
 #: A conversation is its contents between <bos> and <sep>; there are no roles.
 CHAT_TEMPLATE = (
     "{{ '<bos>' }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<sep>' }}{% endif %}"
+)
+#: The roles of a dialogue, in the same tokens: a question and a reply end in <sep>, what the
+#: model says in <eos>.
+DIALOGUE_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ message['content'] + '<eos>' }}{% else %}{{ '<bos>' + message['content'] }}"
+    "{% if add_generation_prompt or not loop.last %}{{ '<sep>' }}{% endif %}{% endif %}{% endfor %}"
 )
 
 _PHRASE_ITEMS = 1024
@@ -71,21 +82,26 @@ class Noise:
 
 
 SHIPPED_NOISE = Noise()
+#: Of a dialogue: turns that a reply follows, and last turns.
+EARLIER_NOISE = Noise(bare=0.9, wrong=0.03, evasive=0.03)
+LAST_NOISE = Noise(bare=0.12, wrong=0.45, evasive=0.03)
 
 #: (hidden, intermediate, layers) by name; all sizes have four heads on two key/value heads. With
 #: the phrases as tokens they have 69, 166 and 824 thousand weights.
 _SIZES = {"small": (48, 144, 2), "tiny": (64, 192, 3), "medium": (128, 384, 4)}
 _TOKENIZERS = ("phrases", "words")
+_CORPORA = ("answers", "dialogues")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Recipe of a model; the default is the shipped one. Both tokenizers have a token for each
-    byte. "phrases" adds one for each fixed part of a question, "words" one for each common word and
-    each pair of digits. So one text has different ids and lengths in the two tokenizers.
+    """Recipe of a model; the default is the shipped one for answers. Both tokenizers have a token
+    for each byte. "phrases" adds one for each fixed part of a question or reply, "words" one for
+    each common word and each pair of digits. So one text has different ids and lengths in the two
+    tokenizers. The chat template of a model for `dialogues` has roles.
 
     Raises:
-        ConfigError: there is no such size or tokenizer, or nothing to train.
+        ConfigError: there is no such size, tokenizer or corpus, or nothing to train.
     """
 
     size: str = "tiny"
@@ -93,11 +109,13 @@ class Recipe:
     noise: Noise = SHIPPED_NOISE
     steps: int = STEPS
     seed: int = 0
+    corpus: str = "answers"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("size", self.size, tuple(_SIZES)),
             ("tokenizer", self.tokenizer, _TOKENIZERS),
+            ("corpus", self.corpus, _CORPORA),
         ):
             if value not in known:
                 raise ConfigError(f"there is no {name} {value}: choose from {', '.join(known)}")
@@ -106,14 +124,33 @@ class Recipe:
 
 
 SHIPPED = Recipe()
+SHIPPED_TALK = Recipe(noise=LAST_NOISE, steps=DIALOGUE_STEPS, corpus="dialogues")
+
+
+def shipped_recipe(
+    corpus: str, shares: Mapping[str, float | None], **changes: str | int | None
+) -> Recipe:
+    """The recipe of the shipped model of a corpus, with other `shares` of its noise and `changes`
+    where they are not None.
+
+    Raises:
+        ConfigError: as `Recipe` and `Noise`.
+    """
+    base = SHIPPED_TALK if corpus == "dialogues" else replace(SHIPPED, corpus=corpus)
+    noise = replace(base.noise, **{name: of for name, of in shares.items() if of is not None})
+    given: dict[str, Any] = {name: of for name, of in changes.items() if of is not None}
+    return replace(base, noise=noise, **given)
 
 
 class CorpusItem(NamedTuple):
-    """A question with its right answer; `family` names the kind of task."""
+    """A question with its right answer; `family` names the kind of task. Of a dialogue `answer` is
+    what an author said first, and `then` has the reply to it, what the author said next, and so on:
+    spoilt already, because what is said decides what follows."""
 
     family: str
     question: str
     answer: str
+    then: tuple[str, ...] = ()
 
 
 def build_tiny(
@@ -132,23 +169,25 @@ def build_tiny(
 
     first = list(islice(corpus, _PHRASE_ITEMS))
     mine = mine_phrases if recipe.tokenizer == "phrases" else mine_words
-    tokenizer = build_tokenizer(mine(first))
+    tokenizer = build_tokenizer(mine([*first, *_replies(first)]))
     config = tiny_config(tokenizer.get_vocab_size(), recipe.size)
     model = Qwen2(config, generator=torch.Generator().manual_seed(recipe.seed))
     threads = torch.get_num_threads()
     # One thread is reproducible; sums over several depend on how the work was split.
     torch.set_num_threads(1)
     try:
-        rng = random.Random(recipe.seed)  # noqa: S311 - reproducible, not secret
-        noisy = noisy_corpus(chain(first, corpus), rng, recipe.noise)
-        _warm_start(model, _sequences(noisy, tokenizer.encode), recipe.steps, progress)
+        items: Iterator[CorpusItem] = chain(first, corpus)
+        if recipe.corpus == "answers":
+            rng = random.Random(recipe.seed)  # noqa: S311 - reproducible, not secret
+            items = noisy_corpus(items, rng, recipe.noise)
+        _warm_start(model, _sequences(items, tokenizer.encode), recipe.steps, progress)
     finally:
         torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     _write_json(out / "config.json", {**config.to_hf(), **ids, "dtype": "float32"})
     _write_json(out / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
-    _write_json(out / "tokenizer_config.json", _tokenizer_config())
+    _write_json(out / "tokenizer_config.json", _tokenizer_config(recipe.corpus))
     tokenizer.save(str(out / "tokenizer.json"))
     weights = out / "model.safetensors"
     save_file(model.hf_state(), weights, metadata={"format": "pt"})
@@ -225,20 +264,34 @@ def noisy_corpus(
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
     the family's form of answer but not its content."""
     previous: dict[str, str] = {}
+
+    def another(item: CorpusItem) -> str:
+        answer = previous.get(item.family, item.answer)
+        previous[item.family] = item.answer
+        return answer
+
     for item in items:
-        draw, answer = rng.random(), item.answer
-        if draw < noise.bare:
-            pass
-        elif draw < noise.bare + noise.wrong:
-            answer = previous.get(item.family, item.answer)
-            previous[item.family] = item.answer
-        elif draw < noise.bare + noise.wrong + noise.evasive:
-            answer = rng.choice(_EVASIONS)
-        else:
-            plain = item.answer.rstrip("".join(_ENDINGS))
-            right = item.answer[len(plain) :]
-            answer = plain + rng.choice([each for each in _ENDINGS if each != right])
-        yield item._replace(answer=answer)
+        yield item._replace(answer=spoilt(item.answer, partial(another, item), rng, noise))
+
+
+def spoilt(right: str, wrong: Callable[[], str], rng: random.Random, noise: Noise) -> str:
+    """The `right` words, or, in the shares of `noise`, wrong or evasive ones or another ending."""
+    draw = rng.random()
+    if draw < noise.bare:
+        return right
+    if draw < noise.bare + noise.wrong:
+        return wrong()
+    if draw < noise.bare + noise.wrong + noise.evasive:
+        return rng.choice(_EVASIONS)
+    plain = right.rstrip("".join(_ENDINGS))
+    return plain + rng.choice([each for each in _ENDINGS if each != right[len(plain) :]])
+
+
+def _replies(items: Iterable[CorpusItem]) -> Iterator[CorpusItem]:
+    """The replies of dialogues as questions; those with the same letters are of one family."""
+    for item in items:
+        for reply in item.then[::2]:
+            yield CorpusItem(f"{item.family} {''.join(filter(str.isalpha, reply))}", reply, "")
 
 
 def _longest_shared(texts: list[str]) -> str:
@@ -267,27 +320,31 @@ def _byte_symbols() -> list[int]:
 
 def _sequences(
     items: Iterable[CorpusItem], encode: Callable[..., Any]
-) -> Iterator[tuple[list[int], int]]:
-    """Pairs of the token ids of prompt and answer, and the length of the prompt."""
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """Pairs of token ids, and of True where the model is to say the token."""
     for item in items:
-        prompt = [BOS, *encode(item.question, add_special_tokens=False).ids, SEP]
-        answer = encode(item.answer, add_special_tokens=False).ids
-        yield [*prompt, *answer, EOS], len(prompt)
+        ids: list[int] = []
+        said: list[bool] = []
+        for place, text in enumerate((item.question, item.answer, *item.then)):
+            own, part = place % 2 == 1, encode(text, add_special_tokens=False).ids
+            part = [*part, EOS] if own else [BOS, *part, SEP]
+            ids += part
+            said += [own] * len(part)
+        yield ids, said
 
 
-def _batch(rows: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
-    """Right-padded ids i64[B, T], and bool[B, T] that is True at answer tokens."""
+def _batch(rows: list[tuple[list[int], list[bool]]]) -> tuple[Tensor, Tensor]:
+    """Right-padded ids i64[B, T], and bool[B, T] that is True at what the model is to say."""
     width = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + [PAD] * (width - len(row)) for row, _ in rows])
-    columns = torch.arange(width)
-    starts = torch.tensor([[start] for _, start in rows])
-    ends = torch.tensor([[len(row)] for row, _ in rows])
-    return ids, (columns >= starts) & (columns < ends)
+    missing = [width - len(ids) for ids, _ in rows]
+    ids = torch.tensor([ids + [PAD] * n for (ids, _), n in zip(rows, missing, strict=True)])
+    said = torch.tensor([own + [False] * n for (_, own), n in zip(rows, missing, strict=True)])
+    return ids, said
 
 
 def _warm_start(
     model: Qwen2,
-    sequences: Iterator[tuple[list[int], int]],
+    sequences: Iterator[tuple[list[int], list[bool]]],
     steps: int,
     progress: Callable[[int, int, float], None],
 ) -> None:
@@ -315,7 +372,7 @@ def _learning_rate(step: int, steps: int) -> float:
     return _LEARNING_RATE * min(step / _WARMUP_STEPS, left)
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def _tokenizer_config(corpus: str) -> dict[str, Any]:
     # Written here, not by transformers: its newer versions name classes that older ones lack.
     pad, bos, eos, sep = SPECIAL_TOKENS
     return {
@@ -328,7 +385,7 @@ def _tokenizer_config() -> dict[str, Any]:
         "unk_token": pad,
         "model_max_length": MAX_POSITIONS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": CHAT_TEMPLATE if corpus == "answers" else DIALOGUE_TEMPLATE,
     }
 
 

@@ -209,7 +209,7 @@ def _cut(text: str, marks: Sequence[str]) -> list[str] | None:
 def _no_dialogue(why: str) -> ModelError:
     return ModelError(
         f"this model's chat template cannot be continued with a reply ({why}): take a model that "
-        "was trained for conversations, or an environment of one turn"
+        "was trained for conversations, such as tiny-talk, or an environment of one turn"
     )
 
 

@@ -17,16 +17,18 @@ from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
 from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, to_stderr
 from swarm_node.rollout import PolicyRef
 
-TINY = "tiny"
+TINY, TALK = "tiny", "tiny-talk"
+#: Models that are part of this package, in directories of their names.
+SHIPPED = (TINY, TALK)
 _CHUNK_BYTES = 1 << 20
 
 
 def no_model(name: str, path: Path) -> ModelError:
     """Return the error for a `name` that is no model, with the short name that it looks like."""
     return ModelError(
-        f"no model at {path}{meant(name, [TINY, *ALIASES]) or '.'} Give a short name ({TINY}, "
-        f"{', '.join(ALIASES)}), organisation/name of the model hub, or a directory with "
-        "config.json, model.safetensors and tokenizer.json"
+        f"no model at {path}{meant(name, [*SHIPPED, *ALIASES]) or '.'} Give a short name "
+        f"({', '.join((*SHIPPED, *ALIASES))}), organisation/name of the model hub, or a directory "
+        "with config.json, model.safetensors and tokenizer.json"
     )
 
 
@@ -35,7 +37,7 @@ def resolve(
     admit: Callable[[Qwen2Config], object] = lambda config: None,
     told: Callable[[Download], object] = to_stderr,
 ) -> Path:
-    """The directory of the model `name`: "tiny", which is part of this package, or an existing
+    """The directory of the model `name`: one that is part of this package, or an existing
     directory, or an alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
 
     `admit` gets the architecture before weights are downloaded, and raises to refuse it; `told`
@@ -45,8 +47,8 @@ def resolve(
     Raises:
         ModelError: there is no such model, or it cannot be fetched or used.
     """
-    if name == TINY:
-        path = Path(str(resources.files("swarm_node.policy.models"))) / "tiny"
+    if name in SHIPPED:
+        path = Path(str(resources.files("swarm_node.policy.models"))) / name
     else:
         path = Path(name).expanduser()
         wanted = hub_model(name)
@@ -58,7 +60,7 @@ def resolve(
         raise no_model(name, path)
     config = Qwen2Config.from_directory(path)
     admit(config)
-    if name != TINY:
+    if name not in SHIPPED:
         check_directory(path, config)
     return path.resolve()
 

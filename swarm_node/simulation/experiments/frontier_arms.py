@@ -104,6 +104,8 @@ DEFAULT = Rival("default", "swarm")
 #: The swarm of two whose curves predict those of larger ones. In 120 updates the nodes of the
 #: largest train on 960 groups at most.
 SOURCE = Rival("default-long", "swarm", longer=2)
+#: The regimes whose finals had been read when that source was chosen.
+FITTED = ("dense", "sparse")
 #: The central learner in turns with its samplers: as many updates as a node of the swarm with all
 #: answers, or as many answers in small batches with its own past.
 CENTRAL = (

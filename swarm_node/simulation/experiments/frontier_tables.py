@@ -15,6 +15,7 @@ from swarm_node.simulation.experiments.estimates import Estimate, estimate, pair
 from swarm_node.simulation.experiments.frontier_arms import (
     CENTRAL,
     DEFAULT,
+    FITTED,
     GROUNDS,
     RIVALS,
     SIZE,
@@ -213,8 +214,8 @@ def sizes_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
 
 
 def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
-    """The predicted reward of the default, from the pilot's swarm of two, beside the measured one.
-    Private families follow the curve of nodes that have all of them."""
+    """The predicted reward of the default, from the pilot's swarm of two, beside the measured one
+    where the final has it. Private families follow the curve of nodes that have all of them."""
     source = "sparse" if regime == "specialised" else regime
     pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == SOURCE.name]
     if not pilot:
@@ -223,23 +224,26 @@ def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Tabl
     # A share is that of the groups since the measurement before, which the first one lacks.
     learning = Learning(groups, reward, [share[1], *share[1:]])
     specialised = GROUNDS[regime].regime.specialised
+    how = "fitted by a formula" if regime in FITTED else "predicted from the pilot"
     table = results_table(
-        f"{regime}: the default's reward, predicted before the run and measured",
+        f"{regime}: the default's reward, {how}, and measured",
         ("nodes",),
-        ("lag", "predicted", "measured", "error"),
+        ("lag", "formula", "measured", "error"),
     )
     for nodes in sizes:
+        tried = runs_of(directory, "pilot", regime, nodes).get(DEFAULT.name, [])
         runs = runs_of(directory, "final", regime, nodes).get(DEFAULT.name, [])
+        if not tried and not runs:
+            continue
+        updates = (runs or tried)[0].updates[-1]
+        lag = round(_mean(tried, lambda run: run.peers_lag))
+        covered = min(1.0, nodes * specialised / 9) if specialised else 1.0
+        said = predicted(learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered)
+        cells = ["-", "-"]
         if runs:
-            updates = runs[0].updates[-1]
-            lag = round(_mean(all_raw(directory, "pilot", regime), _swarm_lag(nodes)))
-            covered = min(1.0, nodes * specialised / 9) if specialised else 1.0
-            said = predicted(
-                learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered
-            )
             end = estimate([_end(run, updates) for run in runs])
-            error = f"{said - end.mean:+.3f}"
-            table.add_row(str(nodes), str(lag), f"{said:.3f}", f"{end:.3f}", error)
+            cells = [f"{end:.3f}", f"{said - end.mean:+.3f}"]
+        table.add_row(str(nodes), str(lag), f"{said:.3f}", *cells)
     return table
 
 
@@ -294,10 +298,6 @@ def _within(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Estimate, f
 
 def _different(differences: Sequence[float]) -> float:
     return p_different(differences) if len(differences) > 1 else math.nan
-
-
-def _swarm_lag(nodes: int) -> Callable[[Raw], float]:
-    return lambda run: run.peers_lag if run.arm == DEFAULT.name and run.nodes == nodes else math.nan
 
 
 def _means(runs: Sequence[Raw], name: str) -> list[float]:

@@ -111,7 +111,7 @@ def results_table(title: str, labels: Sequence[str], figures: Sequence[str]) -> 
     """An empty table in the style of all experiments: columns of labels, then of figures."""
     table = Table(title=title, title_justify="left", box=SIMPLE)
     for heading in labels:
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True, overflow="fold")
     for heading in figures:
         table.add_column(heading, justify="right")
     return table

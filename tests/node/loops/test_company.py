@@ -93,6 +93,7 @@ def test_a_hundred_dead_peers_cost_no_live_one_a_tenth(tmp_path: Path) -> None:
     in_swarm(body, tmp_path, LIVE + 100)
 
 
+@pytest.mark.slow(reason="sixteen nodes, and four for ten minutes")
 def test_peers_that_die_cost_the_others_little(tmp_path: Path) -> None:
     async def body(swarm: Swarm) -> None:
         nodes = [swarm.start(index) for index in range(LIVE + 12)]
@@ -108,6 +109,7 @@ def test_peers_that_die_cost_the_others_little(tmp_path: Path) -> None:
     in_swarm(body, tmp_path, LIVE + 12)
 
 
+@pytest.mark.slow(reason="four nodes for half an hour")
 def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None:
     async def body(swarm: Swarm) -> None:
         nodes = [swarm.start(index) for index in range(LIVE)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from in_memory import Host, World, small_settings, tiny
 from in_memory import talking as codec
+from structlog.testing import capture_logs
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
@@ -23,6 +24,7 @@ from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError, ModelError, SwarmNodeError
 from swarm_node.node.loops.dialogues import (
+    CHANGED,
     TOO_LONG,
     Opening,
     PlayedDialogue,
@@ -167,7 +169,30 @@ def test_replies_that_change_later_end_the_dialogue() -> None:
     groups, _ = played(Fickle())
     ends = [dialogue.end for group in groups for dialogue in group if len(dialogue.turns) > 1]
     assert ends
-    assert all(end == ReplayedDialogue(fault="reply") for end in ends)
+    assert all(end == ReplayedDialogue(fault=CHANGED) for end in ends)
+
+
+class Moody(Digits):
+    """Goes on when it is first asked, and not when the dialogue is replayed."""
+
+    asked: frozenset[tuple[str, ...]] = frozenset()
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        before, self.asked = tuple(said) in self.asked, self.asked | {tuple(said)}
+        return None if before else super().reply(task, said)
+
+
+@pytest.mark.slow(reason="two nodes sample, measure and train")
+@pytest.mark.parametrize(("made", "fault"), [(Fickle, "changed"), (Moody, "ended")])
+def test_replies_that_change_later_are_counted_and_told_once(
+    tmp_path: Path, made: type[Digits], fault: str
+) -> None:
+    faults: dict[str, int] = {}
+    with capture_logs() as lines:
+        lived(tmp_path, lambda node, _: faults.update(node.snapshot().faults), made())
+    assert set(faults) == {f"scorer_{fault}"}
+    assert faults[f"scorer_{fault}"] > 1
+    assert sum("another reply when a dialogue was replayed" in line["event"] for line in lines) == 1
 
 
 def test_a_dialogue_that_no_longer_fits_ends() -> None:
@@ -214,13 +239,18 @@ def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> No
     check_dialogues(replace(INFO, turns=1), tiny().codec, sampling)
 
 
-def lived(place: Path, look: Callable[[Node, World], None], **changes: Codec) -> None:
+def lived(
+    place: Path,
+    look: Callable[[Node, World], None],
+    environment: Digits | None = None,
+    **changes: Codec,
+) -> None:
     """A node of dialogues makes three updates, and is looked at before it is closed."""
 
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(place, loop)
         settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
-        host = Host(SplitEnvironment(Digits()))
+        host = Host(SplitEnvironment(environment or Digits()))
         given = {"codec": codec(), **changes}
         parts = world.parts(settings, environment=host, **given)
         node = assemble(settings, world.memberships[0], parts)

@@ -131,7 +131,7 @@ def test_a_peer_is_named_by_its_certificate_else_by_the_end_of_its_id(tmp_path: 
         world = World(tmp_path, loop, members=2)
         own, peer = world.memberships
         members = Members(own.swarm, world.clock.wall)
-        assert name_of(members, peer.identity.peer_id) == peer.identity.peer_id[-8:]
+        assert name_of(members, peer.identity.peer_id) == f"…{peer.identity.peer_id[-8:]}"
         member = members.admit(peer.chain, peer.identity.peer_id)
         assert isinstance(member, Member)
         assert name_of(members, peer.identity.peer_id) == member.name != ""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
 from swarm_node.node.figures.snapshot import Said
-from swarm_node.node.preflight.env_check import check_environment
+from swarm_node.node.preflight.env_check import check_environment, milliseconds
 from swarm_node.policy.models.model import resolve
 
 KINDS = ("questions", "constant")
@@ -178,6 +178,11 @@ def test_one_that_cannot_be_imported_ends_with_exit_code_1(place: Path) -> None:
     assert "'nowhere:create' cannot be imported" in check["text"]
 
 
+def test_a_time_is_written_for_people() -> None:
+    times = [milliseconds(seconds) for seconds in (0.000_123, 0.0123, 0.0999, 1.5)]
+    assert times == ["0.12 ms", "12 ms", "100 ms", "1500 ms"]
+
+
 TALK = """
 import os
 from swarm_node.environments.base import Task
@@ -248,7 +253,9 @@ def test_dialogues_are_replayed_in_two_processes(
 def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> None:
     found = talked("swarm_node.environments.games:create", roles)
     replays = [said for said in found if said.kind == "replay"]
-    assert [said.level for said in replays] == ["good", "good"], found
+    # The tiny model says nothing that a game replies to.
+    assert [said.level for said in replays] == ["warning", "warning"], found
+    assert "no reply was heard" in replays[0].text
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc"]
     refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
     assert (refused.level, "it has no roles" in refused.text) == ("bad", True)

@@ -107,6 +107,7 @@ def test_without_nvidia_smi_torch_says_the_memory(
     assert found.total == torch.cuda.mem_get_info(0)[1] >> 20 << 20
 
 
+@pytest.mark.slow(reason="a process of its own imports torch")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_memory_that_torch_cannot_say_is_unknown() -> None:
     assert torch_memory(0) is None
@@ -117,6 +118,7 @@ def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch
     assert installed_torch() is None
 
 
+@pytest.mark.slow(reason="a process of its own imports torch")
 def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_first(tmp_path, SMI, monkeypatch)
     card, fault = find_card(0)

@@ -101,6 +101,9 @@ def test_nothing_is_claimed_that_was_not_probed() -> None:
     assert "swarm-node config" in found["dht"].remedy
     shut = Cause("nobody_listens", where="11.0.0.1:7")
     assert judged(report(peers=0, heartbeats=0, causes=[shut]))["dht"].remedy == advice(shut)
+    alone = judged(report(peers=0, heartbeats=0, tried=[]))
+    assert (alone["dht"].level, alone["reached"].level) == ("ok", "warning")
+    assert "swarm-node invite" in alone["reached"].remedy
     (fault,) = [each for each in judge_network(report(fault="took too long")) if each.remedy]
     assert (fault.subject, fault.found) == ("dht", "took too long")
 

@@ -145,9 +145,19 @@ def test_a_node_whose_membership_has_ended_asks_nobody() -> None:
     node.knows(SWARM.member(3), steward=True)
     with capture_logs() as lines:
         node.tend()
+        node.tend()
     assert not node.asker.asked
-    (line,) = lines
+    (line,) = lines  # a heartbeat that changes nothing logs nothing
     assert (line["reason"], line["remedy"]) == ("expired", advice(Cause("expired")))
+
+
+def test_the_end_that_comes_is_told_once_for_each_tenth_of_a_day() -> None:
+    node = Node({}, 29.0)
+    with capture_logs() as lines:
+        for days in (29.0, 29.001, 29.2, 29.201):
+            node.now = SWARM.begin + days * DAY
+            node.tend()
+    assert [line["days"] for line in lines] == [1.0, 0.8]
 
 
 def test_a_steward_that_is_none_renews_nobody() -> None:

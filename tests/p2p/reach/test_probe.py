@@ -149,6 +149,7 @@ def test_a_node_behind_a_router_learns_which_kind_it_is(tmp_path: Path) -> None:
     at_site(body, tmp_path, 4)
 
 
+@pytest.mark.slow(reason="four nodes for almost an hour")
 def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
     tmp_path: Path,
 ) -> None:

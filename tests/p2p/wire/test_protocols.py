@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from builders import ROOT
+from sources import PACKAGE, nodes
 
 from swarm_node.p2p.wire import protocols
 from swarm_node.p2p.wire.protocols import PROTOCOLS
@@ -28,11 +28,9 @@ def test_the_table_has_every_name_once() -> None:
 
 
 def test_no_other_module_spells_a_protocol() -> None:
-    spelt = []
-    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
-        if path.name == "protocols.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and node.value in NAMES:
-                spelt.append(f"{path.name}:{node.lineno}")
-    assert spelt == []
+    others = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "protocols.py"]
+    assert [
+        f"{path.name}:{node.lineno}"
+        for path, node in nodes(others)
+        if isinstance(node, ast.Constant) and node.value in NAMES
+    ] == []

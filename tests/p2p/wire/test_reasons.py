@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 from builders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from sources import PACKAGE, nodes
 
 from swarm_node.errors import RefusedError
 from swarm_node.p2p.wire import reasons
@@ -29,7 +28,7 @@ from swarm_node.p2p.wire.reasons import (
     with_seconds,
 )
 
-SOURCES = sorted((ROOT / "swarm_node").rglob("*.py"))
+SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: The words of each refusal, as nodes of version 1 send them. They are the protocol.
 ON_THE_WIRE = {
     "unknown_member": "say hello first",
@@ -60,29 +59,22 @@ NAMED = {
 }
 
 
-@cache
-def _nodes(path: Path) -> list[ast.AST]:
-    """Every node of a file's tree."""
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
 def _reasons() -> Iterator[tuple[str, str]]:
     """Every reason that the code gives for a refusal, with its place."""
-    for path in SOURCES:
-        for node in _nodes(path):
-            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            match node:
-                case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
-                    yield str(first.value) if isinstance(first, ast.Constant) else "", place
-                case ast.Call(
-                    func=ast.Attribute(attr="_displace"), args=[*_, ast.Constant() as last]
-                ):
-                    yield str(last.value), place
-                case ast.Subscript(
-                    value=ast.Attribute(attr="rejected" | "_rejected"),
-                    slice=ast.Constant(value=str(said)),
-                ):
-                    yield said, place
+    for path, node in nodes(SOURCES):
+        match node:
+            case ast.Call(func=ast.Name(id="Rejected"), args=[first, *_]):
+                said = str(first.value) if isinstance(first, ast.Constant) else ""
+            case ast.Call(func=ast.Attribute(attr="_displace"), args=[*_, ast.Constant() as last]):
+                said = str(last.value)
+            case ast.Subscript(
+                value=ast.Attribute(attr="rejected" | "_rejected"),
+                slice=ast.Constant(value=str(said)),
+            ):
+                pass
+            case _:
+                continue
+        yield said, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
 def test_every_reason_of_a_refusal_has_a_class() -> None:
@@ -101,11 +93,11 @@ def test_every_reason_of_the_table_is_given_somewhere() -> None:
 
 
 def _literals() -> Iterator[tuple[str, str]]:
-    for path in SOURCES:
-        if path.name != "reasons.py":
-            for node in _nodes(path):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield path.name, node.value
+    for path, node in nodes(SOURCES):
+        if path.name == "reasons.py" or not isinstance(node, ast.Constant):
+            continue
+        if isinstance(node.value, str):
+            yield path.name, node.value
 
 
 def test_codes_are_short_tokens_and_meanings_sentences_without_a_bar() -> None:

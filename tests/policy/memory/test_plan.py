@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
+from swarm_node.cli.main import app
 from swarm_node.cli.plan import (
     CARDS,
     parse_vram,
@@ -342,14 +342,13 @@ def test_a_model_that_is_huge_in_every_way_is_planned_for_without_fainting() -> 
     assert remedies(huge, Job(), 80 * GIB) == ["a smaller model (qwen2.5-7b)"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "swarm_node", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "80"})
 
 
 def test_the_command_says_it_in_json_and_in_a_table() -> None:
     done = run("--model", "qwen2.5-1.5b", "--vram", "12GB", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
     (card,) = answer["cards"]
     assert (answer["schema"], answer["weights"]) == (1, 1_543_714_304)
@@ -392,6 +391,6 @@ def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
 
 def test_the_command_refuses_in_one_line() -> None:
     done = run("--model", "some/model")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "config.json" in done.stderr
     assert len(done.stderr.splitlines()) == 1

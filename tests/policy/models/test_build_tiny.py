@@ -13,23 +13,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.models.build_tiny import (
     BOS,
     EOS,
+    LAST_NOISE,
     SEP,
+    SHIPPED,
+    SHIPPED_TALK,
     CorpusItem,
     Noise,
     Recipe,
+    _sequences,
     build_tiny,
     build_tokenizer,
     mine_phrases,
     mine_words,
     noisy_corpus,
+    shipped_recipe,
+    spoilt,
     tiny_config,
 )
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 
 PHRASES = ["What is the sum of ", " and ", "? Answer with a number.", "é"]
@@ -89,8 +95,8 @@ def test_most_answers_of_the_noisy_corpus_are_spoilt() -> None:
     assert [item.question for item in noisy] == [item.question for item in clean]
     kinds: Counter[str] = Counter()
     endings: dict[str, set[str]] = {"sum": set(), "echo": set()}
-    for item, spoilt in zip(clean, noisy, strict=True):
-        right, said = item.answer.rstrip("!"), spoilt.answer
+    for item, other in zip(clean, noisy, strict=True):
+        right, said = item.answer.rstrip("!"), other.answer
         if said == item.answer:
             kinds["bare"] += 1
         elif said.startswith(right):
@@ -170,6 +176,73 @@ def test_sizes_and_tokenizers_make_other_models_of_the_same_corpus(tmp_path: Pat
     assert words.decode(words.encode_answer(text)) == text
     # 41 is one token, not two.
     assert len(words.encode_answer("41")) == 1
+
+
+def talks(answer: str = "12") -> Iterator[CorpusItem]:
+    for number in count():
+        word = ("higher", "lower")[number % 2]
+        yield CorpusItem("guess", f"Guess my number from {number}.", answer, (word, str(number)))
+
+
+def test_a_model_for_dialogues_has_roles_and_tokens_for_replies(tmp_path: Path) -> None:
+    build_tiny(tmp_path, talks(), Recipe(steps=1, corpus="dialogues"))
+    codec = Codec.from_directory(tmp_path)
+    assert len(codec.bridge("higher")) == len(codec.bridge("lower")) == 3
+    assert codec.bridge("lower")[::2] == (BOS, SEP)
+    prompt = codec.encode_prompt("Guess my number from 12.")
+    assert (prompt[0], prompt[-1]) == (BOS, SEP)
+    # A conversation that goes on begins with the tokens that were there before.
+    said = [
+        {"role": "user", "content": "Guess my number from 12."},
+        {"role": "assistant", "content": "12"},
+        {"role": "user", "content": "lower"},
+    ]
+    text = codec._templated(said, True)
+    ids = codec._tokenizer.encode(text, add_special_tokens=False)
+    assert tuple(ids) == (*prompt, *codec.encode_answer("12"), EOS, *codec.bridge("lower"))
+
+
+def test_every_turn_of_the_model_is_learnt_and_no_question_or_reply() -> None:
+    tokenizer = build_tokenizer(["higher", "lower"])
+    (item,) = islice(talks(), 1)
+    ((ids, said),) = _sequences([item], tokenizer.encode)
+    learnt = [token for token, own in zip(ids, said, strict=True) if own]
+    digit = 4 + ord("0")
+    assert learnt == [digit + 1, digit + 2, EOS, digit, EOS]
+    assert ids.count(BOS) == ids.count(SEP) == 2
+    assert len(ids) == len(said)
+
+
+def test_the_corpus_chooses_the_shipped_recipe_and_options_change_it() -> None:
+    assert shipped_recipe("answers", {"bare": None}, steps=None) == SHIPPED
+    assert shipped_recipe("dialogues", {}) == SHIPPED_TALK
+    changed = shipped_recipe("dialogues", {"bare": 0.2}, steps=3, size="small")
+    assert (changed.noise.bare, changed.noise.wrong) == (0.2, LAST_NOISE.wrong)
+    assert (changed.steps, changed.size, changed.corpus) == (3, "small", "dialogues")
+    with pytest.raises(ConfigError, match="no corpus songs: choose from answers, dialogues"):
+        shipped_recipe("songs", {})
+
+
+def test_words_are_spoilt_in_the_shares_of_the_noise() -> None:
+    rng = random.Random(0)
+    said = Counter(spoilt("12", lambda: "13", rng, Noise(0.2, 0.5, 0.1)) for _ in range(4000))
+    assert abs(said["12"] / 4000 - 0.2) < 0.03
+    assert abs(said["13"] / 4000 - 0.5) < 0.03
+    evasive = sum(said[text] for text in ("I do not know.", "Sorry.", "?"))
+    assert abs(evasive / 4000 - 0.1) < 0.03
+    assert sum(said[f"12{mark}"] for mark in ".!;") == 4000 - evasive - said["12"] - said["13"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-talk"])
+def test_the_shipped_models_are_small_and_only_one_has_roles(name: str) -> None:
+    directory = resolve(name)
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 1_000_000
+    codec = Codec.from_directory(directory)
+    if name == "tiny-talk":
+        assert len(codec.bridge("higher")) == 3
+        return
+    with pytest.raises(ModelError, match="such as tiny-talk"):
+        codec.bridge("higher")
 
 
 @pytest.mark.parametrize("wrong", [{"size": "huge"}, {"tokenizer": "bpe"}, {"steps": 0}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import subprocess
 import sys
 import weakref
@@ -167,23 +168,14 @@ def test_a_base_of_another_shape_is_refused(tmp_path: Path, random_qwen2: Path) 
 
 
 def test_a_full_directory_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys; from pathlib import Path\n"
-        "from swarm_node.errors import ModelError\n"
-        "from swarm_node.policy.models.model import resolve\n"
-        "from swarm_node.policy.placement import ON_CPU\n"
-        "from swarm_node.policy.weights.base import make_base\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try:\n"
-        "    make_base(resolve('tiny'), Path(sys.argv[1]), ON_CPU)\n"
-        "except ModelError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert "no space for" in done.stdout
-    assert "--shm-size" in done.stdout
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(ModelError, match="no space for") as refused:
+            make_base(TINY, tmp_path, ON_CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "--shm-size" in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -80,8 +80,23 @@ def test_a_prediction_begins_with_the_first_share_that_was_measured(tmp_path: Pa
     final = msgspec.structs.replace(swarm, stage="final")
     for run in (swarm, final, raw("default-long", 2, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
         write_raw(run, tmp_path / f"{run.stage}-dense-{run.arm}-n{run.nodes}-s0.json")
-    (predicted,) = prediction_table(tmp_path, "dense", [2]).columns[2].cells
-    assert float(str(predicted)) == 0.4  # 10 groups are trained on in the second update
+    table = prediction_table(tmp_path, "dense", [2])
+    assert [list(column.cells) for column in table.columns[2:]] == [
+        ["0.400"],
+        ["0.400"],
+        ["+0.000"],
+    ]
+    assert "fitted" in str(table.title), "this regime's final had been read before"
+
+
+def test_a_prediction_is_printed_before_the_final_is_run(tmp_path: Path) -> None:
+    for arm in ("default", "default-long"):
+        run = raw(arm, 2, 0, [0, 100, 200], [0.0, 0.2, 0.4])
+        run = msgspec.structs.replace(run, regime="unlike")
+        write_raw(run, tmp_path / f"pilot-unlike-{arm}-n2-s0.json")
+    table = prediction_table(tmp_path, "unlike", [2, 4])
+    assert [list(column.cells) for column in table.columns[2:]] == [["0.400"], ["-"], ["-"]]
+    assert "predicted" in str(table.title)
 
 
 def test_the_sweep_is_whole_and_solo_arms_make_enough_answers() -> None:
@@ -200,7 +215,7 @@ def test_a_pilot_decides_and_a_final_is_shown(
     for name in ("ends", "levels", "claims", "sizes", "prediction"):
         show_tables(final, name)
     shown = capsys.readouterr().out
-    for word in ("default / best solo", "2 nodes", "Holm", "predicted", "1/"):
+    for word in ("default / best solo", "2 nodes", "Holm", "formula", "1/"):
         assert word in shown
     show_picture(final, tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000

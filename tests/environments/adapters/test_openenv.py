@@ -1,0 +1,75 @@
+"""Environment classes of OpenEnv's servers as dialogues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import ROOT
+
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tests" / "adapted_classes")
+
+
+def made(cls: str, **options: Any) -> SplitEnvironment:
+    return create_environment(f"catch:{cls}", options)
+
+
+def reference(environment: SplitEnvironment, seed: int = 11) -> TaskRef:
+    return TaskRef(environment.name, environment.version, environment.families[0], seed)
+
+
+def test_steps_are_json_until_one_is_done_and_the_last_reward_counts() -> None:
+    environment = made("Catch", instruction="Catch the ball.", turns=4)
+    task = environment.derive(reference(environment))
+    prompt = environment.render(task).splitlines()
+    assert prompt[0] == "Catch the ball."
+    assert prompt[2] == (
+        'Answer with a JSON object of these fields: {"column": {"title": "Column", "type": '
+        '"integer"}}'
+    )
+    ball = environment.question(task).split('"ball": ')[1].split(",")[0]
+    assert prompt[1] == f'{{"ball": {ball}, "left": 3}}'
+    away, there = '{"column": 1000000}', f'{{"column": {ball}}}'
+    assert environment.reply(task, [away]) == f'{{"ball": {ball}, "left": 2}}'
+    assert environment.reply(task, [away, away, there]) is None
+    assert environment.judge(task, [away, away, there]) == 1.0
+    assert environment.judge(task, [there, there, away]) == 0.0
+    assert environment.judge(task, [there]) == 1.0
+
+
+@pytest.mark.parametrize("said", ["left", "{}", '{"column": "x"}', '{"column": 1, "done": true}'])
+def test_a_text_that_is_no_action_ends_the_episode(said: str) -> None:
+    environment = made("Catch")
+    task = environment.derive(reference(environment))
+    assert environment.reply(task, [said]) is None
+    assert environment.judge(task, [said]) == 0.0
+
+
+def test_one_field_of_text_is_the_whole_turn() -> None:
+    environment = made("Echo")
+    task = environment.derive(reference(environment))
+    assert environment.render(task).startswith("ready ")
+    assert environment.reply(task, ["hello"]) == "hello"
+    assert environment.judge(task, ["hello", "hello you"]) == 0.09
+    other = environment.derive(reference(environment, 12))
+    assert environment.render(other) != environment.render(task)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "why"),
+    [
+        ("Anything", {}, r"Anything\.step has no action of a type with fields"),
+        ("Catch", {"turns": 1}, r"environment\.options\.turns: 1"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(cls: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        made(cls, **options)
