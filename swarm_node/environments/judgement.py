@@ -68,7 +68,7 @@ class JudgedDialogues:
 
     @property
     def replies(self) -> tuple[tuple[str, ...], ...]:
-        """What the environment said in each dialogue."""
+        """Replies in each dialogue."""
         return tuple(each.replies for each in self.dialogues)
 
     @property

@@ -59,6 +59,11 @@ class Talk:
                 return "\\ud800"
             case "exit":
                 os._exit(3)
+            case "forge":
+                from swarm_node.environments.judging import judge
+
+                line = judge.ReplayedLine([], True, judge.TextVerdict(1.0))
+                judge.replay_dialogue = lambda *_: line
             case "loop":
                 while True:
                     pass
@@ -171,6 +176,21 @@ def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
     host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
     found = judged(host, "peers", said("a", "done"), said("a", text))
     assert (found.lost, found.unjudged, found.dialogues) == (reason, "", ())
+
+
+def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
+    """A judge that was taken over may write what no dialogue is, and no row can be built of it."""
+    host = ProcessEnvironmentHost(talk, {})
+
+    async def run() -> JudgedDialogues:
+        try:
+            await host.start()
+            return await host.replay(REF, [said("forge"), said("a", "done")], "peers")
+        finally:
+            await host.close()
+
+    found = asyncio.run(run())
+    assert (found.lost, found.dialogues) == ("forged", ())
 
 
 def test_two_processes_and_this_one_replay_alike(talk: str) -> None:

@@ -40,8 +40,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[_Sent, _Given]):
-    """What a judge is asked about a group: to answer each of `sent` within so many seconds of
+class JudgeRequest(Generic[_Sent, _Given]):
+    """A request to a judge about a group: to answer each of `sent` within so many seconds of
     processor time. Every environment can answer `control`. `raised` is the exception in an
     answer."""
 
@@ -51,15 +51,15 @@ class Asked(Generic[_Sent, _Given]):
     raised: Callable[[_Given], str]
 
 
-def scoring(judge: JudgeProcess, texts: Sequence[str]) -> Asked[str, TextVerdict]:
-    return Asked(judge.score, texts, "", lambda verdict: verdict.raised)
+def scoring(judge: JudgeProcess, texts: Sequence[str]) -> JudgeRequest[str, TextVerdict]:
+    return JudgeRequest(judge.score, texts, "", lambda verdict: verdict.raised)
 
 
 def replaying(
     judge: JudgeProcess, dialogues: Sequence[Transcript]
-) -> Asked[Transcript, ReplayedLine]:
+) -> JudgeRequest[Transcript, ReplayedLine]:
     control = Transcript([""], cut=True)
-    return Asked(
+    return JudgeRequest(
         judge.replay, dialogues, control, lambda line: line.verdict.raised if line.verdict else ""
     )
 
@@ -82,7 +82,7 @@ class PeersAttempts(Generic[_Sent, _Given]):
 
     judge: JudgeProcess
     ref: PlainRef
-    asked: Asked[_Sent, _Given]
+    asked: JudgeRequest[_Sent, _Given]
     limits: Limits
     _past: list[Attempt] = field(default_factory=list)
     _spent: float = 0.0

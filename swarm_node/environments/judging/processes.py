@@ -380,8 +380,15 @@ class JudgeProcess:
 def _all_replayed(lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript]) -> bool:
     """Check that there is one line for each dialogue, with one reply to each turn that has one."""
     return len(lines) == len(dialogues) and all(
-        len(line.replies) < len(each.texts)
-        if line.over
-        else len(line.replies) == len(each.texts) and line.verdict is None
-        for line, each in zip(lines, dialogues, strict=True)
+        _agree(line, len(each.texts)) for line, each in zip(lines, dialogues, strict=True)
     )
+
+
+def _agree(line: ReplayedLine, turns: int) -> bool:
+    """Check that a line has as many replies as a dialogue of so many turns can have with that
+    end. Rows are built from them, which need one between every two turns."""
+    if not line.over:
+        return len(line.replies) == turns and line.verdict is None
+    if line.verdict is None or line.verdict.fault == "reply":
+        return len(line.replies) < turns
+    return len(line.replies) == turns - 1

@@ -102,7 +102,7 @@ class Judging:
         return await self._charged(replaying, author)
 
     async def _charged(self, judging: Awaitable[_Judged], author: str) -> _Judged:
-        """What the peers' judge found. Its time counts against the author."""
+        """Return the peers' judge's finding. Its time counts against the author."""
         try:
             judged = await judging
         except SlowTaskError as slow:

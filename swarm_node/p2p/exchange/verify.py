@@ -52,7 +52,7 @@ class Judged(Protocol):
     def unjudged(self) -> str: ...
 
 
-class Replayed(Judged, Protocol):
+class ReplayedGroup(Judged, Protocol):
     """The result of replaying the dialogues of a group. `replies` are what the environment said in
     each, and `flaws` the reason why each is none that an honest author offers: "ended", "short",
     "reply", or "" if there is none."""
@@ -64,7 +64,7 @@ class Replayed(Judged, Protocol):
 
 
 #: Replays an author's dialogues: for each the texts of the policy, and whether the last was cut.
-Replay = Callable[[TaskRef, Sequence[tuple[Sequence[str], bool]], str], Awaitable[Replayed]]
+Replay = Callable[[TaskRef, Sequence[tuple[Sequence[str], bool]], str], Awaitable[ReplayedGroup]]
 #: Judges an author's texts. The author's share of the judging time is limited.
 Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
 #: Checks that the token ids of a same-model group spell its texts. The policy knows the tokenizer.
