@@ -8,7 +8,7 @@ outputs stay on this side: the program runs in a memory of its own, and what it 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,8 @@ TEMPLATE: Final = (
     "Put it between ```python and ```."
 )
 _FENCE = "```"
+#: Words after an opening fence that call the block a program.
+_MARKS = frozenset({"python", "py", "python3"})
 _DOMAIN = b"swarm-node/programs/1\0"
 
 
@@ -138,18 +140,33 @@ class _Programs:
 
 
 def program_of(text: str) -> str:
-    """The program of an answer: what stands between the last two lines that begin with three
-    backquotes, else the content of the last <answer></answer>, else the whole text. A program whose
-    end was cut off runs to the end of the text."""
+    """The program of an answer: the last block between lines of three backquotes that is marked as
+    Python, else the last block, else the content of the last <answer></answer>, else the whole
+    text. A block that nothing closes runs to the end of the text."""
     text = text[-MAX_JUDGED_CHARS:]
-    lines = text.split("\n")
-    fences = [index for index, line in enumerate(lines) if line.lstrip().startswith(_FENCE)]
-    if fences:
-        # An odd fence opens a block that nothing closes.
-        begin, end = (fences[-1], len(lines)) if len(fences) % 2 else fences[-2:]
-        return "\n".join(lines[begin + 1 : end])
+    blocks = list(_blocks(text.split("\n")))
+    marked = [block for mark, block in blocks if mark in _MARKS]
+    if blocks:
+        return marked[-1] if marked else blocks[-1][1]
     tagged = last_tagged(text)
     return text if tagged is None else tagged
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The marks and contents of fenced blocks. A fence with a mark always opens one: the text may
+    begin within a block, whose end then looks like a beginning."""
+    mark, begin = "", 0
+    for index, line in enumerate(lines):
+        if not line.lstrip().startswith(_FENCE):
+            continue
+        said = line.strip().strip("`").strip().lower()
+        if begin and not said:
+            yield mark, "\n".join(lines[begin:index])
+            begin = 0
+        else:
+            mark, begin = said, index + 1
+    if begin:
+        yield mark, "\n".join(lines[begin:])
 
 
 def tidied(output: bytes) -> bytes:

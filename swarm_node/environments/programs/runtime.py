@@ -46,7 +46,7 @@ _FILES: Final = {
 _STACK_BYTES, _LEAST_STACK_BYTES = 3 << 19, 4 << 20
 #: The end without a traceback, which would cost more steps than most programs.
 _MAIN: Final = """\
-import os, sys
+import atexit, os, sys
 code = 1
 try:
     exec(compile(sys.argv.pop(), "<program>", "exec"), {"__name__": "__main__"})
@@ -56,7 +56,9 @@ except SystemExit as end:
 except BaseException:
     pass
 try:
-    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    if not sys.stdout.closed:
+        sys.stdout.flush()
 except BaseException:
     code = 1
 os._exit(code)

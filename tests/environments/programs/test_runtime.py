@@ -66,6 +66,8 @@ def test_a_program_reads_its_input_and_prints(runtime: Runtime) -> None:
         ("print(1)\nimport sys\nsys.exit(3)", "raised", b"1\n"),
         ("print(1)\nimport sys\nsys.exit()", "ok", b"1\n"),
         ("print(1)\nimport os\nos._exit(0)", "ok", b""),
+        ("import atexit\natexit.register(print, 2)\nprint(1)", "ok", b"1\n2\n"),
+        ("import sys\nprint(1)\nsys.stdout.close()", "ok", b"1\n"),
         ("print(", "raised", b""),
         ("\ud800", "raised", b""),
         ("while True: pass", "steps", b""),
