@@ -240,7 +240,9 @@ class ProcessEnvironmentHost:
         async with self._turns[whose]:
             judge, began = self._judges[whose], SYSTEM_CLOCK.now()
             if whose == "peers":
-                limits = Limits(self._derive_seconds, self._score_seconds)
+                # Its author had as long for each turn, of dialogues that were not over before.
+                turns = max((len(each.texts) for each in sent), default=1)
+                limits = Limits(self._derive_seconds, self._score_seconds * turns)
                 asked = replaying(judge, sent)
                 scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
                 found = replayed(cuts, scored.given) if scored.given else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ class Talk:
     """Says what the text asks for, and repeats any other."""
 
     name, version, families = "talk", "1", ("one",)
+    spoilt = False
 
     def __init__(self, turns):
         self.turns = turns
@@ -46,7 +48,17 @@ class Talk:
         return f"say {task.payload}"
 
     def reply(self, task, said):
+        if task.payload == 8:
+            os._exit(4)
+        if self.spoilt:
+            return None
         match said[-1]:
+            case "spoil":
+                self.spoilt = True
+            case "work":
+                end = time.process_time() + 0.5
+                while time.process_time() < end:
+                    pass
             case "raise":
                 raise RuntimeError("no")
             case "long":
@@ -62,6 +74,9 @@ class Talk:
             case "forge":
                 from swarm_node.environments.judging import judge
 
+                end = time.process_time() + 0.3
+                while time.process_time() < end:
+                    pass
                 line = judge.ReplayedLine([], True, judge.TextVerdict(1.0))
                 judge.replay_dialogue = lambda *_: line
             case "loop":
@@ -191,6 +206,57 @@ def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
 
     found = asyncio.run(run())
     assert (found.lost, found.dialogues) == ("forged", ())
+    assert found.seconds >= 0.5, "two judges worked for it, which counts against its author"
+
+
+def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: str) -> None:
+    host = ProcessEnvironmentHost(talk, {})
+
+    async def run() -> JudgedDialogues:
+        try:
+            await host.start()
+            return await host.replay(replace(REF, seed=8), [said("a", "done")], "peers")
+        finally:
+            await host.close()
+
+    found = asyncio.run(run())
+    assert (found.lost, found.unjudged) == ("", "own")
+
+
+def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: str) -> None:
+    host = ProcessEnvironmentHost(talk, {})
+
+    async def run() -> list[JudgedDialogues]:
+        try:
+            await host.start()
+            groups = ([said("spoil")], [said("a", "done")], [said("done", "done")])
+            return [await host.replay(REF, group, "peers") for group in groups]
+        finally:
+            await host.close()
+
+    spoilt, honest, hostile = asyncio.run(run())
+    assert spoilt.flaws == ("short",)
+    assert (honest.flaws, honest.rewards, honest.replies) == (("",), (1.0,), (("1 a 7",),))
+    assert hostile.flaws == ("ended",)
+
+
+def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_time(talk: str) -> None:
+    """Of those that its author had replayed at each turn, only some were not over."""
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=1.2)
+    first = [said("work") for _ in range(2)]
+    later = [said("a", "work", "done")]
+
+    async def run() -> list[JudgedDialogues]:
+        try:
+            await host.start()
+            own = [await host.replay(REF, each, "own") for each in (first, later)]
+            return [*own, await host.replay(REF, [*first, *later], "peers")]
+        finally:
+            await host.close()
+
+    for found in asyncio.run(run()):
+        assert (found.lost, found.unjudged) == ("", "")
+        assert all(each.fault == "" for each in found.dialogues)
 
 
 def test_two_processes_and_this_one_replay_alike(talk: str) -> None:

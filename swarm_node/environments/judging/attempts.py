@@ -43,24 +43,30 @@ class Limits:
 class JudgeRequest(Generic[_Sent, _Given]):
     """A request to a judge about a group: to answer each of `sent` within so many seconds of
     processor time. Every environment can answer `control`. `raised` is the exception in an
-    answer."""
+    answer. A `flawed` answer counts against the author."""
 
     answer: Callable[[Sequence[_Sent], float], Awaitable[Sequence[_Given]]]
     sent: Sequence[_Sent]
-    control: _Sent
+    control: Sequence[_Sent]
     raised: Callable[[_Given], str]
+    flawed: Callable[[_Given], bool]
 
 
 def scoring(judge: JudgeProcess, texts: Sequence[str]) -> JudgeRequest[str, TextVerdict]:
-    return JudgeRequest(judge.score, texts, "", lambda verdict: verdict.raised)
+    return JudgeRequest(judge.score, texts, [""], lambda verdict: verdict.raised, lambda _: False)
 
 
 def replaying(
     judge: JudgeProcess, dialogues: Sequence[Transcript]
 ) -> JudgeRequest[Transcript, ReplayedLine]:
-    control = Transcript([""], cut=True)
+    # A turn to reply to, and one to judge: an environment that fails to do either blames nobody.
+    control = [Transcript([""]), Transcript([""], cut=True)]
     return JudgeRequest(
-        judge.replay, dialogues, control, lambda line: line.verdict.raised if line.verdict else ""
+        judge.replay,
+        dialogues,
+        control,
+        lambda line: line.verdict.raised if line.verdict else "",
+        lambda line: line.verdict is None or line.verdict.fault == "reply",
     )
 
 
@@ -101,8 +107,12 @@ class PeersAttempts(Generic[_Sent, _Given]):
             fresh, began = self.judge.fresh, SYSTEM_CLOCK.now()
             tried = await self._try()
             if not isinstance(tried, str):
-                seconds = self._spent + SYSTEM_CLOCK.now() - began
-                return PeersScore(self._prompt, tried, seconds=seconds)
+                self._spent += SYSTEM_CLOCK.now() - began
+                if fresh or not any(map(self.asked.flawed, tried)):
+                    return PeersScore(self._prompt, tried, seconds=self._spent)
+                # Texts of another author may have changed the environment's state in this judge.
+                await self.judge.close()
+                continue
             if tried == "asleep":
                 self._slept += SYSTEM_CLOCK.now() - began
             self._past.append(Attempt(tried, fresh))
@@ -147,7 +157,7 @@ class PeersAttempts(Generic[_Sent, _Given]):
         try:
             await self.judge.derive([self.ref] if made else [], self.limits.deriving)
             if made:
-                await self.asked.answer([self.asked.control], self.limits.scoring)
+                await self.asked.answer(self.asked.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
         return not self.judge.cramped

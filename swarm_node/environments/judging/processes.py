@@ -336,7 +336,9 @@ class JudgeProcess:
                 else isinstance(reply, Unknown) and wanted in (Derived, Surveyed)
             )
             if not answered:
-                raise self._lost("forged", "its reply does not fit the request")
+                # It counts against the author, or a text could use up a judge's time for nothing.
+                used = (await self._end()).processor_seconds
+                raise self._lost("forged", "its reply does not fit the request", used)
         except TimeoutError:
             used = (await self._end()).processor_seconds
             if sleep.reached:
@@ -345,7 +347,8 @@ class JudgeProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise self._died(await self._end(), seconds) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
-            raise self._lost("forged", "its reply cannot be decoded") from None
+            used = (await self._end()).processor_seconds
+            raise self._lost("forged", "its reply cannot be decoded", used) from None
         finally:
             if not answered:
                 await self._end()

@@ -394,7 +394,7 @@ class Node:
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
         for group in await parts.storage.run(restored_groups, parts.storage, *ground):
-            whole = group if info.turns == 1 else await self._work.exchange.verifier.replayed(group)
+            whole = await self._work.exchange.verifier.replayed(group)
             if whole is None:
                 await parts.storage.run(parts.storage.retire, [group.id])
             else:

@@ -186,8 +186,10 @@ class GroupVerifier:
         return await self._admit(verified, offer, sealed)
 
     async def replayed(self, group: VerifiedGroup) -> VerifiedGroup | None:
-        """A stored group of dialogues with its replies, which are derived again after a restart.
-        None if it would be refused now."""
+        """A stored group, of dialogues with their replies, which are derived again after a restart.
+        None if it would be refused now: an environment may have lost its turns, or got some."""
+        if self._dialogues is None:
+            return None if any(each.earlier for each in group.group.completions) else group
         judged = await self._judged(group.group, group.author)
         if isinstance(judged, Rejected):
             return None
