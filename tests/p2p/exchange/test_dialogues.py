@@ -12,6 +12,8 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from in_memory import talking
 
 from swarm_node.environments.base import Task
@@ -30,11 +32,12 @@ from swarm_node.p2p.exchange.verify import (
 )
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.peers.peers import Offer
-from swarm_node.p2p.wire.dialogues import pack_dialogues
+from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.wire import pack_group
-from swarm_node.policy.experience.batch import build_batch
+from swarm_node.p2p.wire.reasons import REASONS
+from swarm_node.p2p.wire.wire import Announcement, pack_group
+from swarm_node.policy.experience.batch import TrainRow, build_batch
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.rollout import (
     Completion,
@@ -115,6 +118,8 @@ class Receiver:
 
     def __init__(self, place: Path, codec: Codec | None = None) -> None:
         self.codec = codec or talking()
+        #: Groups that a test has sent so far.
+        self.taken = 0
         self.storage = Storage(place / "node.db", threads=False)
         host = InlineEnvironmentHost(ENVIRONMENT)
 
@@ -170,14 +175,7 @@ def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
     assert taken.rewards == (1.0, 1.0, 0.0, 0.0)
     assert taken.replies == ((), ("1 1 <eos>",), ("1 1 <eos>", "2 2 <eos>"), ("1 1 <eos>",))
     codec = receiver.codec
-    rows = build_batch(
-        [taken],
-        codec.encode_prompt,
-        codec.encode_answer,
-        codec.eos_id,
-        correction="own",
-        bridge=codec.bridge,
-    ).rows
+    rows = rows_of(taken, codec)
     for row, said, heard in zip(rows, (RIGHT, LATER, NEVER, cut), taken.replies, strict=True):
         assert row.completion_ids.tolist() == said.token_ids.tolist()
         wanted: list[int] = []
@@ -189,6 +187,117 @@ def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
         written, places = row.written()
         assert written.tolist() == wanted
         assert written[places].tolist() == said.token_ids.tolist()
+
+
+def rows_of(group: VerifiedGroup, codec: Codec) -> tuple[TrainRow, ...]:
+    return build_batch(
+        [group],
+        codec.encode_prompt,
+        codec.encode_answer,
+        codec.eos_id,
+        correction="own",
+        bridge=codec.bridge,
+    ).rows
+
+
+TEXTS = st.text(st.sampled_from("01234568 <eos>+"), max_size=6)
+DIALOGUES = st.tuples(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from(Finish))
+MANY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def played(texts: Sequence[str], finish: Finish) -> Completion:
+    """A dialogue that begins with these texts and comes to its end."""
+    if finish is Finish.STOP:
+        return talk(*texts, *(["7"] if len(texts) < 3 else []))
+    if texts[-1]:
+        return talk(*texts, finish=finish)
+    # Another tokenizer may have tokens that spell nothing.
+    return replace(talk(*texts[:-1], "1", finish=finish), text="")
+
+
+@MANY
+@given(said=st.lists(DIALOGUES, min_size=1, max_size=4), kin=st.booleans())
+def test_a_row_has_what_its_author_sampled_and_what_is_derived_here_and_no_more(
+    receiver: Receiver, said: list[tuple[list[str], Finish]], kin: bool
+) -> None:
+    """And no token of a reply is trained on, nor has it a log-prob."""
+    receiver.taken += 1
+    ref = replace(REF, seed=REF.seed + receiver.taken)
+    made = [
+        played(texts, finish)
+        for texts, finish in said
+        if not (kin and finish is Finish.LENGTH and not texts[-1])
+    ]
+    taken = receiver.take_group(
+        group(RIGHT, NEVER, *made, policy=POLICY if kin else FOREIGN, ref=ref), receiver.taken
+    )
+    assert isinstance(taken, VerifiedGroup)
+    codec, task = receiver.codec, ENVIRONMENT.derive(ref)
+    rows = iter(rows_of(taken, codec))
+    for completion in taken.group.completions:
+        sampled, trained, begin = list[tuple[bool, int]](), list[int](), 0
+        texts = completion.said
+        for number, (text, end) in enumerate(zip(texts, completion.ends, strict=True), start=1):
+            stopped = number < len(texts) or completion.finish is Finish.STOP
+            ours = completion.token_ids[begin:end].tolist()
+            theirs = [*codec.encode_answer(text), *([codec.eos_id] if stopped else [])]
+            trained += ours if kin else theirs
+            sampled += [(True, token) for token in (ours if kin else theirs)]
+            if number < len(texts):
+                reply = ENVIRONMENT.reply(task, texts[:number])
+                assert reply is not None
+                sampled += [(False, token) for token in codec.bridge(reply)]
+            begin = end
+        while sampled and not sampled[-1][0]:
+            sampled.pop()  # a reply that no token follows
+        if not sampled:
+            continue
+        row = next(rows)
+        assert row.prompt_ids.tolist() == [*codec.encode_prompt(ENVIRONMENT.render(task))]
+        assert row.completion_ids.tolist() == trained
+        written, places = row.written()
+        assert written.tolist() == [token for _, token in sampled]
+        assert places.tolist() == [at for at, (own, _) in enumerate(sampled) if own]
+    assert next(rows, None) is None
+
+
+#: What a hostile author puts in the place of any field.
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 1 << 63),
+    st.floats(),
+    st.binary(max_size=12).map(lambda raw: raw * 2),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 4), max_size=3),
+)
+
+
+@MANY
+@given(data=st.data())
+def test_no_field_that_an_author_can_write_ends_its_reader(
+    receiver: Receiver, data: st.DataObject
+) -> None:
+    """Whatever stands in it: the reader of groups ends with any error that is not a refusal."""
+    receiver.taken += 1
+    made = group(LATER, RIGHT, NEVER, policy=data.draw(st.sampled_from([POLICY, FOREIGN])))
+    made = replace(made, task=replace(REF, seed=REF.seed + receiver.taken))
+    fields = msgpack.unpackb(pack_dialogues(made, epoch=1, seq=receiver.taken, created_ms=0))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = fields
+        while True:
+            at = data.draw(st.integers(0, len(place) - 1))
+            if not (isinstance(place[at], list) and place[at] and data.draw(st.booleans())):
+                break
+            place = place[at]
+        place[at] = data.draw(st.one_of(ODD, st.just([place[at]] * 2), st.just(place[0])))
+    found = receiver.take(sealed_as(Kind.ROLLOUT_2, msgpack.packb(fields)), receiver.taken)
+    if isinstance(found, VerifiedGroup):
+        assert rows_of(found, receiver.codec)
+    else:
+        assert found.reason in REASONS
 
 
 def damaged(said: Completion, at: int, token: int) -> Completion:
@@ -295,3 +404,38 @@ def test_after_a_restart_the_replies_are_derived_again(receiver: Receiver) -> No
     short = replace(stored, group=group(talk("1"), RIGHT))
     assert asyncio.run(receiver.verifier.replayed(short)) is None
     assert stored_group(stored, 1, 1, b"").rewards == taken.rewards
+
+
+@pytest.mark.parametrize(("turns", "reason"), [(2, "elsewhere"), (3, ""), (4, "elsewhere")])
+def test_a_dialogue_of_an_environment_with_other_turns_is_not_pulled(
+    receiver: Receiver, turns: int, reason: str
+) -> None:
+    entry = Announcement(
+        v=1,
+        epoch=1,
+        seq=1,
+        id=b"i" * 34,
+        size=100,
+        environment="more",
+        version=ENVIRONMENT.version,
+        family="one",
+        model=POLICY.model,
+        tokenizer=POLICY.tokenizer,
+        policy_version=0,
+        completions=4,
+        mixed=True,
+    )
+    refused = receiver.verifier.refuse_announced(announced_dialogues(entry, turns))
+    assert (refused.reason if refused else "") == reason
+
+
+def test_stored_dialogues_of_an_environment_that_lost_its_turns_are_left_out(
+    receiver: Receiver,
+) -> None:
+    """Or the batch that they are drawn for, which finds no replies, would end the node."""
+    assert isinstance(receiver.take_group(group(LATER, NEVER)), VerifiedGroup)
+    (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
+    receiver.verifier._dialogues = None
+    assert asyncio.run(receiver.verifier.replayed(stored)) is None
+    answers = replace(stored, group=group(RIGHT, talk("1")))
+    assert asyncio.run(receiver.verifier.replayed(answers)) is answers
