@@ -26,7 +26,8 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings, load_settings, parse_assignments
 from swarm_node.environments.base import Dialogue, Task
 from swarm_node.environments.games import create
-from swarm_node.environments.host import InlineEnvironmentHost, ReplayedDialogue
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.splitting import SplitEnvironment

@@ -84,6 +84,10 @@ class OversizeError(TransportError):
     """A request or reply is over its limit."""
 
 
+class NotServedError(TransportError):
+    """The peer answers, and does not serve the protocol: it may be of another version."""
+
+
 class SlowStartError(TransportError):
     """The network daemon did not start in time. With more time it may."""
 

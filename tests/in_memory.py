@@ -16,6 +16,7 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.paced import PacedSampler
@@ -112,6 +113,22 @@ class Sampler(PacedSampler):
 def tiny() -> SimulatedModel:
     """The tiny model. All tests share it and only read it."""
     return SimulatedModel("tiny")
+
+
+#: Roles, as the tiny model's tokens allow: a question ends in <sep>, an answer in <eos>.
+ROLES = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' + m.content + '<sep>' }}"
+    "{% else %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
+)
+
+
+@cache
+def talking(positions: int = 1024) -> Codec:
+    """The tiny model's codec, with roles in its template."""
+    tokenizer = load_tokenizer(tiny().directory)
+    tokenizer.chat_template = ROLES
+    plain = tiny().codec
+    return Codec(tokenizer, plain.vocab_size, [plain.eos_id], positions)
 
 
 @cache

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
-from swarm_node.environments.judging.attempts import Limits, PeersAttempts
+from swarm_node.environments.judgement import (
+    JudgedDialogues,
+    Judgement,
+    check_count,
+    cut,
+    cut_transcript,
+    judgement,
+    replayed,
+)
+from swarm_node.environments.judging.attempts import Limits, PeersAttempts, replaying, scoring
 from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
 from swarm_node.environments.judging.judge import (
     PlainRef,
-    ReplayedLine,
     TextVerdict,
     Transcript,
     derive_prompt,
@@ -36,7 +43,6 @@ from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
-MAX_TEXTS = 64
 #: Judges that own texts are given while somebody else kills them.
 _OWN_TRIES = 6
 #: Once texts that are scored one by one have ended this many judges, no further text is scored.
@@ -64,48 +70,6 @@ class EnvironmentInfo:
     sandbox: Sandbox | None = None
     notes: tuple[str, ...] = ()
     turns: int = 1
-
-    @property
-    def exchanged(self) -> bool:
-        """Check that nodes exchange groups of it. Version 1 of the wire has answers of one turn, so
-        no dialogue is announced, and none is taken from a peer."""
-        return self.turns == 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedDialogue:
-    """A dialogue replayed: what the environment said to each turn, and, once it is `over`, the
-    reward in [0, 1]. `fault` is "" or the reason why the dialogue ended with zero: one of those of
-    `Judgement`, "reply" for a reply that cannot be sent or raised, "ended" if the model said more
-    after the end. `raised` is as in `Judgement`."""
-
-    replies: tuple[str, ...] = ()
-    over: bool = True
-    reward: float = 0.0
-    fault: str = ""
-    raised: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """Prompt and rewards (one per text, each in [0, 1]) of a group.
-
-    `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
-    of the first: "out_of_range", "unsendable", "abandoned", a reason of `blame.Reason`, or "" for
-    none. `raised` names the first exception of a scorer, "" for none; such a text is a wrong
-    answer. `lost` is the reason why peers' texts ended their judge, "asleep" if they made it sleep,
-    "" if they did not; `unjudged` is the reason why this node could not score them, which is
-    nobody's fault. With either, none of them was scored. `seconds` are those that the judge took,
-    without the time that the group waited for it."""
-
-    prompt: str
-    rewards: tuple[float, ...]
-    faults: int = 0
-    fault_reason: str = ""
-    raised: str = ""
-    lost: str = ""
-    unjudged: str = ""
-    seconds: float = field(default=0.0, compare=False)
 
 
 class EnvironmentHost(Protocol):
@@ -143,15 +107,16 @@ class EnvironmentHost(Protocol):
         ...
 
     async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> tuple[list[ReplayedDialogue], float]:
-        """Derive the task and replay own `dialogues` of it, at most MAX_TEXTS: what the environment
-        replies to each turn, and the rewards of those that are over. Returns the seconds that it
-        took, too. Texts are cut as by `judge`, and one that ends its judge ends its dialogue.
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        """Derive the task and replay `dialogues` of it, at most MAX_TEXTS: what the environment
+        replies to each turn, and the rewards of those that are over. Texts are cut as by `judge`.
+        An own one that ends its judge ends its dialogue. If peers' dialogues end their judge, or
+        this node cannot run one, none of them is replayed.
 
         Raises:
             UnknownTaskError: the task cannot be derived here. SlowTaskError: not in time.
-            ChildError: the process cannot be restarted.
+            ChildError: the process cannot be restarted for own dialogues.
             ValueError: too many dialogues.
         """
         ...
@@ -245,17 +210,18 @@ class ProcessEnvironmentHost:
             return list(await self._derived(self._judges["own"], [_plain(ref) for ref in refs]))
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
-        _check_count(texts)
-        cuts = [_cut(text) for text in texts]
-        sent = [cut for cut in cuts if cut is not None]
+        check_count(texts)
+        cuts = [cut(text) for text in texts]
+        sent = [each for each in cuts if each is not None]
         async with self._turns[whose]:
             judge, began = self._judges[whose], SYSTEM_CLOCK.now()
             if whose == "peers":
                 limits = Limits(self._derive_seconds, self._score_seconds)
-                scored = await PeersAttempts(judge, _plain(ref), sent, limits).score()
-                known = scored.verdicts or [TextVerdict(0.0)] * len(sent)
+                asked = scoring(judge, sent)
+                scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
+                known = scored.given or [TextVerdict(0.0)] * len(sent)
                 return replace(
-                    _judgement(scored.prompt, cuts, known),
+                    judgement(scored.prompt, cuts, known),
                     lost=scored.blamed,
                     unjudged=scored.unjudged,
                     seconds=scored.seconds,
@@ -263,20 +229,29 @@ class ProcessEnvironmentHost:
             prompt = await self._prompt(judge, ref)
             verdicts = await self._answered(judge, ref, judge.score, sent)
             seconds = SYSTEM_CLOCK.now() - began
-        return replace(_judgement(prompt, cuts, verdicts), seconds=seconds)
+        return replace(judgement(prompt, cuts, verdicts), seconds=seconds)
 
     async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> tuple[list[ReplayedDialogue], float]:
-        _check_count(dialogues)
-        cuts = [_cut_transcript(each) for each in dialogues]
-        sent = [cut for cut in cuts if cut is not None]
-        async with self._turns["own"]:
-            judge, began = self._judges["own"], SYSTEM_CLOCK.now()
-            await self._prompt(judge, ref)
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        check_count(dialogues)
+        cuts = [cut_transcript(each) for each in dialogues]
+        sent = [each for each in cuts if each is not None]
+        async with self._turns[whose]:
+            judge, began = self._judges[whose], SYSTEM_CLOCK.now()
+            if whose == "peers":
+                # Its author had as long for each turn, of dialogues that were not over before.
+                turns = max((len(each.texts) for each in sent), default=1)
+                limits = Limits(self._derive_seconds, self._score_seconds * turns)
+                asked = replaying(judge, sent)
+                scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
+                found = replayed(cuts, scored.given) if scored.given else ()
+                ends = scored.blamed, scored.unjudged, scored.seconds
+                return JudgedDialogues(scored.prompt, found, *ends)
+            prompt = await self._prompt(judge, ref)
             lines = await self._answered(judge, ref, judge.replay, sent)
             seconds = SYSTEM_CLOCK.now() - began
-        return _replayed(cuts, lines), seconds
+        return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """A survey of so many tasks of a family, in so many seconds at most.
@@ -403,25 +378,26 @@ class InlineEnvironmentHost:
         return [derive_prompt(self._environment, ref)[1] for ref in refs]
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
-        _check_count(texts)
+        check_count(texts)
         task, prompt = derive_prompt(self._environment, ref)
-        cuts = [_cut(text) for text in texts]
-        sent = [cut for cut in cuts if cut is not None]
-        return _judgement(prompt, cuts, [score_text(self._environment, task, cut) for cut in sent])
+        cuts = [cut(text) for text in texts]
+        sent = [each for each in cuts if each is not None]
+        return judgement(prompt, cuts, [score_text(self._environment, task, each) for each in sent])
 
     async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> tuple[list[ReplayedDialogue], float]:
-        _check_count(dialogues)
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        check_count(dialogues)
         environment = self._environment
         if not isinstance(environment, SplitEnvironment):
             raise ValueError("only an environment that is split by text has dialogues")
         began = SYSTEM_CLOCK.now()
-        task, _ = derive_prompt(environment, ref)
-        cuts = [_cut_transcript(each) for each in dialogues]
-        sent = [cut for cut in cuts if cut is not None]
+        task, prompt = derive_prompt(environment, ref)
+        cuts = [cut_transcript(each) for each in dialogues]
+        sent = [each for each in cuts if each is not None]
         lines = [replay_dialogue(environment, task, each) for each in sent]
-        return _replayed(cuts, lines), SYSTEM_CLOCK.now() - began
+        seconds = SYSTEM_CLOCK.now() - began
+        return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
 
     async def close(self) -> None:
         return None
@@ -429,69 +405,3 @@ class InlineEnvironmentHost:
 
 def _plain(ref: TaskRef) -> PlainRef:
     return ref.environment, ref.version, ref.family, ref.seed
-
-
-def _check_count(texts: Sequence[object]) -> None:
-    if len(texts) > MAX_TEXTS:
-        raise ValueError(f"{len(texts)} texts in one judgement: send at most {MAX_TEXTS}")
-
-
-def _cut(text: str) -> str | None:
-    """The part of a text that is judged; None for lone surrogates, which no frame can carry."""
-    end = text[-MAX_JUDGED_CHARS:]
-    try:
-        end.encode()
-    except UnicodeEncodeError:
-        return None
-    return end
-
-
-def _cut_transcript(transcript: Transcript) -> Transcript | None:
-    """The judged part of a dialogue; None if no frame can carry one of its texts."""
-    cuts = [cut for text in transcript.texts if (cut := _cut(text)) is not None]
-    return Transcript(cuts, transcript.cut) if len(cuts) == len(transcript.texts) else None
-
-
-def _replayed(
-    cuts: Sequence[Transcript | None], lines: Sequence[ReplayedLine | str]
-) -> list[ReplayedDialogue]:
-    """All dialogues replayed, of which `cuts` are the judged parts. `lines` are what the judge
-    said of those that were sent, or the reasons why it said nothing."""
-    sent = iter(lines)
-    found: list[ReplayedDialogue] = []
-    for cut in cuts:
-        line = "unsendable" if cut is None else next(sent)
-        if isinstance(line, str):
-            found.append(ReplayedDialogue(fault=line))
-            continue
-        verdict = line.verdict or TextVerdict(0.0)
-        ended = line.over and line.verdict is None
-        found.append(
-            ReplayedDialogue(
-                tuple(line.replies),
-                line.over,
-                verdict.reward,
-                "ended" if ended else verdict.fault,
-                verdict.raised,
-            )
-        )
-    return found
-
-
-def _judgement(
-    prompt: str, cuts: Sequence[str | None], verdicts: Sequence[TextVerdict | str]
-) -> Judgement:
-    """The judgement of all texts, of which `cuts` are the judged parts. `verdicts` are those on the
-    texts that were sent, or the reasons why there are none."""
-    sent = iter(verdicts)
-    whole = ["unsendable" if cut is None else next(sent) for cut in cuts]
-    known = [TextVerdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
-    faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in whole]
-    failed = [fault for fault in faults if fault]
-    return Judgement(
-        prompt=prompt,
-        rewards=tuple(verdict.reward for verdict in known),
-        faults=len(failed),
-        fault_reason=next(iter(failed), ""),
-        raised=next((verdict.raised for verdict in known if verdict.raised), ""),
-    )

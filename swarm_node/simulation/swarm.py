@@ -30,7 +30,6 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import SPLIT
-from swarm_node.errors import ConfigError
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.evaluation import Evaluator
@@ -182,11 +181,6 @@ class _Swarm:
 
     async def run(self) -> SimulationReport:
         scenario, info = self._scenario, await self._environment.start()
-        if info.turns > 1:
-            raise ConfigError(
-                f"environment.name: {info.name} has dialogues, which no simulation exchanges: "
-                "benchmarks/dialogues.py plays them"
-            )
         speeds = self._seeded.rng("speeds")
         for index, membership in enumerate(self._seeded.memberships(scenario.nodes)):
             speed = speeds.uniform(*scenario.speeds)

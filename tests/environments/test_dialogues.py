@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import (
-    MAX_TEXTS,
     EnvironmentHost,
     InlineEnvironmentHost,
     ProcessEnvironmentHost,
-    ReplayedDialogue,
+    Whose,
 )
+from swarm_node.environments.judgement import MAX_TEXTS, JudgedDialogues, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import with_split
@@ -35,6 +36,7 @@ class Talk:
     """Says what the text asks for, and repeats any other."""
 
     name, version, families = "talk", "1", ("one",)
+    spoilt = False
 
     def __init__(self, turns):
         self.turns = turns
@@ -46,7 +48,17 @@ class Talk:
         return f"say {task.payload}"
 
     def reply(self, task, said):
+        if task.payload == 8:
+            os._exit(4)
+        if self.spoilt:
+            return None
         match said[-1]:
+            case "spoil":
+                self.spoilt = True
+            case "work":
+                end = time.process_time() + 0.5
+                while time.process_time() < end:
+                    pass
             case "raise":
                 raise RuntimeError("no")
             case "long":
@@ -59,6 +71,14 @@ class Talk:
                 return "\\ud800"
             case "exit":
                 os._exit(3)
+            case "forge":
+                from swarm_node.environments.judging import judge
+
+                end = time.process_time() + 0.3
+                while time.process_time() < end:
+                    pass
+                line = judge.ReplayedLine([], True, judge.TextVerdict(1.0))
+                judge.replay_dialogue = lambda *_: line
             case "loop":
                 while True:
                     pass
@@ -90,17 +110,21 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "talk_environment:create"
 
 
-def replayed(host: EnvironmentHost, *dialogues: Transcript) -> list[ReplayedDialogue]:
-    async def run() -> list[ReplayedDialogue]:
+def judged(host: EnvironmentHost, whose: Whose, *dialogues: Transcript) -> JudgedDialogues:
+    async def run() -> JudgedDialogues:
         try:
             assert (await host.start()).turns == 4
-            found, seconds = await host.replay(REF, dialogues)
-            assert seconds > 0
+            found = await host.replay(REF, dialogues, whose)
+            assert found.seconds > 0
             return found
         finally:
             await host.close()
 
     return asyncio.run(run())
+
+
+def replayed(host: EnvironmentHost, *dialogues: Transcript) -> list[ReplayedDialogue]:
+    return list(judged(host, "own", *dialogues).dialogues)
 
 
 @pytest.fixture(params=["inline", "process"])
@@ -142,6 +166,12 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
     ]
     found = replayed(host, *(each for each, _ in cases))
     assert found == [wanted for _, wanted in cases]
+    theirs = judged(host, "peers", *(each for each, _ in cases))
+    assert list(theirs.dialogues) == found
+    assert (theirs.prompt, theirs.lost, theirs.unjudged) == ("say 7", "", "")
+    assert theirs.replies == tuple(each.replies for each in found)
+    flaws = ["short"] * 2 + [""] * 5 + ["ended"] * 2 + ["reply"] * 3 + ["short"] + ["reply"] * 2
+    assert list(theirs.flaws) == [*flaws, "", "", ""]
 
 
 @pytest.mark.parametrize("text", ["exit", "loop"])
@@ -152,6 +182,81 @@ def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) 
     assert [each.over for each in found] == [True, True, False]
     assert found[1].fault in {"crashed", "timeout"}
     assert found[2].replies == ("1 b 7",)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("exit", "crashed"), ("loop", "timeout")])
+def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
+    talk: str, text: str, reason: str
+) -> None:
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
+    found = judged(host, "peers", said("a", "done"), said("a", text))
+    assert (found.lost, found.unjudged, found.dialogues) == (reason, "", ())
+
+
+def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
+    """A judge that was taken over may write what no dialogue is, and no row can be built of it."""
+    host = ProcessEnvironmentHost(talk, {})
+
+    async def run() -> JudgedDialogues:
+        try:
+            await host.start()
+            return await host.replay(REF, [said("forge"), said("a", "done")], "peers")
+        finally:
+            await host.close()
+
+    found = asyncio.run(run())
+    assert (found.lost, found.dialogues) == ("forged", ())
+    assert found.seconds >= 0.5, "two judges worked for it, which counts against its author"
+
+
+def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: str) -> None:
+    host = ProcessEnvironmentHost(talk, {})
+
+    async def run() -> JudgedDialogues:
+        try:
+            await host.start()
+            return await host.replay(replace(REF, seed=8), [said("a", "done")], "peers")
+        finally:
+            await host.close()
+
+    found = asyncio.run(run())
+    assert (found.lost, found.unjudged) == ("", "own")
+
+
+def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: str) -> None:
+    host = ProcessEnvironmentHost(talk, {})
+
+    async def run() -> list[JudgedDialogues]:
+        try:
+            await host.start()
+            groups = ([said("spoil")], [said("a", "done")], [said("done", "done")])
+            return [await host.replay(REF, group, "peers") for group in groups]
+        finally:
+            await host.close()
+
+    spoilt, honest, hostile = asyncio.run(run())
+    assert spoilt.flaws == ("short",)
+    assert (honest.flaws, honest.rewards, honest.replies) == (("",), (1.0,), (("1 a 7",),))
+    assert hostile.flaws == ("ended",)
+
+
+def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_time(talk: str) -> None:
+    """Of those that its author had replayed at each turn, only some were not over."""
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=1.2)
+    first = [said("work") for _ in range(2)]
+    later = [said("a", "work", "done")]
+
+    async def run() -> list[JudgedDialogues]:
+        try:
+            await host.start()
+            own = [await host.replay(REF, each, "own") for each in (first, later)]
+            return [*own, await host.replay(REF, [*first, *later], "peers")]
+        finally:
+            await host.close()
+
+    for found in asyncio.run(run()):
+        assert (found.lost, found.unjudged) == ("", "")
+        assert all(each.fault == "" for each in found.dialogues)
 
 
 def test_two_processes_and_this_one_replay_alike(talk: str) -> None:
@@ -199,7 +304,7 @@ def test_an_answer_to_one_question_is_a_dialogue_of_one_turn() -> None:
     ref = TaskRef(environment.name, environment.version, environment.families[0], 7)
     right = environment.answer(environment.derive(ref))
     assert right is not None
-    (found,), _ = asyncio.run(host.replay(ref, [said(right)]))
+    (found,) = asyncio.run(host.replay(ref, [said(right)])).dialogues
     assert found == ReplayedDialogue(reward=1.0)
 
 

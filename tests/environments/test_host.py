@@ -16,14 +16,14 @@ import pytest
 from builders import ROOT
 from lasting import LastingHost, lasting_host
 
+from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.host import (
-    MAX_JUDGED_CHARS,
-    MAX_TEXTS,
     EnvironmentHost,
     InlineEnvironmentHost,
     ProcessEnvironmentHost,
     Whose,
 )
+from swarm_node.environments.judgement import MAX_TEXTS
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import with_split
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transports import ECHO, SIZED, echo, sized
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import NotServedError, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
@@ -168,8 +168,10 @@ def test_refusals_and_bugs_of_a_handler_reach_the_caller(make: Factory) -> None:
 def test_unknown_protocols_and_peers_are_errors(make: Factory) -> None:
     async def main() -> None:
         async with swarm(make, 2) as (one, other):
-            with pytest.raises(TransportError):
-                await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
+            for _ in range(2):
+                with pytest.raises(NotServedError):
+                    await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
+            assert await one.request(other.peer_id, ECHO, b"still linked") == b"still linked"
             for peer in (Identity.generate().peer_id, one.peer_id, "", "nonsense"):
                 with pytest.raises(TransportError):
                     await one.request(peer, ECHO, b"")

@@ -50,6 +50,7 @@ from swarm_node.p2p.reach.relayed import (
 )
 from swarm_node.p2p.transports.hivemind.records import _mac
 from swarm_node.p2p.wire import frames, wire
+from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, unpack_dialogues
 from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 from swarm_node.p2p.wire.reasons import REFUSALS, read_refusal
@@ -60,9 +61,12 @@ SWARM_ID = bytes.fromhex(MEMBERSHIP["swarm_id"])
 INFO = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
 #: The target of relayed requests; any would do.
 TARGET = peer_id_of(INFO.root_key)
-#: The body of each type and its largest size. Groups are read by `wire.unpack_group`.
+#: The readers of groups.
+GROUPS = {"rollout": wire.unpack_group, "rollout, version 2": unpack_dialogues}
+#: The body of each other type and its largest size.
 BODIES: dict[str, tuple[type[wire.Body], int]] = {
     "record": (wire.Announcement, wire.MAX_ANNOUNCEMENT_BYTES),
+    "record, version 2": (DialogueAnnouncement, wire.MAX_ANNOUNCEMENT_BYTES),
     "head": (wire.Heartbeat, wire.MAX_HEAD_BYTES),
     "issuer": (IssuerBody, wire.MAX_CERTIFICATE_BYTES),
     "cert": (MemberBody, wire.MAX_CERTIFICATE_BYTES),
@@ -102,8 +106,8 @@ def verdict(answer: object) -> str:
 
 
 def read(kind: str, data: bytes) -> str:
-    if kind == "rollout":
-        return verdict(wire.unpack_group(data))
+    if kind in GROUPS:
+        return verdict(GROUPS[kind](data))
     body, most = BODIES[kind]
     return verdict(wire.unpack(body, data, max_bytes=most))
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from builders import ROOT
 from published import VECTORS, load
@@ -38,6 +39,7 @@ from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import open_reply, open_request
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.dialogues import pack_dialogues, unpack_announcement, unpack_dialogues
 from swarm_node.p2p.wire.envelope import (
     SEALED_BYTES,
     Kind,
@@ -53,6 +55,7 @@ PROTOCOL = ROOT / "docs" / "protocol.md"
 
 
 ENVELOPES, BODIES, MEMBERSHIP = load("envelopes"), load("bodies"), load("membership")
+DIALOGUES = load("dialogues")
 SWARM_ID = bytes.fromhex(ENVELOPES["swarm_id"])
 
 
@@ -63,7 +66,9 @@ def test_no_envelope_that_is_taken_is_over_the_limit_of_its_kind() -> None:
     assert over == []
 
 
-@pytest.mark.parametrize("case", ENVELOPES["cases"], ids=lambda case: case["name"])
+@pytest.mark.parametrize(
+    "case", ENVELOPES["cases"] + DIALOGUES["sealed"], ids=lambda case: case["name"]
+)
 def test_an_envelope_is_judged_as_published(case: dict[str, Any]) -> None:
     data = joined(case["sealed"])
     result = open_sealed(data, SWARM_ID, Kind(case["kind"]))
@@ -199,6 +204,30 @@ def test_the_published_bodies_are_read_and_written_byte_for_byte() -> None:
         assert wire.pack(body) == data
 
 
+def test_the_published_dialogues_are_read_and_written_byte_for_byte() -> None:
+    want, record = DIALOGUES["rollout"], DIALOGUES["record"]
+    result = unpack_dialogues(bytes.fromhex(want["body"]))
+    assert not isinstance(result, Rejected)
+    header, group = result
+    assert header == wire.GroupHeader(want["epoch"], want["seq"], want["created_ms"])
+    for each, said in zip(group.completions, want["completions"], strict=True):
+        assert each.said == tuple(turn["text"] for turn in said["turns"])
+        assert each.token_ids.tolist() == [
+            token for turn in said["turns"] for token in turn["token_ids"]
+        ]
+        assert np.diff((0, *each.ends)).tolist() == [
+            len(turn["logprobs"]) for turn in said["turns"]
+        ]
+        assert each.finish == said["turns"][-1]["finish"]
+    place = {"epoch": header.epoch, "seq": header.seq, "created_ms": header.created_ms}
+    assert pack_dialogues(group, **place).hex() == want["body"]
+    data = bytes.fromhex(record["body"])
+    body = unpack_announcement(Kind.RECORD_2, data)
+    assert not isinstance(body, Rejected)
+    assert (body.turns, body.size) == (record["turns"], record["size"])
+    assert wire.pack(body) == data
+
+
 KINDS = (ProbeRequest, ProbeReply, ProbeForRequest, ProbeForReply, Punch)
 
 
@@ -255,8 +284,9 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     verdicts = [line.split("\t")[0] for line in run.stdout.splitlines()]
     limits = load("limits")
     assert verdicts == ["PASS"] * (
-        8
+        9
         + len(ENVELOPES["cases"])
+        + len(DIALOGUES["sealed"])
         + len(BODIES["relayed"])
         + len(BODIES["coordinator"])
         + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))

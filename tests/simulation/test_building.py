@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.errors import ConfigError
 from swarm_node.policy.models.build_tiny import LAST_NOISE, Noise, Recipe
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.simulation import building
-from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.scenario import Scenario
-from swarm_node.simulation.swarm import simulate
 
 RECIPE = Recipe("small", steps=1)
 
@@ -55,9 +51,3 @@ def test_a_model_of_dialogues_is_built_by_its_recipe(tmp_path: Path) -> None:
     building.build_with_progress(tmp_path / "talk", Recipe(steps=1, corpus="dialogues"))
     codec = Codec.from_directory(resolve(str(tmp_path / "talk")))
     assert len(codec.bridge("higher")) == len(codec.bridge("lower")) == 3
-
-
-def test_no_simulation_begins_with_dialogues() -> None:
-    settings = simulation_settings(0, {}, ["environment.name=games"])
-    with pytest.raises(ConfigError, match=r"games has dialogues.*benchmarks/dialogues\.py"):
-        simulate(Scenario(nodes=1, rounds=1), settings)

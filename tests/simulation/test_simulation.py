@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from swarm_node.errors import ConfigError
+from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import SimulationReport, load_report, save_report
 from swarm_node.simulation.run import simulation_settings, summary
@@ -188,3 +189,13 @@ def test_a_node_alone_comes_to_fill_its_batches() -> None:
     report = run(nodes=1, rounds=24, eval_rounds=24)
     # A call of the sampler makes sixteen groups, which are two batches of eight.
     assert sorted(report.rounds.made[-4:]) == [0, 0, 16, 16]
+
+
+def test_simulated_nodes_learn_from_each_others_dialogues() -> None:
+    settings = simulation_settings(1, {}, ["environment.name=games"])
+    scenario = Scenario(nodes=2, rounds=3, seed=1, models=("tiny-talk",), eval_tasks=2)
+    report = simulate(scenario, settings)
+    for node in report.nodes:
+        assert node.updates == 3
+        assert node.trained_external > 0
+        assert not {why for why in node.rejected if REASONS[why].blame is Blame.VIOLATION}

@@ -67,6 +67,7 @@ COUNTER, SEQUENCE = integers(0, 2**62 - 1), integers(1, 2**62 - 1)
 MS, SECONDS = integers(0, 2**53 - 1), integers(0, 253402300799)
 VERSION = [("2", 2, "schema"), ("0", 0, "schema"), ("a float", 1.0, "schema"),
            ("true", True, "schema")]  # fmt: skip
+VERSION_2 = [("1", 1, "schema"), ("3", 3, "schema"), ("a float", 2.0, "schema")]
 FLAG = [("true", True, "ok"), ("false", False, "ok"), ("1", 1, "schema"), ("nil", None, "schema")]
 
 
@@ -182,6 +183,65 @@ def completions() -> Iterator[Sample]:
     yield "a version below 0", completion(spans=[[-1, 0, 1]]), "schema"
     yield "a field more", [*completion(), None], "schema"
     yield "a field less", completion()[:4], "schema"
+
+
+TURN = ["4", struct.pack("<I", 9), struct.pack("<f", -1), "stop"]
+
+
+def turn(ids: bytes = TURN[1], **changes: Any) -> list[Any]:
+    """A turn with other ids and as many log-probs, but for changes."""
+    of = {"text": "4", "ids": ids, "logp": struct.pack("<f", -1) * (len(ids) // 4),
+          "finish": "stop"} | changes  # fmt: skip
+    return list(of.values())
+
+
+def of_turns(*turns: list[Any], **changes: Any) -> list[Any]:
+    """A completion of these turns, with a span for each but for changes."""
+    spans, end = [], 0
+    for said in turns:
+        spans.append([7, end, end + len(said[1]) // 4])
+        end = spans[-1][2]
+    return [list(turns), changes.get("spans", spans)]
+
+
+def dialogues() -> Iterator[Sample]:
+    """One completion of a group of dialogues."""
+    yield "two turns", of_turns(TURN, TURN), "ok"
+    yield "16 turns", of_turns(*[TURN] * 16), "ok"
+    yield "17 turns", of_turns(*[TURN] * 17), "schema"
+    yield "no turn", [[], [SPAN]], "schema"
+    yield "cut in its last turn", of_turns(TURN, turn(finish="length")), "ok"
+    yield "cut in an earlier turn", of_turns(turn(finish="length"), TURN), "content"
+    yield "another finish", of_turns(turn(finish="end")), "schema"
+    yield "the longest texts", of_turns(*[turn(text="a" * 65536)] * 2), "ok"
+    yield "a longer text", of_turns(TURN, turn(text="a" * 65537)), "schema"
+    yield "a text of more bytes than characters", of_turns(turn(text="\u00e9" * 32769)), "content"
+    yield "a text without ids", of_turns(TURN, turn(b""), spans=[[7, 0, 1]]), "schema"
+    yield "ids without a text", of_turns(TURN, turn(text="")), "ok"
+    yield "32,768 tokens", of_turns(turn(bytes(131068)), TURN), "ok"
+    yield "32,769 tokens", of_turns(turn(bytes(131072)), TURN), "schema"
+    yield "a cut id", of_turns(turn(bytes(5), logp=bytes(5))), "content"
+    yield "fewer log-probs than ids", of_turns(turn(bytes(8), logp=bytes(4))), "content"
+    yield "a greater log-prob", of_turns(TURN, turn(logp=number(1.01e-4))), "content"
+    yield "a log-prob of nan", of_turns(turn(logp=number(float("nan"))), TURN), "content"
+    yield "two spans in a turn", of_turns(turn(bytes(8)), spans=[[7, 0, 1], [8, 1, 2]]), "ok"
+    yield "a span across turns", of_turns(TURN, TURN, spans=[[7, 0, 2]]), "content"
+    odd = [[7, 0, 1], [7, 1, 3]]
+    yield "a span across the last two of three", of_turns(TURN, TURN, TURN, spans=odd), "content"
+    yield "spans that end early", of_turns(TURN, TURN, spans=[[7, 0, 1]]), "content"
+    yield "a gap", of_turns(TURN, turn(bytes(8)), spans=[[7, 0, 1], [7, 2, 3]]), "content"
+    yield "no span", of_turns(TURN, spans=[]), "schema"
+    yield "a turn with a field more", of_turns([*TURN, None]), "schema"
+    yield "a turn with a field less", of_turns(TURN[:3]), "schema"
+    yield "a completion of version 1", COMPLETION, "schema"
+    yield "with replies", [[TURN, TURN], [[7, 0, 1], [7, 1, 2]], ["higher"]], "schema"
+
+
+def sources() -> Iterator[Sample]:
+    yield "none", [], "ok"
+    yield "one", [bytes(34)], "schema"
+    yield "nil", None, "schema"
+    yield "as bin", b"", "schema"
 
 
 def claims() -> Iterator[Sample]:
@@ -358,6 +418,19 @@ MESSAGES: dict[str, tuple[Any, Fields]] = {
     ),
     "outcome": (["open"], {(0,): OUTCOME}),
     "punch": (["/ip4/11.0.0.1/tcp/4001"], {(0,): endpoints()}),
+    "rollout, version 2": (
+        [2, *GROUP[1:6], [of_turns(TURN, TURN)], number(1), []],
+        {(0,): VERSION_2, (1,): COUNTER, (2,): SEQUENCE, (3,): MS, (4, 0): LABEL, (4, 1): LABEL,
+         (4, 2): LABEL, (4, 3): COUNTER, (5, 0): DIGEST, (5, 1): DIGEST, (5, 2): COUNTER,
+         (6, 0): dialogues(), (7,): claims(), (8,): sources(),
+         (6,): [("no completion", [], "schema"), ("65", [of_turns(TURN)] * 65, "schema")]},
+    ),
+    "record, version 2": (
+        [2, 5, 6, bytes(34), 359, "gcd", "1", "gcd", bytes(32), bytes(32), 7, 2, True, 2],
+        {(0,): VERSION_2, (1,): COUNTER, (2,): SEQUENCE, (3,): ID, (4,): integers(1, 4 << 20),
+         (5,): LABEL, (6,): LABEL, (7,): LABEL, (8,): DIGEST, (9,): DIGEST, (10,): COUNTER,
+         (11,): integers(1, 64), (12,): FLAG, (13,): integers(2, 16)},
+    ),
 }  # fmt: skip
 
 

@@ -58,6 +58,7 @@ from swarm_node.p2p.transports.hivemind.records import (
     SwarmAuthorizer,
     heartbeat_key,
 )
+from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal, signed_bytes
 from swarm_node.p2p.wire.frames import Reply
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
@@ -66,6 +67,7 @@ from swarm_node.rollout import (
     HELD_OUT_SEED,
     SEED_LIMIT,
     Completion,
+    EarlierTurn,
     Finish,
     PolicyRef,
     RolloutGroup,
@@ -293,6 +295,80 @@ def bodies() -> dict[str, Any]:
         "datagram": datagram(),
         "coordinator": coordinator(),
     }
+
+
+def dialogues() -> dict[str, Any]:
+    """A group of two dialogues, one of them cut, and its announcement."""
+    first = dialogue([("what is 6*7?", [19, 1, 2]), ("42", [70000, 2])], Finish.STOP)
+    cut = dialogue([("", [2]), ("a", [5, 2]), ("b", [6])], Finish.LENGTH)
+    task = TaskRef("games", "1-2 split 1, swarm-node 0.2", "calc", 42)
+    model, tokenizer = bytes(range(32)), bytes(range(32, 64))
+    group = RolloutGroup(task, PolicyRef(model, tokenizer, 7), (first, cut), (1.0, 0.0))
+    place = {"epoch": 1_800_000_000_000, "seq": 5}
+    body = pack_dialogues(group, **place, created_ms=1_800_000_123_456)
+    sealed = seal(NODE, SWARM.swarm_id, Kind.ROLLOUT_2, body)
+    record = DialogueAnnouncement(
+        2, *place.values(), content_id(sealed), len(sealed), task.environment, task.version,
+        task.family, model, tokenizer, 7, 2, True, 3,
+    )  # fmt: skip
+    return {
+        "rollout": {
+            "body": body.hex(),
+            **place,
+            "created_ms": 1_800_000_123_456,
+            "task": [task.environment, task.version, task.family, task.seed],
+            "policy": {"model": model.hex(), "tokenizer": tokenizer.hex(), "version": 7},
+            "completions": [
+                {
+                    "turns": [
+                        {
+                            "text": text,
+                            "token_ids": each.token_ids[begin:end].tolist(),
+                            "logprobs": each.logprobs[begin:end].tolist(),
+                            "finish": "stop" if end < each.ends[-1] else each.finish.value,
+                        }
+                        for text, begin, end in zip(
+                            each.said, (0, *each.ends[:-1]), each.ends, strict=True
+                        )
+                    ],
+                    "spans": [[s.version, s.start, s.end] for s in each.spans],
+                }
+                for each in group.completions
+            ],
+            "claimed": list(group.claimed),
+        },
+        "record": {
+            "body": pack(record).hex(),
+            "id": content_id(sealed).hex(),
+            "size": len(sealed),
+            "turns": record.turns,
+        },
+        "sealed": [
+            opened("a group of dialogues", NODE, Kind.ROLLOUT_2, body),
+            opened("its announcement", NODE, Kind.RECORD_2, pack(record)),
+            case("a group in place of version 1", sealed, "kind", Kind.ROLLOUT),
+            case("an announcement of version 1", GOLDEN, "kind", Kind.RECORD_2),
+        ],
+    }
+
+
+def dialogue(turns: list[tuple[str, list[int]]], finish: Finish) -> Completion:
+    """What a policy said in these turns, each by a newer version than the one before."""
+    ids = [token for _, said in turns for token in said]
+    ends = np.cumsum([len(said) for _, said in turns]).tolist()
+    return Completion(
+        text=turns[-1][0],
+        token_ids=np.array(ids, dtype=np.uint32),
+        logprobs=-np.arange(len(ids), dtype=np.float32) / 4,
+        spans=tuple(
+            VersionSpan(5 + index, begin, end)
+            for index, (begin, end) in enumerate(zip((0, *ends), ends, strict=False))
+        ),
+        finish=finish,
+        earlier=tuple(
+            EarlierTurn(text, end) for (text, _), end in zip(turns, ends[:-1], strict=False)
+        ),
+    )
 
 
 def coordinator() -> list[dict[str, Any]]:
@@ -683,6 +759,7 @@ def main() -> None:
     for name, content in (
         ("envelopes", envelopes()),
         ("bodies", bodies()),
+        ("dialogues", dialogues()),
         ("membership", membership()),
         ("split", split()),
     ):

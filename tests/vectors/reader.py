@@ -459,6 +459,47 @@ def judge_bodies(bodies: dict[str, Any]) -> str:
     return "ok" if head[1] == bodies["head"]["addresses"] else "head differs"
 
 
+def judge_dialogues(dialogues: dict[str, Any]) -> str:
+    """A group of version 2, and its announcement."""
+    want, record = dialogues["rollout"], dialogues["record"]
+    for kind, of in (("rollout, version 2", want), ("record, version 2", record)):
+        if (reason := shapes.refused(kind, bytes.fromhex(of["body"]))) != "ok":
+            return f"{kind}: {reason}"
+    version, epoch, seq, created_ms, task, policy, completions, claimed, sources = msgpack.unpackb(
+        bytes.fromhex(want["body"])
+    )
+    read = {
+        "epoch": epoch,
+        "seq": seq,
+        "created_ms": created_ms,
+        "task": task,
+        "policy": {"model": policy[0].hex(), "tokenizer": policy[1].hex(), "version": policy[2]},
+        "completions": [
+            {
+                "turns": [
+                    {
+                        "text": text,
+                        "token_ids": [value for (value,) in struct.iter_unpack("<I", ids)],
+                        "logprobs": floats(logprobs),
+                        "finish": finish,
+                    }
+                    for text, ids, logprobs, finish in turns
+                ],
+                "spans": spans,
+            }
+            for turns, spans in completions
+        ],
+        "claimed": floats(claimed),
+    }
+    if (version, sources) != (2, []) or {**read, "body": want["body"]} != want:
+        return "rollout differs"
+    fields = msgpack.unpackb(bytes.fromhex(record["body"]))
+    same = [fields[3].hex(), fields[4], fields[13]] == [
+        record[name] for name in ("id", "size", "turns")
+    ]
+    return "ok" if same else "record differs"
+
+
 def judge_reach(cases: list[dict[str, Any]]) -> str:
     """Small bodies have one form: the shortest."""
     for case in cases:
@@ -722,9 +763,9 @@ def judge_limits(limits: dict[str, Any], swarm: dict[str, Any]) -> list[tuple[st
 
 
 def main(directory: Path) -> int:
-    envelopes, bodies, swarm, split = (
+    envelopes, bodies, swarm, split, dialogues = (
         json.loads((directory / f"{name}.json").read_text())
-        for name in ("envelopes", "bodies", "membership", "split")
+        for name in ("envelopes", "bodies", "membership", "split", "dialogues")
     )
     swarm_id = bytes.fromhex(envelopes["swarm_id"])
     results = [
@@ -733,11 +774,12 @@ def main(directory: Path) -> int:
         ("ticket", judge_ticket(swarm), "ok"),
         ("table", judge_table(swarm), "ok"),
         ("bodies", judge_bodies(bodies), "ok"),
+        ("dialogues", judge_dialogues(dialogues), "ok"),
         ("split", judge_split(split), "ok"),
         ("reach", judge_reach(bodies["reach"]), "ok"),
         ("datagram", judge_datagram(bodies["datagram"], swarm_id), "ok"),
     ]
-    for case in envelopes["cases"]:
+    for case in [*envelopes["cases"], *dialogues["sealed"]]:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
     for case in bodies["relayed"]:
         results.append((case["name"], judged(read_relayed, case, swarm_id), case["expect"]))

@@ -54,7 +54,7 @@ def flag(value: Any) -> bool:
     return type(value) is bool
 
 
-VERSION = integer(1, 1)
+VERSION, VERSION_2 = integer(1, 1), integer(2, 2)
 COUNTER, SEQUENCE = integer(0, 2**62 - 1), integer(1, 2**62 - 1)
 MS, SECONDS = integer(0, 2**53 - 1), integer(0, 253402300799)
 DIGEST, NONCE, ID = binary(32), binary(16), binary(34)
@@ -70,6 +70,11 @@ COMPLETION = fields(
     *(text(0, 65536), binary(4, 131072), binary(4, 131072)),
     *(array(SPAN, 1, 256), form("stop|length")),
 )
+TURN = fields(
+    *(text(0, 65536), binary(4, 131072), binary(4, 131072)),
+    form("stop|length"),
+)
+DIALOGUE = fields(array(TURN, 1, 16), array(SPAN, 1, 256))
 HELLO = fields(CHAIN, AGENT, array(ADDRESS, 0, 8), COUNTER, COUNTER)
 _HEAD = fields(
     *(VERSION, array(ADDRESS, 0, 4), COUNTER, COUNTER, COUNTER, MS, AGENT, COUNTER, COUNTER),
@@ -100,6 +105,21 @@ TYPES: dict[str, tuple[int, Shape]] = {
         fields(
             *(VERSION, COUNTER, SEQUENCE, ID, integer(1, 4 << 20), LABEL, LABEL, LABEL),
             *(DIGEST, DIGEST, COUNTER, integer(1, 64), flag),
+        ),
+    ),
+    "rollout, version 2": (
+        (4 << 20) - 1024,
+        fields(
+            *(VERSION_2, COUNTER, SEQUENCE, MS, fields(LABEL, LABEL, LABEL, COUNTER)),
+            *(fields(DIGEST, DIGEST, COUNTER), array(DIALOGUE, 1, 64), binary(4, 256)),
+            array(flag, 0, 0),
+        ),
+    ),
+    "record, version 2": (
+        768,
+        fields(
+            *(VERSION_2, COUNTER, SEQUENCE, ID, integer(1, 4 << 20), LABEL, LABEL, LABEL),
+            *(DIGEST, DIGEST, COUNTER, integer(1, 64), flag, integer(2, 16)),
         ),
     ),
     "head": (716, _head),
@@ -178,26 +198,37 @@ def refused(kind: str, data: bytes) -> str:
         return "schema"
     if not shape(value):
         return "schema"
-    return "content" if kind == "rollout" and contradicts(value) else "ok"
+    if kind == "rollout":
+        said = [([[*words, finish]], spans) for *words, spans, finish in value[6]]
+    elif kind == "rollout, version 2":
+        said = value[6]
+    else:
+        return "ok"
+    return "content" if contradicts(said, value[7]) else "ok"
 
 
-def contradicts(group: list[Any]) -> bool:
-    """Check what the fields of a rollout group say together."""
-    completions, claimed = group[6], group[7]
+def contradicts(completions: list[Any], claimed: bytes) -> bool:
+    """Check what the fields of a rollout group say together. A completion is its turns and the
+    spans over them; in version 1 it has one turn."""
     if len(claimed) != 4 * len(completions) or not all(map(math.isfinite, floats(claimed))):
         return True
-    for words, ids, logp, spans, _ in completions:
-        if len(words.encode()) > 65536 or len(ids) != len(logp) or len(ids) % 4:
-            return True
-        # NaN, which no comparison holds for, has to fail.
-        if not all(-math.inf < value <= 1e-4 for value in floats(logp)):
-            return True
-        reached = 0
-        for _, start, end in spans:
-            if start != reached or end <= start:
+    for turns, spans in completions:
+        ends = [0]
+        for words, ids, logp, _ in turns:
+            if len(words.encode()) > 65536 or len(ids) != len(logp) or len(ids) % 4:
                 return True
-            reached = end
-        if reached != len(ids) // 4:
+            # NaN, which no comparison holds for, has to fail.
+            if not all(-math.inf < value <= 1e-4 for value in floats(logp)):
+                return True
+            ends.append(ends[-1] + len(ids) // 4)
+        if "length" in [finish for *_, finish in turns[:-1]]:
+            return True
+        reached = [0]
+        for _, start, end in spans:
+            if start != reached[-1] or end <= start:
+                return True
+            reached.append(end)
+        if reached[-1] != ends[-1] or not set(ends) <= set(reached):
             return True
     return False
 

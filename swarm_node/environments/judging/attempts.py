@@ -1,4 +1,5 @@
-"""Scores the texts of one peer, in as many judges as it takes to know whose fault a lost one was.
+"""Judges the texts or dialogues of one peer, in as many judges as it takes to know whose fault a
+lost one was.
 
 All texts of a group have one author, so they are tried together: evidence against one of them is
 evidence against its author.
@@ -7,21 +8,27 @@ evidence against its author.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.judging.blame import WAITED, Attempt, Reason, Step, next_step
-from swarm_node.environments.judging.judge import PlainRef, TextVerdict
+from swarm_node.environments.judging.judge import (
+    PlainRef,
+    ReplayedLine,
+    TextVerdict,
+    Transcript,
+)
 from swarm_node.environments.judging.processes import JudgeLostError, JudgeProcess
 from swarm_node.errors import ChildError, SlowTaskError, UnknownTaskError
 
-#: A control text: every scorer can score it.
-_CONTROL = ""
 #: A scorer that raises one of these may have been given less than every text is given.
 _STARVED = frozenset({"MemoryError", "OSError"})
 #: The pause before the second attempt; it doubles, so that a machine in need can recover.
 _PAUSE_SECONDS = 0.05
+_Sent = TypeVar("_Sent")
+_Given = TypeVar("_Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +40,64 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class PeersScore:
-    """The prompt and the verdicts on a peer's texts, or the reason why there are none: `blamed` if
+class JudgeRequest(Generic[_Sent, _Given]):
+    """A request to a judge about a group: to answer each of `sent` within so many seconds of
+    processor time. Every environment can answer `control`. `raised` is the exception in an
+    answer. A `flawed` answer counts against the author."""
+
+    answer: Callable[[Sequence[_Sent], float], Awaitable[Sequence[_Given]]]
+    sent: Sequence[_Sent]
+    control: Sequence[_Sent]
+    raised: Callable[[_Given], str]
+    flawed: Callable[[_Given], bool]
+
+
+def scoring(judge: JudgeProcess, texts: Sequence[str]) -> JudgeRequest[str, TextVerdict]:
+    return JudgeRequest(judge.score, texts, [""], lambda verdict: verdict.raised, lambda _: False)
+
+
+def replaying(
+    judge: JudgeProcess, dialogues: Sequence[Transcript]
+) -> JudgeRequest[Transcript, ReplayedLine]:
+    # A turn to reply to, and one to judge: an environment that fails to do either blames nobody.
+    control = [Transcript([""]), Transcript([""], cut=True)]
+    return JudgeRequest(
+        judge.replay,
+        dialogues,
+        control,
+        lambda line: line.verdict.raised if line.verdict else "",
+        lambda line: line.verdict is None or line.verdict.fault == "reply",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PeersScore(Generic[_Given]):
+    """The prompt and the answers on a peer's texts, or the reason why there are none: `blamed` if
     the texts did it, else `unjudged`. `seconds` count against the author."""
 
     prompt: str = ""
-    verdicts: Sequence[TextVerdict] = ()
+    given: Sequence[_Given] = ()
     blamed: str = ""
     unjudged: str = ""
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class PeersAttempts:
+class PeersAttempts(Generic[_Sent, _Given]):
     """The attempts at one group of a peer."""
 
     judge: JudgeProcess
     ref: PlainRef
-    texts: Sequence[str]
+    asked: JudgeRequest[_Sent, _Given]
     limits: Limits
     _past: list[Attempt] = field(default_factory=list)
     _spent: float = 0.0
     _slept: float = 0.0
     _prompt: str = ""
-    _starved: Sequence[TextVerdict] = ()
+    _starved: Sequence[_Given] = ()
     _refused: UnknownTaskError | None = None
 
-    async def score(self) -> PeersScore:
+    async def score(self) -> PeersScore[_Given]:
         """Score the texts in one judge after another, until there are rewards or a finding.
 
         Raises:
@@ -69,8 +107,12 @@ class PeersAttempts:
             fresh, began = self.judge.fresh, SYSTEM_CLOCK.now()
             tried = await self._try()
             if not isinstance(tried, str):
-                seconds = self._spent + SYSTEM_CLOCK.now() - began
-                return PeersScore(self._prompt, tried, seconds=seconds)
+                self._spent += SYSTEM_CLOCK.now() - began
+                if fresh or not any(map(self.asked.flawed, tried)):
+                    return PeersScore(self._prompt, tried, seconds=self._spent)
+                # Texts of another author may have changed the environment's state in this judge.
+                await self.judge.close()
+                continue
             if tried == "asleep":
                 self._slept += SYSTEM_CLOCK.now() - began
             self._past.append(Attempt(tried, fresh))
@@ -82,11 +124,11 @@ class PeersAttempts:
             await self.judge.close()
             await asyncio.sleep(_PAUSE_SECONDS * 2 ** (len(self._past) - 1))
 
-    async def _try(self) -> Sequence[TextVerdict] | Reason:
-        """The verdicts of one judge, or the reason why it gave none."""
+    async def _try(self) -> Sequence[_Given] | Reason:
+        """The answers of one judge, or the reason why it gave none."""
         try:
             (self._prompt,) = await self.judge.derive([self.ref], self.limits.deriving)
-            verdicts = await self.judge.score(self.texts, self.limits.scoring)
+            given = await self.asked.answer(self.asked.sent, self.limits.scoring)
         except UnknownTaskError as error:
             self._refused = error
             return "own" if self.judge.cramped else "unknown"
@@ -98,13 +140,13 @@ class PeersAttempts:
             return "own" if self.judge.cramped else lost.reason
         except ChildError:  # no judge can be started now
             return "own"
-        if not any(verdict.raised in _STARVED for verdict in verdicts):
-            return verdicts
+        if not any(self.asked.raised(each) in _STARVED for each in given):
+            return given
         if self.judge.cramped:
             return "own"
-        if verdicts == self._starved:
-            return verdicts  # so it is with these texts
-        self._starved = verdicts
+        if given == self._starved:
+            return given  # so it is with these texts
+        self._starved = given
         return "starved"
 
     async def _control_passes(self) -> bool:
@@ -115,12 +157,12 @@ class PeersAttempts:
         try:
             await self.judge.derive([self.ref] if made else [], self.limits.deriving)
             if made:
-                await self.judge.score([_CONTROL], self.limits.scoring)
+                await self.asked.answer(self.asked.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
         return not self.judge.cramped
 
-    def _found(self, step: Step, reason: Reason) -> PeersScore:
+    def _found(self, step: Step, reason: Reason) -> PeersScore[_Given]:
         """The finding as a value, or as the error of a task that cannot be made."""
         place = f"{self.ref[2]}/{self.ref[3]}"
         if step is Step.ASLEEP:  # all others waited for it, so all of it counts

@@ -336,7 +336,9 @@ class JudgeProcess:
                 else isinstance(reply, Unknown) and wanted in (Derived, Surveyed)
             )
             if not answered:
-                raise self._lost("forged", "its reply does not fit the request")
+                # It counts against the author, or a text could use up a judge's time for nothing.
+                used = (await self._end()).processor_seconds
+                raise self._lost("forged", "its reply does not fit the request", used)
         except TimeoutError:
             used = (await self._end()).processor_seconds
             if sleep.reached:
@@ -345,7 +347,8 @@ class JudgeProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise self._died(await self._end(), seconds) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
-            raise self._lost("forged", "its reply cannot be decoded") from None
+            used = (await self._end()).processor_seconds
+            raise self._lost("forged", "its reply cannot be decoded", used) from None
         finally:
             if not answered:
                 await self._end()
@@ -380,8 +383,15 @@ class JudgeProcess:
 def _all_replayed(lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript]) -> bool:
     """Check that there is one line for each dialogue, with one reply to each turn that has one."""
     return len(lines) == len(dialogues) and all(
-        len(line.replies) < len(each.texts)
-        if line.over
-        else len(line.replies) == len(each.texts) and line.verdict is None
-        for line, each in zip(lines, dialogues, strict=True)
+        _agree(line, len(each.texts)) for line, each in zip(lines, dialogues, strict=True)
     )
+
+
+def _agree(line: ReplayedLine, turns: int) -> bool:
+    """Check that a line has as many replies as a dialogue of so many turns can have with that
+    end. Rows are built from them, which need one between every two turns."""
+    if not line.over:
+        return len(line.replies) == turns and line.verdict is None
+    if line.verdict is None or line.verdict.fault == "reply":
+        return len(line.replies) < turns
+    return len(line.replies) == turns - 1

@@ -381,8 +381,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     seconds_between_updates: float | None = None
     #: The environment's name for people. A peer's row has that of the peer if it differs.
     environment: str = ""
-    #: False if its tasks are dialogues, which peers cannot be sent yet.
-    exchanged: bool = True
     recent: RecentRow | None = None
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None

@@ -285,8 +285,6 @@ def _held(shot: Snapshot, rising: bool, company: Said, steady: Steady) -> Said:
 
 def _company(shot: Snapshot, rising: bool) -> Said:
     learns = _course(shot, rising)
-    if not shot.exchanged:
-        return Said("alone", "good", f"{learns} alone: dialogues are not exchanged with peers yet")
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")

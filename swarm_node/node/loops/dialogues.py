@@ -14,7 +14,8 @@ import numpy as np
 
 from swarm_node.clock import Clock
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo, ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
@@ -22,7 +23,9 @@ from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport
 from swarm_node.node.loops.tasks import FittingTasks
-from swarm_node.p2p.exchange.verify import content_digest
+from swarm_node.p2p.exchange.publishing import Played
+from swarm_node.p2p.wire.wire import MAX_TOKENS
+from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
@@ -31,15 +34,14 @@ from swarm_node.rollout import (
     EarlierTurn,
     Finish,
     PolicyRef,
-    Provenance,
     RolloutGroup,
     TaskRef,
     VerifiedGroup,
     VersionSpan,
 )
 
-Replay = Callable[[TaskRef, Sequence[Transcript]], Awaitable[list[ReplayedDialogue]]]
-Keep = Callable[[Sequence[VerifiedGroup]], Awaitable[None]]
+Replay = Callable[[TaskRef, Sequence[Transcript]], Awaitable[Sequence[ReplayedDialogue]]]
+Deliver = Callable[[Sequence[Played]], Awaitable[None]]
 
 #: The fault of a dialogue whose next turn exceeds the model's positions.
 TOO_LONG = "too_long"
@@ -52,10 +54,16 @@ def check_dialogues(info: EnvironmentInfo, codec: Codec, sampling: Sampling) -> 
 
     Raises:
         ModelError: its chat template cannot be continued with a reply.
-        ConfigError: all turns do not fit its positions.
+        ConfigError: all turns do not fit its positions, or a group that peers take.
     """
     if info.turns == 1:
         return
+    if info.turns * sampling.max_new_tokens > MAX_TOKENS:
+        raise ConfigError(
+            f"sampling.max_new_tokens is {sampling.max_new_tokens}: {info.turns} turns of "
+            f"{info.name} have more than the {MAX_TOKENS} tokens that peers take: at most "
+            f"{MAX_TOKENS // info.turns}"
+        )
     around = (info.turns - 1) * len(codec.bridge("")) + 1
     if not codec.fits((), info.turns * sampling.max_new_tokens + around):
         most = (codec.positions - around) // info.turns
@@ -207,13 +215,13 @@ class DialogueMaker:
         self._first = FirstReport()
         self._player = Player(parts.sampler, parts.codec, judging.replay, sampling, parts.clock)
 
-    async def make(self, count: int, keep: Keep) -> None:
-        """Play `count` groups. `keep` takes them with the rewards and replies found here. A group
-        is left out if its prompt, or a dialogue of it, exceeds the model's positions.
+    async def make(self, count: int, deliver: Deliver) -> None:
+        """Play `count` groups. `deliver` takes them with the rewards and replies found here. A
+        group is left out if its prompt, or a dialogue of it, exceeds the model's positions.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
-            SwarmNodeError: from the sampler or `keep`.
+            SwarmNodeError: from the sampler or `deliver`.
         """
         clock, sampling = self._parts.clock, self._sampling
         started = clock.now()
@@ -244,7 +252,7 @@ class DialogueMaker:
             ]
             if len(groups) < len(tasks):
                 self._tally.faults["prompt_too_long"] += len(tasks) - len(groups)
-            await keep(groups)
+            await deliver(groups)
         finally:
             self._slots.end(self._slots.sampling)
         if groups:
@@ -253,9 +261,7 @@ class DialogueMaker:
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next dialogues may be as long: do not spin
 
-    def _group(
-        self, prompt: str, dialogues: Sequence[PlayedDialogue], version: int
-    ) -> VerifiedGroup:
+    def _group(self, prompt: str, dialogues: Sequence[PlayedDialogue], version: int) -> Played:
         """The group of dialogues that are over. `version` is that of its first tokens."""
         ref, base = dialogues[0].opening.ref, self._parts.policy
         completions = tuple(joined(dialogue.turns) for dialogue in dialogues)
@@ -267,16 +273,24 @@ class DialogueMaker:
         self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
         self._tally.samples.own(group, prompt, replies)
         self._first.add(group)
-        return VerifiedGroup(
-            id=content_digest(group),
-            author=self._peer_id,
-            provenance=Provenance.OWN,
-            group=group,
-            prompt=prompt,
-            rewards=rewards,
-            arrived=self._parts.trainer.version,
-            replies=replies,
-        )
+        # Peers score a text on which the scorer fails as this node does, and replay no dialogue in
+        # which a reply failed or a text ended the judge.
+        sound = all(each.end and each.end.fault in ("", "out_of_range") for each in dialogues)
+        return Played(group, prompt, replies, sound)
+
+
+def dialogues_fit(codec: Codec, group: VerifiedGroup) -> bool:
+    """Check that every row of a peer's dialogues fits the model's positions: the prompt, all turns
+    in this model's tokens, and the replies between them."""
+    batch = build_batch(
+        [group],
+        codec.encode_prompt,
+        codec.encode_answer,
+        codec.eos_id,
+        correction="own",  # every row, whatever its reward
+        bridge=codec.bridge,
+    )
+    return all(codec.fits((), len(row)) for row in batch.rows)
 
 
 def joined(turns: Sequence[Completion]) -> Completion:

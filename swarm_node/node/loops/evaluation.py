@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo, ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
@@ -157,9 +158,8 @@ class Evaluator:
 
     async def _replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> list[ReplayedDialogue]:
-        found, _ = await self._parts.environment.replay(ref, dialogues)
-        return found
+    ) -> Sequence[ReplayedDialogue]:
+        return (await self._parts.environment.replay(ref, dialogues)).dialogues
 
     def _unseen(self) -> dict[TaskRef, int]:
         """Return the number of answers to each unseen task."""

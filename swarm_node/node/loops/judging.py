@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.environments.host import EnvironmentHost, Judgement, ReplayedDialogue, Whose
+from swarm_node.environments.host import EnvironmentHost, Whose
+from swarm_node.environments.judgement import JudgedDialogues, Judgement, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.parts import Tally
@@ -15,6 +17,7 @@ from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.rollout import TaskRef
 
 _log = structlog.get_logger(__name__)
+_Judged = TypeVar("_Judged", Judgement, JudgedDialogues)
 
 
 class Judging:
@@ -39,15 +42,22 @@ class Judging:
         self._effort.judged_own(judged.seconds, self._clock.now())
         return judged
 
-    async def replay(self, ref: TaskRef, dialogues: Sequence[Transcript]) -> list[ReplayedDialogue]:
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript]
+    ) -> Sequence[ReplayedDialogue]:
         """Replay this node's own dialogues.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
-        found, seconds = await self._environment.replay(ref, dialogues)
-        self._effort.judged_own(seconds, self._clock.now())
-        for each in found:
+        found = await self._environment.replay(ref, dialogues)
+        self._effort.judged_own(found.seconds, self._clock.now())
+        self._count(ref, found.dialogues)
+        return found.dialogues
+
+    def _count(self, ref: TaskRef, dialogues: Sequence[ReplayedDialogue]) -> None:
+        """Count the faults of own dialogues."""
+        for each in dialogues:
             if each.fault == "reply" and not self._tally.faults[f"scorer_{each.fault}"]:
                 _log.warning(
                     "the environment's reply() raised or gave no text of at most 1,024 characters, "
@@ -61,7 +71,6 @@ class Judging:
                 self._tell_of_change(ref)
             if each.fault:
                 self._tally.faults[f"scorer_{each.fault}"] += 1
-        return found
 
     def changed(self, ref: TaskRef, dialogues: int) -> None:
         """Count own dialogues of a task in which a reply became another one."""
@@ -76,8 +85,26 @@ class Judging:
             SlowTaskError: they took too long, which counts against their author.
             ChildError: the environment's process cannot be kept alive.
         """
+        return await self._charged(self._judge(ref, texts, "peers"), author)
+
+    async def dialogues_of_peer(
+        self, ref: TaskRef, said: Sequence[tuple[Sequence[str], bool]], author: str
+    ) -> JudgedDialogues:
+        """Replay dialogues of the peer `author`, each with the texts that its policy said, and
+        whether the last one was cut.
+
+        Raises:
+            SlowTaskError: they took too long, which counts against their author.
+            ChildError: the environment's process cannot be kept alive.
+        """
+        transcripts = [Transcript(list(texts), cut) for texts, cut in said]
+        replaying = self._environment.replay(ref, transcripts, "peers")
+        return await self._charged(replaying, author)
+
+    async def _charged(self, judging: Awaitable[_Judged], author: str) -> _Judged:
+        """Return the peers' judge's finding. Its time counts against the author."""
         try:
-            judged = await self._judge(ref, texts, "peers")
+            judged = await judging
         except SlowTaskError as slow:
             self._effort.judged(author, slow.seconds, self._clock.now())
             raise

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -58,6 +58,7 @@ from swarm_node.node.loops.rollout_maker import Scored
 from swarm_node.node.loops.supervisor import Step, Supervisor
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.loops.work import OpenWork, Work
+from swarm_node.p2p.exchange.publishing import Played
 from swarm_node.p2p.exchange.pulling import Turn
 from swarm_node.p2p.exchange.verify import restored_groups
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -275,27 +276,28 @@ class Node:
         await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
         maker, count = self._work.maker, self._slots.sampling_batch(self._parts.trainer.version)
         if isinstance(maker, DialogueMaker):
-            await maker.make(count, self._keep)
+            await maker.make(count, self._share_dialogues)
         else:
             await maker.make(count, self._share)
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
+        publisher = self._work.exchange.publisher
+        await self._take_in(publisher.publish(scored, self._parts.trainer.version))
+
+    async def _share_dialogues(self, played: Sequence[Played]) -> None:
+        """Publish own groups of dialogues and admit them to the replay buffer."""
+        publisher = self._work.exchange.publisher
+        await self._take_in(publisher.publish_dialogues(played, self._parts.trainer.version))
+
+    async def _take_in(self, publishing: Awaitable[Sequence[VerifiedGroup]]) -> None:
         publisher, groups = self._work.exchange.publisher, self._tally.groups
         announced = publisher.announced
-        for group in await publisher.publish(scored, self._parts.trainer.version):
+        published = await publishing
+        for group in published:
             self._admit(group)
-        groups.published += len(scored)
+        groups.published += len(published)
         groups.announced += publisher.announced - announced
-        await self._notify()
-
-    async def _keep(self, groups: Sequence[VerifiedGroup]) -> None:
-        """Admit own dialogues to the replay buffer. They are neither announced nor stored: wire
-        version 1 has no words for them (see `EnvironmentInfo.exchanged`). A restart loses those
-        that were not trained on, and begins with new tasks."""
-        for group in groups:
-            self._admit(group)
-        self._tally.groups.published += len(groups)
         await self._notify()
 
     async def _train(self) -> None:
@@ -381,8 +383,6 @@ class Node:
         self._info = info = await parts.environment.start()
         self._own_families = chosen_families(self.settings.environment.families, info)
         check_dialogues(info, parts.codec, self.settings.sampling)
-        if not info.exchanged:
-            _log.warning("this node learns alone: dialogues are not exchanged with peers yet")
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
@@ -394,7 +394,11 @@ class Node:
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
         for group in await parts.storage.run(restored_groups, parts.storage, *ground):
-            self._buffer.admit(group, parts.trainer.version)
+            whole = await self._work.exchange.verifier.replayed(group)
+            if whole is None:
+                await parts.storage.run(parts.storage.retire, [group.id])
+            else:
+                self._buffer.admit(whole, parts.trainer.version)
         on_step("network")
         await parts.transport.start()
         _log.info(

@@ -89,7 +89,6 @@ def take_snapshot(
         relaying=RelayingRow.of(reaching),
         alarms=_alarms(shared, own, parts.clock),
         environment=environment_name(info.name, info.version) if info else "",
-        exchanged=info is None or info.exchanged,
         configured=shared.directory.failures.configured,
         causes=shared.directory.failures.causes(now)[:_SHOWN_CAUSES],
         refused_callers=shared.directory.failures.refused(now)[:_SHOWN_CAUSES],

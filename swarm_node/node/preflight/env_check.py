@@ -10,12 +10,8 @@ from typing import Any, NamedTuple
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
-from swarm_node.environments.host import (
-    EnvironmentInfo,
-    Judgement,
-    ProcessEnvironmentHost,
-    ReplayedDialogue,
-)
+from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.judgement import Judgement, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
@@ -182,8 +178,8 @@ async def _talked(
 ) -> list[JudgedAnswers]:
     """Return the model's dialogues of each task."""
 
-    async def replay(ref: TaskRef, said: Sequence[Transcript]) -> list[ReplayedDialogue]:
-        return (await host.replay(ref, said))[0]
+    async def replay(ref: TaskRef, said: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
+        return (await host.replay(ref, said)).dialogues
 
     player = Player(sampler, codec, replay, sampling, SYSTEM_CLOCK)
     played, _ = await player.play(
@@ -204,8 +200,8 @@ async def _replaying(
     family = made[0].ref.family if made else "none"
     everything = [each for one in made for each in one.dialogues]
     for one in made:
-        again, _ = await other.replay(one.ref, [each.transcript for each in one.dialogues])
-        for dialogue, found in zip(one.dialogues, again, strict=True):
+        again = await other.replay(one.ref, [each.transcript for each in one.dialogues])
+        for dialogue, found in zip(one.dialogues, again.dialogues, strict=True):
             end = dialogue.end
             if end is not None and not end.fault and found != end:
                 turn = _unlike(end.replies, found.replies)

@@ -13,7 +13,7 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
-from swarm_node.node.loops.dialogues import DialogueMaker
+from swarm_node.node.loops.dialogues import DialogueMaker, dialogues_fit
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
 from swarm_node.node.loops.judging import Judging
@@ -29,7 +29,7 @@ from swarm_node.node.start.derive import mixture_settings, peers_wants, replay_s
 from swarm_node.p2p.exchange.exchange import Exchange, open_exchange
 from swarm_node.p2p.exchange.meeting import Meeting
 from swarm_node.p2p.exchange.serving import Answer, Server
-from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
+from swarm_node.p2p.exchange.verify import Dialogues, Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
@@ -142,6 +142,9 @@ def _open_work(
         judging.of_peer,
         partial(check_tokens, parts.codec),
         parts.codec.encode_answer,
+        Dialogues(judging.dialogues_of_peer, partial(dialogues_fit, parts.codec))
+        if info.turns > 1
+        else None,
     )
     # Server and exchange share one generator.
     rng = _rng("share", settings, peer_id)
@@ -253,10 +256,11 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
     return Expected(
         info.name,
         info.version,
-        frozenset(info.families if info.exchanged else ()),
+        frozenset(info.families),
         parts.policy,
-        SizeGate.of(sampling.group_size, sampling.max_new_tokens),
+        SizeGate.of(sampling.group_size, sampling.max_new_tokens, info.turns),
         own_tasks="" if parts.common_share else peer_id,
+        turns=info.turns,
     )
 
 

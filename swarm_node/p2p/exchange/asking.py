@@ -9,7 +9,13 @@ from typing import TypeVar
 import structlog
 from msgspec import Struct
 
-from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
+from swarm_node.errors import (
+    NotServedError,
+    OversizeError,
+    RefusedError,
+    Rejected,
+    TransportError,
+)
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.refusals import refused_by
 from swarm_node.p2p.exchange.serving import hello_body
@@ -21,7 +27,13 @@ from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
 from swarm_node.p2p.wire.protocols import HELLO
-from swarm_node.p2p.wire.reasons import BAD_REQUEST, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
+from swarm_node.p2p.wire.reasons import (
+    BAD_REQUEST,
+    NO_MEMBER,
+    NOT_HERE,
+    NOT_SERVED,
+    UNKNOWN_MEMBER,
+)
 from swarm_node.p2p.wire.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
@@ -59,30 +71,35 @@ class Asker:
         max_reply: int,
         seconds: float = _REQUEST_SECONDS,
         stated_by: str | None = None,
+        before: str = "",
     ) -> bytes | None:
         """Send one request to a member, after a greeting if needed. A failure is counted, and None
-        is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets
-        it."""
+        is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets it.
+        A peer that does not serve `protocol` is asked by `before`, that of the version before."""
         if self.ended(peer.peer_id):
             return None
         try:
             async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
                     await self._greet(peer)
-                ask = functools.partial(
-                    self._transport.request, peer.peer_id, protocol, payload, max_reply=max_reply
-                )
+                newest = not (before and peer.outdated)
                 try:
-                    reply = await ask()
-                except RefusedError as error:
-                    if error.code != UNKNOWN_MEMBER.code:
+                    reply = await self._send(
+                        peer, protocol if newest else before, payload, max_reply
+                    )
+                except NotServedError:
+                    if not (before and newest):
                         raise
-                    await self._greet(peer)  # it restarted and forgot us
-                    reply = await ask()
+                    peer.outdated = True
+                    reply = await self._send(peer, before, payload, max_reply)
         except (TransportError, TimeoutError) as error:
             if isinstance(error, RefusedError) and error.code == NOT_HERE.code:
                 peer.answered(self._clock.now())  # no failure: a peer need not hold a group
                 self._rejected["not_here"] += 1
+                return None
+            if isinstance(error, NotServedError):  # a program of another version
+                peer.answered(self._clock.now())
+                self._rejected["not_served"] += 1
                 return None
             if isinstance(error, OversizeError):  # a holder may be honest where the author is not
                 at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
@@ -96,6 +113,24 @@ class Asker:
         peer.answered(self._clock.now())
         self._directory.failures.answered(peer.peer_id)
         return reply
+
+    async def _send(self, peer: Peer, protocol: str, payload: bytes, max_reply: int) -> bytes:
+        """Send one request. A peer that forgot this node is greeted and asked once more."""
+        ask = functools.partial(
+            self._transport.request, peer.peer_id, protocol, payload, max_reply=max_reply
+        )
+        try:
+            try:
+                return await ask()
+            except RefusedError as error:
+                if error.code != UNKNOWN_MEMBER.code:
+                    raise
+                await self._greet(peer)  # it restarted and forgot us
+                return await ask()
+        except RefusedError as error:
+            if error.code != NOT_SERVED.code:
+                raise
+            raise NotServedError(str(error)) from error  # through a relay, these are its words
 
     async def ask_for(
         self,
@@ -218,6 +253,6 @@ class Asker:
                 self._refused_by(peer.peer_id, member.reason)
             raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
         self._members.note(peer.peer_id, hello.revoked, hello.secret)
-        peer.greeted = True
+        peer.greeted, peer.outdated = True, False
         if hello.addresses:
             peer.addresses = hello.addresses

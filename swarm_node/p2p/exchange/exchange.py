@@ -32,6 +32,7 @@ class Exchange:
     meeting: Meeting
     publisher: Publisher
     puller: Puller
+    verifier: GroupVerifier
 
 
 def open_exchange(
@@ -63,4 +64,4 @@ def open_exchange(
     )
     publisher = Publisher(local, storage=storage, verifier=verifier)
     puller = Puller(local, asker, verifier=verifier, traffic=traffic, effort=effort, rng=rng)
-    return Exchange(asker, meeting, publisher, puller)
+    return Exchange(asker, meeting, publisher, puller, verifier)

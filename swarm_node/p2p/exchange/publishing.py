@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from swarm_node.p2p.exchange.verify import GroupVerifier, stored_group
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
 from swarm_node.storage import Storage, StoredGroup
+
+
+class Played(NamedTuple):
+    """An own group of dialogues with its prompt, and what the environment said in each. It is not
+    `sound` if the environment failed in one of them, so that peers cannot replay it."""
+
+    group: RolloutGroup
+    prompt: str
+    replies: tuple[tuple[str, ...], ...]
+    sound: bool
 
 
 class Publisher:
@@ -42,14 +54,30 @@ class Publisher:
         Raises:
             HomeError: the database is damaged. StorageError: it failed for now.
         """
+        return await self._publish([Played(*each, (), True) for each in scored], version)
+
+    async def publish_dialogues(
+        self, played: Sequence[Played], version: int
+    ) -> list[VerifiedGroup]:
+        """Seal and store own groups of dialogues, as `publish` does. Those that peers cannot replay
+        are not announced.
+
+        Raises:
+            HomeError, StorageError: as of `publish`.
+        """
+        return await self._publish(played, version)
+
+    async def _publish(self, played: Sequence[Played], version: int) -> list[VerifiedGroup]:
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch
         published: list[VerifiedGroup] = []
         entries: list[tuple[StoredGroup, bytes | None]] = []
         first = await self._storage.run(self._storage.next_seq)
-        for seq, (group, prompt) in enumerate(scored, start=first):
-            body = wire.pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
-            sealed = seal(self._identity, self._swarm_id, Kind.ROLLOUT, body)
+        for seq, (group, prompt, replies, sound) in enumerate(played, start=first):
+            pack = pack_dialogues if replies else wire.pack_group
+            kind = Kind.ROLLOUT_2 if replies else Kind.ROLLOUT
+            body = pack(group, epoch=epoch, seq=seq, created_ms=created_ms)
+            sealed = seal(self._identity, self._swarm_id, kind, body)
             verified = VerifiedGroup(
                 id=content_id(sealed),
                 author=self._identity.peer_id,
@@ -58,9 +86,10 @@ class Publisher:
                 prompt=prompt,
                 rewards=group.claimed,
                 arrived=version,
+                replies=replies,
             )
             published.append(verified)
-            useful = verified.informative and self._verifier.accepts_tokens(group)
+            useful = verified.informative and sound and self._verifier.accepts_tokens(group)
             announcement = self._announce(verified, seq, sealed) if useful else None
             self.announced += useful
             entries.append((stored_group(verified, epoch, seq, sealed), announcement))
@@ -69,21 +98,22 @@ class Publisher:
 
     def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
         group = verified.group
-        body = wire.pack(
-            wire.Announcement(
-                v=1,
-                epoch=self._storage.epoch,
-                seq=seq,
-                id=verified.id,
-                size=len(sealed),
-                environment=group.task.environment,
-                version=group.task.version,
-                family=group.task.family,
-                model=group.policy.model,
-                tokenizer=group.policy.tokenizer,
-                policy_version=group.policy.version,
-                completions=len(group.completions),
-                mixed=True,
-            )
+        entry = wire.Announcement(
+            v=1,
+            epoch=self._storage.epoch,
+            seq=seq,
+            id=verified.id,
+            size=len(sealed),
+            environment=group.task.environment,
+            version=group.task.version,
+            family=group.task.family,
+            model=group.policy.model,
+            tokenizer=group.policy.tokenizer,
+            policy_version=group.policy.version,
+            completions=len(group.completions),
+            mixed=True,
         )
-        return seal(self._identity, self._swarm_id, Kind.RECORD, body)
+        if not verified.replies:
+            return seal(self._identity, self._swarm_id, Kind.RECORD, wire.pack(entry))
+        of_dialogues = announced_dialogues(entry, self._verifier.turns)
+        return seal(self._identity, self._swarm_id, Kind.RECORD_2, wire.pack(of_dialogues))

@@ -16,8 +16,9 @@ from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.peers.peers import Offer, Peer
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind
-from swarm_node.p2p.wire.protocols import LIST, PULL
+from swarm_node.p2p.wire.dialogues import unpack_announcement
+from swarm_node.p2p.wire.envelope import Kind, beginning
+from swarm_node.p2p.wire.protocols import LIST, LIST_2, PULL, PULL_2
 from swarm_node.rollout import VerifiedGroup
 
 _LIST_LIMIT = 128
@@ -132,7 +133,7 @@ class Puller:
         # Older announcements are too stale to pull, so a newcomer lists only the newest.
         since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
         request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
-        reply = await self._asker.ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
+        reply = await self._asker.ask(peer, LIST_2, request, max_reply=_MAX_LIST_REPLY, before=LIST)
         if reply is None:
             return None
         listed = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
@@ -153,10 +154,12 @@ class Puller:
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
         sequence number, 0 if it was refused."""
-        opened = self._asker.opened(raw, Kind.RECORD, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
+        newer = not peer.outdated and raw.startswith(beginning(Kind.RECORD_2))
+        kind = Kind.RECORD_2 if newer else Kind.RECORD
+        opened = self._asker.opened(raw, kind, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
         if opened is None:
             return 0
-        entry = wire.unpack(wire.Announcement, opened.body, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES)
+        entry = unpack_announcement(kind, opened.body)
         if isinstance(entry, Rejected):
             self._asker.reject(entry, peer.peer_id)
             return 0
@@ -171,7 +174,8 @@ class Puller:
                 self._asker.reject(refused, peer.peer_id)
                 return entry.seq
             peer.offered += 1
-            peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
+            place = entry.epoch, entry.seq, entry.size
+            peer.offers.append(Offer(entry.id, peer.peer_id, *place, turns=entry.turns))
         return entry.seq
 
     async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
@@ -183,7 +187,7 @@ class Puller:
         for peer in self._holders(offer):
             sealed = await self._asker.ask(
                 peer,
-                PULL,
+                PULL_2 if offer.turns > 1 else PULL,
                 request,
                 max_reply=offer.size,
                 seconds=_PULL_SECONDS,
@@ -213,7 +217,11 @@ class Puller:
         """Return the author, then two other peers: a hash names the group, so any peer may send
         it."""
         now = self._clock.now()
-        others = [p for p in self._directory.draw(self._rng, 3, now) if p.peer_id != offer.author]
+        others = [
+            peer
+            for peer in self._directory.draw(self._rng, 3, now)
+            if peer.peer_id != offer.author and not (offer.turns > 1 and peer.outdated)
+        ]
         author = self._directory.get(offer.author)
         reachable = author is not None and author.retry_at <= now
         return ([author] if author is not None and reachable else []) + others[:2]

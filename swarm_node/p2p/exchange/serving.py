@@ -23,12 +23,15 @@ from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, beginning
 from swarm_node.p2p.wire.protocols import (
     CLAIMS,
     HELLO,
     LIST,
+    LIST_2,
     PEERS,
     PULL,
+    PULL_2,
     RENEW,
     REVOKED,
     SECRET,
@@ -99,8 +102,10 @@ class Server:
         self._rng = rng
         self._on_pull = on_pull
         for_members: dict[str, Handler] = {
-            LIST: self._list,
-            PULL: self._pull,
+            LIST: functools.partial(self._list, beginning(Kind.RECORD)),
+            PULL: functools.partial(self._pull, Kind.ROLLOUT),
+            LIST_2: functools.partial(self._list, b""),
+            PULL_2: functools.partial(self._pull, Kind.ROLLOUT_2),
             PEERS: self._peers,
             REVOKED: self._revoked,
             SECRET: self._secret,
@@ -140,22 +145,24 @@ class Server:
         peer.last_seen = now
         peer.retry.greeted(now)
         # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
-        peer.greeted = True
+        peer.greeted, peer.outdated = True, False
         if hello.addresses:
             peer.addresses = hello.addresses
         return wire.pack(hello_body(wire.HelloReply, self._credentials, self._transport))
 
-    async def _list(self, caller: str, payload: bytes) -> bytes:
+    async def _list(self, first: bytes, caller: str, payload: bytes) -> bytes:
+        """Answer with announcements whose bytes begin with `first`."""
         request = self._parse(caller, wire.ListRequest, payload)
         listed = await self._storage.run(
-            self._storage.announcements, request.epoch, request.since, request.limit
+            self._storage.announcements, request.epoch, request.since, request.limit, first
         )
         return wire.pack(wire.ListReply(*listed))
 
-    async def _pull(self, caller: str, payload: bytes) -> bytes:
+    async def _pull(self, kind: Kind, caller: str, payload: bytes) -> bytes:
+        """Answer with a group of this kind: who asks for another knows nothing of it."""
         request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
-        if sealed is None:
+        if sealed is None or not sealed.startswith(beginning(kind)):
             raise NOT_HERE.error()
         self._directory.took(caller)
         self._on_pull()

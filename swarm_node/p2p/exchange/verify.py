@@ -1,8 +1,9 @@
 """The checks that admit a pulled group to training, the cheapest first.
 
 size and hash → signature → author → schema → replay window → task → length → tokens → content →
-verifier. The fields of an announcement are checked before the group is pulled. The result is a
-`VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
+verifier. Dialogues are replayed there, and their replies derived. The fields of an announcement are
+checked before the group is pulled. The result is a `VerifiedGroup` whose rewards this node
+computed, or a `Rejected` with the reason to count.
 
 A signature proves the sender of a group, not its maker: a member can sign groups that others made,
 or repeat one task. So the digests of accepted groups are kept (`Storage.accept`), own groups
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -23,8 +24,17 @@ from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskErr
 from swarm_node.p2p.limits.gates import SizeGate, Windows
 from swarm_node.p2p.peers.peers import Offer
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, content_id, open_sealed
-from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
+from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, unpack_rollouts
+from swarm_node.p2p.wire.envelope import Kind, beginning, content_id, open_sealed
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+)
 from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
@@ -42,18 +52,43 @@ class Judged(Protocol):
     def unjudged(self) -> str: ...
 
 
+class ReplayedGroup(Judged, Protocol):
+    """The result of replaying the dialogues of a group. `replies` are what the environment said in
+    each, and `flaws` the reason why each is none that an honest author offers: "ended", "short",
+    "reply", or "" if there is none."""
+
+    @property
+    def replies(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def flaws(self) -> tuple[str, ...]: ...
+
+
+#: Replays an author's dialogues: for each the texts of the policy, and whether the last was cut.
+Replay = Callable[[TaskRef, Sequence[tuple[Sequence[str], bool]], str], Awaitable[ReplayedGroup]]
 #: Judges an author's texts. The author's share of the judging time is limited.
 Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
 #: Checks that the token ids of a same-model group spell its texts. The policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]
 #: Encodes a foreign answer in this node's tokens.
 Encode = Callable[[str], Sequence[int]]
+#: Prompt, rewards and replies.
+_Found = tuple[str, tuple[float, ...], tuple[tuple[str, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogues:
+    """The part of the checks that only dialogues need. `fits` returns false for a group of which a
+    prompt with all turns and replies exceeds the model's positions."""
+
+    replay: Replay
+    fits: Callable[[VerifiedGroup], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Groups that this node trains on; others are refused. `own_tasks` is this node's peer id if
-    nobody else samples its tasks, "" if others may share them."""
+    nobody else samples its tasks, "" if others may share them. `turns` is the most that a dialogue
+    has, 1 for an answer to one question."""
 
     environment: str
     version: str
@@ -61,6 +96,7 @@ class Expected:
     policy: PolicyRef
     sizes: SizeGate
     own_tasks: str = ""
+    turns: int = 1
 
 
 class GroupVerifier:
@@ -74,13 +110,16 @@ class GroupVerifier:
         judge: Judge,
         check_tokens: TokenCheck,
         encode: Encode,
+        dialogues: Dialogues | None = None,
     ) -> None:
+        """`dialogues` is needed if the environment has several turns."""
         self._swarm_id = swarm_id
         self._expected = expected
         self._storage = storage
         self._judge = judge
         self._check_tokens = check_tokens
         self._encode = encode
+        self._dialogues = dialogues
         self._windows = Windows(MAX_AUTHORS)
         for row in storage.windows():
             try:
@@ -88,15 +127,21 @@ class GroupVerifier:
             except ValueError:
                 storage.damaged(f"groups of {row.author} are refused until it starts again")
 
+    @property
+    def turns(self) -> int:
+        """The most turns of a dialogue here, 1 for an answer to one question."""
+        return self._expected.turns
+
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Check an announced (author, epoch, seq) for replay. Return the reason for not pulling it,
         None if it may be pulled."""
         return self._windows.check(author, epoch, seq)
 
-    def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
+    def refuse_announced(self, entry: wire.Announcement | DialogueAnnouncement) -> Rejected | None:
         """Check the fields of an announcement of any author. Return the reason for not pulling its
         group."""
-        if self._elsewhere(entry.environment, entry.version, entry.family):
+        place = entry.environment, entry.version, entry.family
+        if self._elsewhere(*place) or entry.turns != self._expected.turns:
             # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
         return self._expected.sizes.announced(entry.completions, entry.size)
@@ -122,30 +167,50 @@ class GroupVerifier:
         )
         if refused is not None:
             return refused
-        try:
-            judged = await self._judge(
-                group.task, [c.text for c in group.completions], offer.author
-            )
-        except SlowTaskError as error:  # its author may have a faster machine
-            return Rejected("slow_task", str(error))
-        except UnknownTaskError as error:
-            return Rejected("task", str(error))
-        if judged.lost == "asleep":
-            return Rejected("asleep", "its texts make the process that judges sleep")
-        if judged.lost:
-            return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
-        if judged.unjudged:
-            return Rejected("unjudged", f"this node could not judge it ({judged.unjudged})")
+        judged = await self._judged(group, offer.author)
+        if isinstance(judged, Rejected):
+            return judged
+        prompt, rewards, replies = judged
         verified = VerifiedGroup(
             id=offer.id,
             author=offer.author,
             provenance=self._provenance(group.policy),
             group=group,
-            prompt=judged.prompt,
-            rewards=judged.rewards,
+            prompt=prompt,
+            rewards=rewards,
             arrived=version,
+            replies=replies,
         )
+        if self._dialogues is not None and not self._dialogues.fits(verified):
+            return Rejected("too_long", "a dialogue exceeds this model's positions")
         return await self._admit(verified, offer, sealed)
+
+    async def replayed(self, group: VerifiedGroup) -> VerifiedGroup | None:
+        """A stored group, of dialogues with their replies, which are derived again after a restart.
+        None if it would be refused now: an environment may have lost its turns, or got some."""
+        if self._dialogues is None:
+            return None if any(each.earlier for each in group.group.completions) else group
+        judged = await self._judged(group.group, group.author)
+        if isinstance(judged, Rejected):
+            return None
+        return replace(group, prompt=judged[0], rewards=judged[1], replies=judged[2])
+
+    async def _judged(self, group: RolloutGroup, author: str) -> _Found | Rejected:
+        """The prompt, the rewards and the replies of a group, as this node finds them."""
+        replies: tuple[tuple[str, ...], ...] = ()
+        try:
+            if self._dialogues is None:
+                texts = [completion.text for completion in group.completions]
+                judged = await self._judge(group.task, texts, author)
+                return _refuse_judged(judged) or (judged.prompt, judged.rewards, replies)
+            said = [(each.said, each.finish is not Finish.STOP) for each in group.completions]
+            replayed = await self._dialogues.replay(group.task, said, author)
+        except SlowTaskError as error:  # its author may have a faster machine
+            return Rejected("slow_task", str(error))
+        except UnknownTaskError as error:
+            return Rejected("task", str(error))
+        refused = _refuse_judged(replayed) or _refuse_flaws(replayed.flaws)
+        return refused or (replayed.prompt, replayed.rewards, replayed.replies)
 
     def _open(
         self, offer: Offer, sealed: bytes
@@ -154,12 +219,13 @@ class GroupVerifier:
             return Rejected("hash", "not the bytes that were announced")
         if len(sealed) != offer.size:
             return Rejected("size", "the announcement states another size")
-        opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT, max_bytes=wire.MAX_SEALED_BYTES)
+        kind = Kind.ROLLOUT_2 if offer.turns > 1 else Kind.ROLLOUT
+        opened = open_sealed(sealed, self._swarm_id, kind)
         if isinstance(opened, Rejected):
             return opened
         if opened.author != offer.author:
             return Rejected("author", "signed by another key than the announcement")
-        unpacked = wire.unpack_group(opened.body)
+        unpacked = unpack_rollouts(kind, opened.body)
         if isinstance(unpacked, Rejected):
             return unpacked
         header, _ = unpacked
@@ -184,11 +250,16 @@ class GroupVerifier:
     def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
         kin = self._provenance(group.policy) is Provenance.KIN
         lengths = [
-            completion.token_ids.size if kin else len(self._encode(completion.text))
+            completion.token_ids.size if kin else self._length(completion)
             for completion in group.completions
         ]
         refused = self._expected.sizes.pulled(lengths)
         return self._check_tokens(group) if refused is None and kin else refused
+
+    def _length(self, completion: Completion) -> int:
+        """The length of a foreign completion in this node's tokens. Every turn but the last has an
+        end token besides."""
+        return sum(len(self._encode(text)) for text in completion.said) + len(completion.earlier)
 
     async def _refuse_content(
         self, group: RolloutGroup, offer: Offer, prompt: str = ""
@@ -238,6 +309,29 @@ class GroupVerifier:
         return verified
 
 
+def _refuse_judged(judged: Judged) -> Rejected | None:
+    """The reason against a group that has no rewards."""
+    if judged.lost == "asleep":
+        return Rejected("asleep", "its texts make the process that judges sleep")
+    if judged.lost:
+        return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
+    if judged.unjudged:
+        return Rejected("unjudged", f"this node could not judge it ({judged.unjudged})")
+    return None
+
+
+def _refuse_flaws(flaws: Sequence[str]) -> Rejected | None:
+    """The reason against a group of dialogues of which one has a flaw. An author that could go on
+    after the end, or stop before it, would choose by itself which dialogues count."""
+    if "ended" in flaws:
+        return Rejected("replay", "a dialogue goes on after its end")
+    if "short" in flaws:
+        return Rejected("replay", "a dialogue stops before its end")
+    if "reply" in flaws:
+        return Rejected("no_reply", "the environment raised, or gave no reply that can be sent")
+    return None
+
+
 def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
     """Make the row of a group with its position in its author's log. `restored_group` is the
     inverse."""
@@ -277,14 +371,16 @@ def restored_groups(storage: Storage, environment: str, version: str) -> list[Ve
 
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:
-    """Rebuild a stored group, which passed all checks before it was stored.
+    """Rebuild a stored group, which passed all checks before it was stored. Replies are not stored:
+    see `GroupVerifier.replayed`.
 
     Raises:
         HomeError: the stored bytes are damaged.
     """
     if content_id(row.blob) != row.id:
         raise HomeError("a stored group is damaged: its bytes have another hash")
-    unpacked = wire.unpack_group(msgspec.msgpack.decode(row.blob)[1])
+    kind = Kind.ROLLOUT_2 if row.blob.startswith(beginning(Kind.ROLLOUT_2)) else Kind.ROLLOUT
+    unpacked = unpack_rollouts(kind, msgspec.msgpack.decode(row.blob)[1])
     if isinstance(unpacked, Rejected):
         raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
     return VerifiedGroup(

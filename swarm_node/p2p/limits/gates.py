@@ -36,10 +36,10 @@ class SizeGate:
     tokens: int
 
     @classmethod
-    def of(cls, group_size: int, max_new_tokens: int) -> Self:
-        """Return the gate of a node that makes groups of this size with answers up to this
-        length."""
-        return cls(LARGER * group_size, LONGER * max_new_tokens)
+    def of(cls, group_size: int, max_new_tokens: int, turns: int = 1) -> Self:
+        """Return the gate of a node that makes groups of this size with answers of as many turns,
+        each up to this length."""
+        return cls(LARGER * group_size, LONGER * max_new_tokens * turns)
 
     def announced(self, completions: int, size: int) -> Rejected | None:
         """Check the announced number of completions and sealed bytes. Return the reason for not

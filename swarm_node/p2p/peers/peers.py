@@ -44,7 +44,8 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A group that a peer announced and that this node may pull. `tries` counts failed pulls."""
+    """A group that a peer announced and that this node may pull. `tries` counts failed pulls.
+    `turns` is the most that a dialogue of it may have, 1 for single answers."""
 
     id: bytes
     author: str
@@ -52,13 +53,15 @@ class Offer:
     seq: int
     size: int
     tries: int = 0
+    turns: int = 1
 
 
 @dataclass(slots=True)
 class Peer:
     """The state of one peer. Times are seconds of the node's monotonic clock. `environment` is the
     name and version, `policy` the digests of model and tokenizer, in its newest announcement; None
-    without one."""
+    without one. It is `outdated` if it did not serve the newest version of a protocol; a greeting
+    may bring another program."""
 
     peer_id: str
     last_seen: float
@@ -69,6 +72,7 @@ class Peer:
     heartbeat: bytes = b""
     issued_ms: int = 0
     greeted: bool = False
+    outdated: bool = False
     cursor: tuple[int, int] = (0, 0)
     offered: int = 0
     received: int = 0

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import NotServedError, TransportError
 from swarm_node.p2p.transports.forwarding import routed
 from swarm_node.p2p.wire.frames import Reply, answer, check_size
 from swarm_node.p2p.wire.identity import Identity
@@ -158,7 +158,7 @@ class MemoryNetwork:
         elif handler is not None:
             reply = await answer(handler, source.peer_id, protocol, payload)
         else:
-            raise TransportError(f"the peer does not serve {protocol}")
+            raise NotServedError(f"the peer does not serve {protocol}")
         if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
             check_size("reply", len(reply.payload), max_reply)
         await self._carry(target, source.peer_id, reply.payload, fates[1])

@@ -102,7 +102,7 @@ class Daemon(Protocol):
         """Open a stream to a peer's `protocol`; the caller closes the writer.
 
         Raises:
-            TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
+            TransportError: unreachable, or no answer in `patience` s. NotServedError: see there.
         """
         ...
 

@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 HELLO: Final = "/swarm-node/hello/1"
 LIST: Final = "/swarm-node/list/1"
 PULL: Final = "/swarm-node/pull/1"
+#: Dialogues too. Nodes of version 1 do not serve them.
+LIST_2: Final = "/swarm-node/list/2"
+PULL_2: Final = "/swarm-node/pull/2"
 PEERS: Final = "/swarm-node/peers/1"
 REVOKED: Final = "/swarm-node/revoked/1"
 SECRET: Final = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
@@ -34,6 +37,11 @@ class StreamProtocol(NamedTuple):
     reply: str
 
 
+_LIST = "epoch counter, since counter, limit 1 to 1,000"
+_LISTED = (
+    "epoch counter, head counter, left-out counter, items (array of at most 1,000 bin, each ≤ 768)"
+)
+_PULLED = "the sealed group itself, without an array around it"
 _STATEMENT = "a packed statement, or nothing"
 
 PROTOCOLS: Final = (
@@ -43,13 +51,10 @@ PROTOCOLS: Final = (
         "revoked counter, secret counter",
         "the same five fields",
     ),
-    StreamProtocol(
-        LIST,
-        "epoch counter, since counter, limit 1 to 1,000",
-        "epoch counter, head counter, left-out counter, items (array of at most 1,000 bin, each "
-        "≤ 768)",
-    ),
-    StreamProtocol(PULL, "id (bin of 34)", "the sealed group itself, without an array around it"),
+    StreamProtocol(LIST, _LIST, _LISTED),
+    StreamProtocol(PULL, "id (bin of 34)", _PULLED),
+    StreamProtocol(LIST_2, _LIST, _LISTED),
+    StreamProtocol(PULL_2, "id (bin of 34)", _PULLED),
     StreamProtocol(PEERS, "limit 1 to 100", "presences (array of at most 100 bin, each ≤ 1,366)"),
     StreamProtocol(REVOKED, _STATEMENT, _STATEMENT),
     StreamProtocol(SECRET, _STATEMENT, _STATEMENT),

@@ -142,6 +142,7 @@ class Transport(Protocol):
 
         Raises:
             TransportError: unreachable, refused, oversize or damaged.
+            NotServedError: the peer answers, and does not serve `protocol`.
         """
         ...
 

@@ -9,6 +9,7 @@ never sends a body that its peers must refuse. docs/protocol.md is the byte-exac
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -77,9 +78,9 @@ class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
 class Announcement(Body, frozen=True):
     """One entry of an author's log (Kind.RECORD): a group that can be pulled by `id`.
 
-    `completions` is the number of completions. `mixed` is the author's hint that their rewards
-    differ. A group without the hint is not pulled. For a pulled group the rewards are computed
-    anew."""
+    `completions` is the number of completions, each of one turn. `mixed` is the author's hint that
+    their rewards differ. A group without the hint is not pulled. For a pulled group the rewards are
+    computed anew."""
 
     v: Version1
     epoch: Counter
@@ -94,6 +95,11 @@ class Announcement(Body, frozen=True):
     policy_version: Counter
     completions: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)]
     mixed: bool
+
+    @property
+    def turns(self) -> int:
+        """The most turns that a completion may have."""
+        return 1
 
 
 class Heartbeat(Body, frozen=True):
@@ -143,8 +149,8 @@ class HelloReply(HelloRequest, frozen=True):
 
 
 class ListRequest(Body, frozen=True):
-    """`/swarm-node/list/1`: the newest `limit` announcements of `epoch` with a sequence number
-    above `since`."""
+    """`/swarm-node/list/1` and `/2`: the newest `limit` announcements of `epoch` with a sequence
+    number above `since`."""
 
     epoch: Counter
     since: Counter
@@ -165,7 +171,7 @@ class ListReply(Body, frozen=True):
 
 
 class PullRequest(Body, frozen=True):
-    """`/swarm-node/pull/1`: the sealed group with this content id."""
+    """`/swarm-node/pull/1` and `/2`: the sealed group with this content id."""
 
     id: ContentId
 
@@ -213,20 +219,26 @@ class ClaimsReply(Body, frozen=True):
     claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 
 
-class _Task(Body, frozen=True):
+class TaskBody(Body, frozen=True):
+    """The task of a group."""
+
     environment: Label
     version: Label
     family: Label
     seed: Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
 
 
-class _Policy(Body, frozen=True):
+class PolicyBody(Body, frozen=True):
+    """The policy that wrote a group."""
+
     model: Digest
     tokenizer: Digest
     version: Counter
 
 
-class _Span(Body, frozen=True):
+class SpanBody(Body, frozen=True):
+    """The tokens that one version of the policy sampled."""
+
     version: Counter
     start: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
     end: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
@@ -236,7 +248,7 @@ class _Completion(Body, frozen=True):
     text: Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
     ids: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
     logp: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
-    spans: Annotated[tuple[_Span, ...], Meta(min_length=1, max_length=MAX_SPANS)]
+    spans: Annotated[tuple[SpanBody, ...], Meta(min_length=1, max_length=MAX_SPANS)]
     finish: Finish
 
 
@@ -245,8 +257,8 @@ class _Group(Body, frozen=True):
     epoch: Counter
     seq: Sequence1
     created_ms: Milliseconds
-    task: _Task
-    policy: _Policy
+    task: TaskBody
+    policy: PolicyBody
     completions: Annotated[tuple[_Completion, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
     claimed: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_COMPLETIONS)]
 
@@ -262,6 +274,7 @@ class GroupHeader:
 
 
 T = TypeVar("T", bound=Struct)
+_Body = TypeVar("_Body", bound=Body)
 
 
 def unpack(kind: type[T], data: bytes, *, max_bytes: int) -> T | Rejected:
@@ -296,36 +309,57 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
 
     Raises:
         ValueError: the group is outside the limits, so every peer would refuse it; or it is a
-            dialogue, which this version of the format has no words for.
+            dialogue: see `dialogues.pack_dialogues`.
     """
     if any(completion.earlier for completion in group.completions):
-        raise ValueError("a dialogue cannot be packed: this version has answers of one turn")
+        raise ValueError("version 1 has answers of one turn: pack the group as dialogues")
     body = _Group(
         v=1,
         epoch=epoch,
         seq=seq,
         created_ms=created_ms,
-        task=_Task(group.task.environment, group.task.version, group.task.family, group.task.seed),
-        policy=_Policy(group.policy.model, group.policy.tokenizer, group.policy.version),
+        task=task_body(group.task),
+        policy=policy_body(group.policy),
         completions=tuple(
             _Completion(
                 text=completion.text,
                 ids=completion.token_ids.astype("<u4").tobytes(),
                 logp=completion.logprobs.astype("<f4").tobytes(),
-                spans=tuple(_Span(s.version, s.start, s.end) for s in completion.spans),
+                spans=span_bodies(completion),
                 finish=completion.finish,
             )
             for completion in group.completions
         ),
         claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
     )
+    return packed(body, _group)
+
+
+def packed(body: _Body, read: Callable[[_Body], RolloutGroup | Rejected]) -> bytes:
+    """The bytes of a group's body that `read` takes.
+
+    Raises:
+        ValueError: the group is outside the limits.
+    """
     data = pack(body)
     if len(data) > MAX_GROUP_BYTES:
         raise ValueError(f"the group is outside the limits: {len(data)} bytes")
-    checked = _group(body)
+    checked = read(body)
     if isinstance(checked, Rejected):
         raise ValueError(f"the group is outside the limits: {checked.detail}")
     return data
+
+
+def task_body(task: TaskRef) -> TaskBody:
+    return TaskBody(task.environment, task.version, task.family, task.seed)
+
+
+def policy_body(policy: PolicyRef) -> PolicyBody:
+    return PolicyBody(policy.model, policy.tokenizer, policy.version)
+
+
+def span_bodies(completion: Completion) -> tuple[SpanBody, ...]:
+    return tuple(SpanBody(each.version, each.start, each.end) for each in completion.spans)
 
 
 def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
@@ -344,22 +378,31 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
 
 
 def _group(wire: _Group) -> RolloutGroup | Rejected:
-    if len(wire.claimed) != 4 * len(wire.completions):
-        return Rejected("content", "as many claimed rewards as completions are needed")
-    claimed = np.frombuffer(wire.claimed, dtype="<f4")
-    if not np.isfinite(claimed).all():
-        return Rejected("content", "a claimed reward is not finite")
-    completions: list[Completion] = []
-    for item in wire.completions:
-        completion = _completion(item)
+    return rollout_group(wire.task, wire.policy, map(_completion, wire.completions), wire.claimed)
+
+
+def rollout_group(
+    task: TaskBody,
+    policy: PolicyBody,
+    completions: Iterable[Completion | Rejected],
+    claimed: bytes,
+) -> RolloutGroup | Rejected:
+    """The group of these fields, or the first reason against one of them."""
+    good: list[Completion] = []
+    for completion in completions:
         if isinstance(completion, Rejected):
             return completion
-        completions.append(completion)
+        good.append(completion)
+    if len(claimed) != 4 * len(good):
+        return Rejected("content", "as many claimed rewards as completions are needed")
+    rewards = np.frombuffer(claimed, dtype="<f4")
+    if not np.isfinite(rewards).all():
+        return Rejected("content", "a claimed reward is not finite")
     return RolloutGroup(
-        task=TaskRef(wire.task.environment, wire.task.version, wire.task.family, wire.task.seed),
-        policy=PolicyRef(wire.policy.model, wire.policy.tokenizer, wire.policy.version),
-        completions=tuple(completions),
-        claimed=tuple(claimed.tolist()),
+        task=TaskRef(task.environment, task.version, task.family, task.seed),
+        policy=PolicyRef(policy.model, policy.tokenizer, policy.version),
+        completions=tuple(good),
+        claimed=tuple(rewards.tolist()),
     )
 
 
@@ -370,26 +413,46 @@ def printable(text: str, limit: int = 160) -> str:
 
 
 def _completion(item: _Completion) -> Completion | Rejected:
-    if len(item.text.encode()) > MAX_TEXT_BYTES:
-        return Rejected("content", f"a text is longer than {MAX_TEXT_BYTES} bytes")
-    if len(item.ids) % 4 or len(item.ids) != len(item.logp):
-        return Rejected("content", "token ids and log-probs differ in length")
-    logprobs = np.frombuffer(item.logp, dtype="<f4")
-    # Written so that NaN, for which every comparison is false, is refused.
-    if not bool(((logprobs <= MAX_LOGPROB) & (logprobs > -np.inf)).all()):
-        return Rejected("content", "a log-prob is positive or not finite")
-    if not _covers(item.spans, logprobs.shape[0]):
+    refused = refuse_said(item.text, item.ids, item.logp)
+    if refused is not None:
+        return refused
+    if not covers(item.spans, len(item.ids) // 4):
         return Rejected("content", "the version spans do not cover the tokens in order")
     return Completion(
         text=item.text,
-        token_ids=_copy(np.frombuffer(item.ids, dtype="<u4"), np.uint32),
-        logprobs=_copy(logprobs, np.float32),
-        spans=tuple(VersionSpan(s.version, s.start, s.end) for s in item.spans),
+        token_ids=token_ids(item.ids),
+        logprobs=logprobs(item.logp),
+        spans=version_spans(item.spans),
         finish=item.finish,
     )
 
 
-def _covers(spans: tuple[_Span, ...], length: int) -> bool:
+def refuse_said(text: str, ids: bytes, logp: bytes) -> Rejected | None:
+    """The reason against a text with its ids and log-probs, None if they fit each other."""
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        return Rejected("content", f"a text is longer than {MAX_TEXT_BYTES} bytes")
+    if len(ids) % 4 or len(ids) != len(logp):
+        return Rejected("content", "token ids and log-probs differ in length")
+    stated = np.frombuffer(logp, dtype="<f4")
+    # Written so that NaN, for which every comparison is false, is refused.
+    if not bool(((stated <= MAX_LOGPROB) & (stated > -np.inf)).all()):
+        return Rejected("content", "a log-prob is positive or not finite")
+    return None
+
+
+def token_ids(raw: bytes) -> NDArray[np.uint32]:
+    return _copy(np.frombuffer(raw, dtype="<u4"), np.uint32)
+
+
+def logprobs(raw: bytes) -> NDArray[np.float32]:
+    return _copy(np.frombuffer(raw, dtype="<f4"), np.float32)
+
+
+def version_spans(spans: Iterable[SpanBody]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(each.version, each.start, each.end) for each in spans)
+
+
+def covers(spans: tuple[SpanBody, ...], length: int) -> bool:
     """Check that non-empty spans tile [0, length) in order."""
     reached = 0
     for span in spans:

@@ -168,9 +168,7 @@ def build_batch(
                 ends = completion.ends
             if ids.size == 0:
                 continue
-            between = tuple(
-                (end, tuple(bridge(reply))) for end, reply in zip(ends[:-1], heard, strict=True)
-            )
+            between = _between(ends, heard, bridge)
             logprobs = _behaviour(completion, verified.provenance, correction)
             own = verified.provenance is _OWN
             versions = _versions(completion, verified.group.policy.version) if own else None
@@ -179,6 +177,16 @@ def build_batch(
                 TrainRow(prompt_ids, ids, logprobs, value, origin, versions, number, between)
             )
     return Batch(tuple(rows))
+
+
+def _between(ends: Sequence[int], heard: Sequence[str], bridge: Encode) -> tuple[Given, ...]:
+    """The encoded replies, but for one that no token follows: a foreign last turn that was cut may
+    be an empty text."""
+    return tuple(
+        (end, tuple(bridge(reply)))
+        for end, reply in zip(ends[:-1], heard, strict=True)
+        if end < ends[-1]
+    )
 
 
 def _retokenised(

@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm_node.environments.host import Judgement, ProcessEnvironmentHost
+from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.judging import processes
 from swarm_node.environments.split import with_split
 from swarm_node.errors import UnknownTaskError

@@ -17,7 +17,8 @@ import pytest
 from builders import ROOT
 from lasting import LastingHost, lasting_host
 
-from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
+from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.judging.syscalls import (
     _GUARDED,

@@ -13,7 +13,8 @@ from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
 
 from swarm_node.environments.base import Environment
 from swarm_node.environments.extras import installed
-from swarm_node.environments.host import Judgement, ProcessEnvironmentHost
+from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.programs.environment import (
     MAX_TESTS,
     STEPS,

@@ -70,8 +70,6 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"state": "stopping"}, "stopping", "the node is stopping", ""),
     ({"peers": []}, "alone", "training alone: no peers yet", "swarm-node invite --name"),
     ({"peers": [peer(seen=61.0)]}, "alone", "no peer answers now", "doctor --network"),
-    ({"exchanged": False}, "alone", "training alone: dialogues are not exchanged", ""),
-    ({"exchanged": False, "peers": []}, "alone", "dialogues are not exchanged", ""),
     ({"membership": None}, "sharing", "training and sharing", ""),
     ({"time": 78 * DAY}, "membership", "in 12 days", "ask for a new ticket"),
     ({"time": 91 * DAY, "membership": msgspec.structs.replace(MEMBER, standing="expired")},

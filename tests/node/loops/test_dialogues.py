@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from in_memory import Host, World, small_settings, tiny
+from in_memory import talking as codec
 from structlog.testing import capture_logs
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.base import Task
-from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
@@ -34,8 +35,11 @@ from swarm_node.node.loops.dialogues import (
 from swarm_node.node.loops.node import Node
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.dialogues import announced_dialogues
+from swarm_node.p2p.wire.envelope import Kind, beginning
+from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.models.codec import Codec, check_tokens, load_tokenizer
+from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -44,21 +48,7 @@ from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, Task
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
 
-#: Roles, as the tiny model's tokens allow: a question ends in <sep>, an answer in <eos>.
-ROLES = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' + m.content + '<sep>' }}"
-    "{% else %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
-)
 SAMPLING = small_settings(sampling__max_new_tokens=8).sampling
-
-
-@cache
-def codec(positions: int = 1024) -> Codec:
-    """The tiny model's, with roles in its template."""
-    tokenizer = load_tokenizer(tiny().directory)
-    tokenizer.chat_template = ROLES
-    plain = tiny().codec
-    return Codec(tokenizer, plain.vocab_size, [plain.eos_id], positions)
 
 
 class Digits:
@@ -99,8 +89,8 @@ def played(
     environment = SplitEnvironment(made)
     host = InlineEnvironmentHost(environment)
 
-    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> list[ReplayedDialogue]:
-        return (await host.replay(ref, dialogues))[0]
+    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
+        return (await host.replay(ref, dialogues)).dialogues
 
     sampler = TorchSampler(Qwen2.from_directory(tiny().directory), codec(), inline=True)
     player = Player(sampler, codec(positions), hear, SAMPLING, SYSTEM_CLOCK)
@@ -243,6 +233,9 @@ def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> No
         check_dialogues(INFO, codec(7), sampling)
     with pytest.raises(ModelError, match="cannot be continued"):
         check_dialogues(INFO, tiny().codec, sampling)
+    longest = load_settings({"sampling.max_new_tokens": 10_923}, environ={}).sampling
+    with pytest.raises(ConfigError, match=r"32768 tokens that peers take: at most 10922$"):
+        check_dialogues(INFO, codec(1 << 20), longest)
     check_dialogues(replace(INFO, turns=1), tiny().codec, sampling)
 
 
@@ -269,14 +262,13 @@ def lived(
 
 
 @pytest.mark.slow(reason="a node samples, measures and trains")
-def test_a_node_alone_learns_from_dialogues_and_announces_none(tmp_path: Path) -> None:
+def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -> None:
     def look(node: Node, world: World) -> None:
         shot = node.snapshot()
         assert shot.updates == 3
         assert shot.groups.trained_own >= 6
-        assert shot.groups.announced == 0
+        assert 0 < shot.groups.announced <= shot.groups.published
         assert shot.faults == {}
-        assert not shot.exchanged
         offered = wire.Announcement(
             v=1,
             epoch=1,
@@ -292,9 +284,11 @@ def test_a_node_alone_learns_from_dialogues_and_announces_none(tmp_path: Path) -
             completions=4,
             mixed=True,
         )
-        refused = node._work.exchange.publisher._verifier.refuse_announced(offered)
+        refused = node._work.exchange.verifier.refuse_announced(offered)
         assert refused is not None
-        assert refused.reason == "elsewhere", "nobody is blamed for it"
+        assert refused.reason == "elsewhere", "single answers of it: nobody is blamed for them"
+        taken = announced_dialogues(offered, 3)
+        assert node._work.exchange.verifier.refuse_announced(taken) is None
         assert shot.evals
         assert 0 < shot.evals[-1].all < 1
         rows = [row for row in node.samples() if "\n> 1 more <eos>\n" in row.answer]
@@ -303,11 +297,50 @@ def test_a_node_alone_learns_from_dialogues_and_announces_none(tmp_path: Path) -
     lived(tmp_path, look)
     storage = Storage(tmp_path / "0" / "node.db")
     try:
-        assert storage.live(1 << 30) == []
-        assert storage.head() == 0
+        assert storage.head() >= 6
+        stored = [row for row in storage.live(1 << 30) if row.blob]
+        assert all(row.blob.startswith(beginning(Kind.ROLLOUT_2)) for row in stored)
         assert storage.counter("tasks") >= 6, "a restart repeats none of them"
     finally:
         storage.close()
+
+
+@pytest.mark.slow(reason="two nodes sample, measure and train")
+def test_two_nodes_learn_from_each_others_dialogues(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, members=2)
+        settings = small_settings(
+            **{"experience__external": 2, "sampling__max_new_tokens": 8, "run__eval_tasks": 2}
+        )
+        nodes = [
+            assemble(
+                settings,
+                membership,
+                world.parts(
+                    settings, index, environment=Host(SplitEnvironment(Digits())), codec=codec()
+                ),
+            )
+            for index, membership in enumerate(world.memberships)
+        ]
+        lives = [asyncio.create_task(node.run()) for node in nodes]
+        await asyncio.sleep(6)
+        shots = [node.snapshot() for node in nodes]
+        for shot in shots:
+            assert shot.groups.received > 0
+            assert shot.groups.taken > 0
+            assert shot.groups.trained_external > 0
+            assert shot.faults == {}
+            reasons = set(shot.rejected)
+            assert not {each for each in reasons if REASONS[each].blame is Blame.VIOLATION}
+            assert shot.peers[0].received == shot.groups.received
+        for node in nodes:
+            shown = [row for row in node.samples() if row.author]
+            assert shown, "what a peer said is shown, with the replies that were derived here"
+        for node in nodes:
+            node.stop()
+        await asyncio.gather(*lives)
+
+    run_virtual(scenario)
 
 
 def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import Host, Sampler, World, environment, small_settings, tiny
 
-from swarm_node.environments.host import Judgement, Whose
+from swarm_node.environments.host import Whose
+from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.history import GroupCounts

@@ -13,7 +13,8 @@ from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
-from swarm_node.environments.host import EnvironmentInfo, Judgement
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.judgement import Judgement
 from swarm_node.errors import ChildError
 from swarm_node.node.loops.harvest import Harvest, provision, still_fresh
 from swarm_node.node.loops.judging import Judging

@@ -9,7 +9,8 @@ import pytest
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.drills import create
-from swarm_node.environments.host import InlineEnvironmentHost, Judgement, Whose
+from swarm_node.environments.host import InlineEnvironmentHost, Whose
+from swarm_node.environments.judgement import Judgement
 from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Tally

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from in_memory import Host, Sampler, World, environment, small_settings, tiny
 
-from swarm_node.environments.host import EnvironmentInfo, Judgement, Whose
+from swarm_node.environments.host import EnvironmentInfo, Whose
+from swarm_node.environments.judgement import Judgement
 from swarm_node.errors import (
     ChildError,
     ConfigError,

@@ -417,5 +417,5 @@ def test_a_dialogue_is_not_packed_as_its_last_turn() -> None:
     whole = group()
     talk = dataclasses.replace(whole.completions[0], earlier=(EarlierTurn("forty", 1),))
     said = dataclasses.replace(whole, completions=(talk, whole.completions[1]))
-    with pytest.raises(ValueError, match="a dialogue cannot be packed"):
+    with pytest.raises(ValueError, match="pack the group as dialogues"):
         wire.pack_group(said, epoch=1, seq=1, created_ms=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import msgpack
@@ -26,7 +27,7 @@ from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 SWARM = Swarm()
 ID = SWARM.info.swarm_id
-OTHER = {kind: kind.value.replace(".v1+", ".v2+") for kind in Kind}
+OTHER = {kind: re.sub(r"\.v[12]\+", ".v3+", kind.value) for kind in Kind}
 
 
 def resealed(raw: bytes, kind: str) -> bytes:

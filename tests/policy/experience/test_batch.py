@@ -307,6 +307,20 @@ def test_a_row_of_a_dialogue_has_what_was_sampled_and_replies_of_ones_own_making
     ]
 
 
+def test_a_foreign_last_turn_without_tokens_leaves_out_the_reply_before_it() -> None:
+    """A peer chooses such a turn freely, and no group of a peer may end a node."""
+    cut = dialogue([("hi", [7, EOS]), ("", [9])], Finish.LENGTH)
+    group = verified(
+        provenance=Provenance.FOREIGN,
+        completions=[cut, completion([5], "x")],
+        rewards=[1.0, 0.0],
+        replies=[["no"], []],
+    )
+    row = build_batch([group], encode, encode, EOS, "own", bridge=bridge).rows[0]
+    assert row.completion_ids.tolist() == [*encode("hi"), EOS]
+    assert row.between == ()
+
+
 @pytest.mark.parametrize("replies", [(), [["no"], []], [["no", "yes", "more"], []]])
 def test_a_dialogue_without_a_reply_between_every_two_turns_is_no_row(
     replies: list[list[str]],

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm_node.errors import TransportError, words_of
+from swarm_node.errors import NotServedError, TransportError, words_of
 from swarm_node.p2p.addresses.addresses import Address, endpoint_text, is_here
 from swarm_node.p2p.transports.hivemind.calls import TableCalls
 from swarm_node.p2p.transports.hivemind.process import (
@@ -43,6 +43,8 @@ _PING, _PING_BYTES = "/ipfs/ping/1.0.0", 32
 #: Kademlia's k, and the number of replicas: in a small swarm every node holds every record.
 REPLICAS = 20
 _MAX_DIALLED = 1024
+#: The words of p2pd for a peer that answers and lacks the protocol (go-multistream).
+_NOT_SERVED = "protocols not supported"
 
 
 def new_store(
@@ -222,7 +224,7 @@ class DhtNode:
         """Open a stream to a peer's `protocol`; the caller closes the writer.
 
         Raises:
-            TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
+            TransportError: unreachable, or no answer in `patience` s. NotServedError: see there.
         """
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
@@ -242,6 +244,10 @@ class DhtNode:
                     return reader, writer
         except TimeoutError:
             raise TransportError(f"{peer_id} did not answer in {patience:g} s") from None
+        except TransportError as error:
+            if _NOT_SERVED in str(error):
+                raise NotServedError(f"the peer does not serve {protocol}") from error
+            raise
 
     async def disconnect(self, peer_id: str) -> None:
         """Close all connections to a peer. It may open new ones."""

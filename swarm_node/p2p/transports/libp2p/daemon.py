@@ -18,7 +18,14 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from swarm_node.errors import ChildError, SlowStartError, TransportError, extra_of, words_of
+from swarm_node.errors import (
+    ChildError,
+    NotServedError,
+    SlowStartError,
+    TransportError,
+    extra_of,
+    words_of,
+)
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
@@ -149,7 +156,7 @@ class Libp2pDaemon:
         """Open a stream to a peer's `protocol`; the caller closes the writer.
 
         Raises:
-            TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
+            TransportError: unreachable, or no answer in `patience` s. NotServedError: see there.
         """
         _, stream = await self._ask(Open(peer_id, protocol), StreamOpened, patience)
         return stream
@@ -203,7 +210,8 @@ class Libp2pDaemon:
                     raw = await exchange(reader, writer, 0, body, MAX_REPLY_BYTES)
                     reply = _replies.decode(raw)
                     if isinstance(reply, Failed):
-                        raise TransportError(reply.why)
+                        missing = reply.kind == NotServedError.__name__
+                        raise (NotServedError if missing else TransportError)(reply.why)
                     if not isinstance(reply, wanted):
                         raise ValueError("not a reply to this request")
                 except BaseException:

@@ -23,7 +23,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
-from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
+from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, PROTOCOL_NOT_FOUND_MSG
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
@@ -31,6 +31,7 @@ from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import encode_delim
 
+from swarm_node.errors import NotServedError
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.transports.libp2p.messages import LinkKey
 
@@ -115,14 +116,20 @@ class Scant:
 
 async def select(stream: Any, protocol: str) -> bytes:
     """Agree on a protocol with the accepting end of the stream, in one round trip. Return the bytes
-    received beyond the negotiation. Raises whatever py-libp2p raises, and ConnectionError if the
-    other end does not serve the protocol."""
+    received beyond the negotiation. Raises whatever py-libp2p raises.
+
+    Raises:
+        NotServedError: the other end does not serve the protocol.
+    """
     scant = Scant(stream)
     lines = (MULTISELECT_PROTOCOL_ID, protocol)
     await scant.write(b"".join(encode_delim(line.encode()) for line in lines))
     communicator = MultiselectCommunicator(scant)
-    if (await communicator.read(), await communicator.read()) != lines:
-        raise ConnectionError("the peer does not serve it")
+    answers = await communicator.read(), await communicator.read()
+    if answers == (MULTISELECT_PROTOCOL_ID, PROTOCOL_NOT_FOUND_MSG):
+        raise NotServedError(f"the peer does not serve {protocol}")
+    if answers != lines:
+        raise ConnectionError("the peer does not answer as multistream-select says")
     return scant.rest
 
 

@@ -19,7 +19,7 @@ from libp2p.peer.id import ID
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
-from swarm_node.errors import TransportError, reason_of
+from swarm_node.errors import NotServedError, TransportError, reason_of
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.limits.admission import Severed
@@ -130,7 +130,7 @@ class Host:
         received already.
 
         Raises:
-            TransportError: it does not answer, or does not serve the protocol.
+            TransportError: it does not answer. NotServedError: it lacks the protocol.
         """
         link = self._link(peer)
         if link is None:
@@ -313,6 +313,8 @@ def _becomes_transport_error(what: str) -> Generator[None]:
     """Turn every error into TransportError. py-libp2p raises many types, bare `Exception` too."""
     try:
         yield
+    except NotServedError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise TransportError(f"{what}: {reason[:200]}") from error

@@ -1,0 +1,147 @@
+"""Results of judging: what comes of the texts or dialogues of one group. Pure.
+
+The host cuts what it sends to a judge, and puts together what the judge said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.judging.judge import ReplayedLine, TextVerdict, Transcript
+
+MAX_TEXTS = 64
+_FLAWS = frozenset({"ended", "reply"})
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedDialogue:
+    """A dialogue replayed: what the environment said to each turn, and, once it is `over`, the
+    reward in [0, 1]. `fault` is "" or the reason why the dialogue ended with zero: one of those of
+    `Judgement`, "reply" for a reply that cannot be sent or raised, "ended" if the model said more
+    after the end. `raised` is as in `Judgement`."""
+
+    replies: tuple[str, ...] = ()
+    over: bool = True
+    reward: float = 0.0
+    fault: str = ""
+    raised: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Prompt and rewards (one per text, each in [0, 1]) of a group.
+
+    `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
+    of the first: "out_of_range", "unsendable", "abandoned", a reason of `blame.Reason`, or "" for
+    none. `raised` names the first exception of a scorer, "" for none; such a text is a wrong
+    answer. `lost` is the reason why peers' texts ended their judge, "asleep" if they made it sleep,
+    "" if they did not; `unjudged` is the reason why this node could not score them, which is
+    nobody's fault. With either, none of them was scored. `seconds` are those that the judge took,
+    without the time that the group waited for it."""
+
+    prompt: str
+    rewards: tuple[float, ...]
+    faults: int = 0
+    fault_reason: str = ""
+    raised: str = ""
+    lost: str = ""
+    unjudged: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDialogues:
+    """The prompt and the dialogues of a group, replayed. `lost`, `unjudged` and `seconds` are as in
+    `Judgement`; with one of the first two there are no dialogues."""
+
+    prompt: str
+    dialogues: tuple[ReplayedDialogue, ...]
+    lost: str = ""
+    unjudged: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(each.reward for each in self.dialogues)
+
+    @property
+    def replies(self) -> tuple[tuple[str, ...], ...]:
+        """Replies in each dialogue."""
+        return tuple(each.replies for each in self.dialogues)
+
+    @property
+    def flaws(self) -> tuple[str, ...]:
+        """The reason why each dialogue is none that an honest peer offers: "short" if the model
+        could say more, "ended" or "reply" as in `ReplayedDialogue.fault`, else ""."""
+        return tuple(
+            (each.fault if each.fault in _FLAWS else "") if each.over else "short"
+            for each in self.dialogues
+        )
+
+
+def check_count(texts: Sequence[object]) -> None:
+    if len(texts) > MAX_TEXTS:
+        raise ValueError(f"{len(texts)} texts in one judgement: send at most {MAX_TEXTS}")
+
+
+def cut(text: str) -> str | None:
+    """The part of a text that is judged; None for lone surrogates, which no frame can carry."""
+    end = text[-MAX_JUDGED_CHARS:]
+    try:
+        end.encode()
+    except UnicodeEncodeError:
+        return None
+    return end
+
+
+def cut_transcript(transcript: Transcript) -> Transcript | None:
+    """The judged part of a dialogue; None if no frame can carry one of its texts."""
+    cuts = [part for text in transcript.texts if (part := cut(text)) is not None]
+    return Transcript(cuts, transcript.cut) if len(cuts) == len(transcript.texts) else None
+
+
+def replayed(
+    cuts: Sequence[Transcript | None], lines: Sequence[ReplayedLine | str]
+) -> tuple[ReplayedDialogue, ...]:
+    """All dialogues replayed, of which `cuts` are the judged parts. `lines` are what the judge
+    said of those that were sent, or the reasons why it said nothing."""
+    sent = iter(lines)
+    found: list[ReplayedDialogue] = []
+    for each in cuts:
+        line = "unsendable" if each is None else next(sent)
+        if isinstance(line, str):
+            found.append(ReplayedDialogue(fault=line))
+            continue
+        verdict = line.verdict or TextVerdict(0.0)
+        ended = line.over and line.verdict is None
+        found.append(
+            ReplayedDialogue(
+                tuple(line.replies),
+                line.over,
+                verdict.reward,
+                "ended" if ended else verdict.fault,
+                verdict.raised,
+            )
+        )
+    return tuple(found)
+
+
+def judgement(
+    prompt: str, cuts: Sequence[str | None], verdicts: Sequence[TextVerdict | str]
+) -> Judgement:
+    """The judgement of all texts, of which `cuts` are the judged parts. `verdicts` are those on the
+    texts that were sent, or the reasons why there are none."""
+    sent = iter(verdicts)
+    whole = ["unsendable" if each is None else next(sent) for each in cuts]
+    known = [TextVerdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
+    faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in whole]
+    failed = [fault for fault in faults if fault]
+    return Judgement(
+        prompt=prompt,
+        rewards=tuple(verdict.reward for verdict in known),
+        faults=len(failed),
+        fault_reason=next(iter(failed), ""),
+        raised=next((verdict.raised for verdict in known if verdict.raised), ""),
+    )

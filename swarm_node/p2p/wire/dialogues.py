@@ -1,0 +1,196 @@
+"""Version 2 of the bodies of groups and announcements: dialogues. wire.py has all other bodies.
+
+A completion is what the policy said in all turns. What the environment replied is not in it: every
+receiver derives the replies itself.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Final, Literal
+
+import numpy as np
+from msgspec import Meta
+from msgspec.structs import asdict
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.wire.envelope import Kind
+from swarm_node.p2p.wire.wire import (
+    MAX_ANNOUNCEMENT_BYTES,
+    MAX_COMPLETIONS,
+    MAX_GROUP_BYTES,
+    MAX_SEALED_BYTES,
+    MAX_SPANS,
+    MAX_TEXT_BYTES,
+    MAX_TOKENS,
+    Announcement,
+    Body,
+    ContentId,
+    Counter,
+    Digest,
+    GroupHeader,
+    Label,
+    Milliseconds,
+    PolicyBody,
+    Sequence1,
+    SpanBody,
+    TaskBody,
+    covers,
+    logprobs,
+    packed,
+    policy_body,
+    refuse_said,
+    rollout_group,
+    span_bodies,
+    task_body,
+    token_ids,
+    unpack,
+    unpack_group,
+    version_spans,
+)
+from swarm_node.rollout import MAX_TURNS, Completion, EarlierTurn, Finish, RolloutGroup
+
+#: Turns of the model in an environment of dialogues: fewer are a single answer.
+LEAST_TURNS: Final = 2
+
+Version2 = Literal[2]
+Turns = Annotated[int, Meta(ge=LEAST_TURNS, le=MAX_TURNS)]
+
+
+class DialogueAnnouncement(Body, frozen=True):
+    """One entry of an author's log (Kind.RECORD_2): as `Announcement`, of a group of dialogues.
+    `turns` is the most that the environment lets a model have."""
+
+    v: Version2
+    epoch: Counter
+    seq: Sequence1
+    id: ContentId
+    size: Annotated[int, Meta(ge=1, le=MAX_SEALED_BYTES)]
+    environment: Label
+    version: Label
+    family: Label
+    model: Digest
+    tokenizer: Digest
+    policy_version: Counter
+    completions: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)]
+    mixed: bool
+    turns: Turns
+
+
+class _Turn(Body, frozen=True):
+    text: Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
+    ids: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
+    logp: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
+    finish: Finish
+
+
+class _Dialogue(Body, frozen=True):
+    turns: Annotated[tuple[_Turn, ...], Meta(min_length=1, max_length=MAX_TURNS)]
+    spans: Annotated[tuple[SpanBody, ...], Meta(min_length=1, max_length=MAX_SPANS)]
+
+
+class _Dialogues(Body, frozen=True):
+    v: Version2
+    epoch: Counter
+    seq: Sequence1
+    created_ms: Milliseconds
+    task: TaskBody
+    policy: PolicyBody
+    completions: Annotated[tuple[_Dialogue, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
+    claimed: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_COMPLETIONS)]
+    #: Room for groups that a completion was made from.
+    sources: Annotated[tuple[bytes, ...], Meta(max_length=0)]
+
+
+def pack_dialogues(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) -> bytes:
+    """The body of a sealed group of dialogues (Kind.ROLLOUT_2).
+
+    Raises:
+        ValueError: the group is outside the limits, so every peer would refuse it.
+    """
+    body = _Dialogues(
+        v=2,
+        epoch=epoch,
+        seq=seq,
+        created_ms=created_ms,
+        task=task_body(group.task),
+        policy=policy_body(group.policy),
+        completions=tuple(_Dialogue(_turns(each), span_bodies(each)) for each in group.completions),
+        claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
+        sources=(),
+    )
+    return packed(body, _group)
+
+
+def announced_dialogues(entry: Announcement, turns: int) -> DialogueAnnouncement:
+    """An announcement of dialogues of at most `turns` turns, with the fields of `entry`."""
+    return DialogueAnnouncement(**{**asdict(entry), "v": 2, "turns": turns})
+
+
+def unpack_announcement(kind: Kind, body: bytes) -> Announcement | DialogueAnnouncement | Rejected:
+    """The announcement in a body of this kind whose signature was already checked."""
+    if kind is Kind.RECORD_2:
+        return unpack(DialogueAnnouncement, body, max_bytes=MAX_ANNOUNCEMENT_BYTES)
+    return unpack(Announcement, body, max_bytes=MAX_ANNOUNCEMENT_BYTES)
+
+
+def unpack_rollouts(kind: Kind, body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
+    """The group in a body of this kind whose signature was already checked."""
+    return unpack_dialogues(body) if kind is Kind.ROLLOUT_2 else unpack_group(body)
+
+
+def unpack_dialogues(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
+    """The group in a body whose signature was already checked. Reasons as of `unpack_group`."""
+    wire = unpack(_Dialogues, body, max_bytes=MAX_GROUP_BYTES)
+    if isinstance(wire, Rejected):
+        return wire
+    group = _group(wire)
+    if isinstance(group, Rejected):
+        return group
+    return GroupHeader(wire.epoch, wire.seq, wire.created_ms), group
+
+
+def _turns(completion: Completion) -> tuple[_Turn, ...]:
+    last = len(completion.earlier)
+    ids, logp = completion.token_ids.astype("<u4"), completion.logprobs.astype("<f4")
+    return tuple(
+        _Turn(
+            text,
+            ids[begin:end].tobytes(),
+            logp[begin:end].tobytes(),
+            completion.finish if index == last else Finish.STOP,
+        )
+        for index, (text, (begin, end)) in enumerate(
+            zip(completion.said, pairwise((0, *completion.ends)), strict=True)
+        )
+    )
+
+
+def _group(wire: _Dialogues) -> RolloutGroup | Rejected:
+    return rollout_group(wire.task, wire.policy, map(_completion, wire.completions), wire.claimed)
+
+
+def _completion(item: _Dialogue) -> Completion | Rejected:
+    ends: list[int] = []
+    for turn in item.turns:
+        refused = refuse_said(turn.text, turn.ids, turn.logp)
+        if refused is not None:
+            return refused
+        ends.append((ends[-1] if ends else 0) + len(turn.ids) // 4)
+    *earlier, last = item.turns
+    if any(turn.finish is not Finish.STOP for turn in earlier):
+        return Rejected("content", "a turn was cut, and another follows it")
+    if not covers(item.spans, ends[-1]):
+        return Rejected("content", "the version spans do not cover the tokens in order")
+    if not {*ends} <= {span.end for span in item.spans}:
+        return Rejected("content", "a version span lies across two turns")
+    return Completion(
+        text=last.text,
+        token_ids=token_ids(b"".join(turn.ids for turn in item.turns)),
+        logprobs=logprobs(b"".join(turn.logp for turn in item.turns)),
+        spans=version_spans(item.spans),
+        finish=last.finish,
+        earlier=tuple(
+            EarlierTurn(turn.text, end) for turn, end in zip(earlier, ends, strict=False)
+        ),
+    )

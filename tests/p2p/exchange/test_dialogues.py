@@ -1,0 +1,441 @@
+"""Peers' dialogues, honest and hostile, as a receiver verifies them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from in_memory import talking
+
+from swarm_node.environments.base import Task
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.judgement import JudgedDialogues
+from swarm_node.environments.judging.judge import Transcript
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import Rejected
+from swarm_node.node.loops.dialogues import dialogues_fit
+from swarm_node.p2p.exchange.verify import (
+    Dialogues,
+    Expected,
+    GroupVerifier,
+    restored_groups,
+    stored_group,
+)
+from swarm_node.p2p.limits.gates import SizeGate
+from swarm_node.p2p.peers.peers import Offer
+from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
+from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.reasons import REASONS
+from swarm_node.p2p.wire.wire import Announcement, pack_group
+from swarm_node.policy.experience.batch import TrainRow, build_batch
+from swarm_node.policy.models.codec import Codec, check_tokens
+from swarm_node.rollout import (
+    Completion,
+    EarlierTurn,
+    Finish,
+    PolicyRef,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+from swarm_node.storage import Storage
+
+SWARM = bytes(32)
+AUTHOR = Identity.from_seed(bytes(32))
+POLICY = PolicyRef(b"m" * 32, b"t" * 32, 3)
+FOREIGN = PolicyRef(b"o" * 32, b"t" * 32, 3)
+
+
+class More:
+    """Asks for more until the model says 7, which is right; fails to reply to 9."""
+
+    name, version, families, turns = "more", "1", ("one",), 3
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, ref.seed % 1000)
+
+    def render(self, task: Task) -> str:
+        return f"{task.payload}?"
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        if said[-1] == "9":
+            raise RuntimeError("no")
+        return None if said[-1] == "7" else f"{said[-1]} {len(said)} <eos>"
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        return float(said[-1] == "7")
+
+
+ENVIRONMENT = SplitEnvironment(More())
+REF = TaskRef("more", ENVIRONMENT.version, "one", 12345)
+
+
+def talk(*texts: str, finish: Finish = Finish.STOP) -> Completion:
+    """What a policy said, turn by turn, with the ids that spell it."""
+    codec, ids, ends = talking(), [], [0]
+    for number, text in enumerate(texts, start=1):
+        ids += codec.encode_answer(text)
+        if number < len(texts) or finish is Finish.STOP:
+            ids.append(codec.eos_id)
+        ends.append(len(ids))
+    spans = pairwise(ends)
+    return Completion(
+        text=texts[-1],
+        token_ids=np.array(ids, np.uint32),
+        logprobs=np.full(len(ids), -0.5, np.float32),
+        spans=tuple(VersionSpan(3, begin, end) for begin, end in spans),
+        finish=finish,
+        earlier=tuple(
+            EarlierTurn(text, end) for text, end in zip(texts[:-1], ends[1:], strict=False)
+        ),
+    )
+
+
+RIGHT, LATER, NEVER = talk("7"), talk("1", "7"), talk("1", "2", "3")
+
+
+def group(*said: Completion, policy: PolicyRef = POLICY, ref: TaskRef = REF) -> RolloutGroup:
+    return RolloutGroup(ref, policy, said, (0.5,) * len(said))
+
+
+def sealed_as(kind: Kind, body: bytes) -> bytes:
+    return seal(AUTHOR, SWARM, kind, body)
+
+
+class Receiver:
+    """A verifier with its storage."""
+
+    def __init__(self, place: Path, codec: Codec | None = None) -> None:
+        self.codec = codec or talking()
+        #: Groups that a test has sent so far.
+        self.taken = 0
+        self.storage = Storage(place / "node.db", threads=False)
+        host = InlineEnvironmentHost(ENVIRONMENT)
+
+        async def never(ref: TaskRef, texts: Sequence[str], author: str) -> JudgedDialogues:
+            raise AssertionError("dialogues are not judged as answers")
+
+        async def replay(
+            ref: TaskRef, said: Sequence[tuple[Sequence[str], bool]], author: str
+        ) -> JudgedDialogues:
+            return await host.replay(
+                ref, [Transcript(list(texts), cut) for texts, cut in said], "peers"
+            )
+
+        self.verifier = GroupVerifier(
+            SWARM,
+            Expected(
+                "more",
+                ENVIRONMENT.version,
+                frozenset({"one"}),
+                POLICY,
+                SizeGate.of(4, 8, turns=3),
+                own_tasks="me",
+                turns=3,
+            ),
+            self.storage,
+            never,
+            partial(check_tokens, self.codec),
+            self.codec.encode_answer,
+            Dialogues(replay, partial(dialogues_fit, self.codec)),
+        )
+
+    def take(self, sealed: bytes, seq: int = 1, turns: int = 3) -> VerifiedGroup | Rejected:
+        offer = Offer(content_id(sealed), AUTHOR.peer_id, 1, seq, len(sealed), turns=turns)
+        return asyncio.run(self.verifier.verify(offer, sealed, 0))
+
+    def take_group(self, made: RolloutGroup, seq: int = 1) -> VerifiedGroup | Rejected:
+        body = pack_dialogues(made, epoch=1, seq=seq, created_ms=0)
+        return self.take(sealed_as(Kind.ROLLOUT_2, body), seq)
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Receiver:
+    return Receiver(tmp_path)
+
+
+@pytest.mark.parametrize("policy", [POLICY, FOREIGN], ids=["kin", "foreign"])
+def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
+    receiver: Receiver, policy: PolicyRef
+) -> None:
+    cut = talk("1", "2", finish=Finish.LENGTH)
+    taken = receiver.take_group(group(RIGHT, LATER, NEVER, cut, policy=policy))
+    assert isinstance(taken, VerifiedGroup)
+    assert taken.rewards == (1.0, 1.0, 0.0, 0.0)
+    assert taken.replies == ((), ("1 1 <eos>",), ("1 1 <eos>", "2 2 <eos>"), ("1 1 <eos>",))
+    codec = receiver.codec
+    rows = rows_of(taken, codec)
+    for row, said, heard in zip(rows, (RIGHT, LATER, NEVER, cut), taken.replies, strict=True):
+        assert row.completion_ids.tolist() == said.token_ids.tolist()
+        wanted: list[int] = []
+        begin = 0
+        for end, reply in zip(said.ends, (*heard, None), strict=True):
+            wanted += said.token_ids[begin:end].tolist()
+            wanted += codec.bridge(reply) if reply is not None else ()
+            begin = end
+        written, places = row.written()
+        assert written.tolist() == wanted
+        assert written[places].tolist() == said.token_ids.tolist()
+
+
+def rows_of(group: VerifiedGroup, codec: Codec) -> tuple[TrainRow, ...]:
+    return build_batch(
+        [group],
+        codec.encode_prompt,
+        codec.encode_answer,
+        codec.eos_id,
+        correction="own",
+        bridge=codec.bridge,
+    ).rows
+
+
+TEXTS = st.text(st.sampled_from("01234568 <eos>+"), max_size=6)
+DIALOGUES = st.tuples(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from(Finish))
+MANY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def played(texts: Sequence[str], finish: Finish) -> Completion:
+    """A dialogue that begins with these texts and comes to its end."""
+    if finish is Finish.STOP:
+        return talk(*texts, *(["7"] if len(texts) < 3 else []))
+    if texts[-1]:
+        return talk(*texts, finish=finish)
+    # Another tokenizer may have tokens that spell nothing.
+    return replace(talk(*texts[:-1], "1", finish=finish), text="")
+
+
+@MANY
+@given(said=st.lists(DIALOGUES, min_size=1, max_size=4), kin=st.booleans())
+def test_a_row_has_what_its_author_sampled_and_what_is_derived_here_and_no_more(
+    receiver: Receiver, said: list[tuple[list[str], Finish]], kin: bool
+) -> None:
+    """And no token of a reply is trained on, nor has it a log-prob."""
+    receiver.taken += 1
+    ref = replace(REF, seed=REF.seed + receiver.taken)
+    made = [
+        played(texts, finish)
+        for texts, finish in said
+        if not (kin and finish is Finish.LENGTH and not texts[-1])
+    ]
+    taken = receiver.take_group(
+        group(RIGHT, NEVER, *made, policy=POLICY if kin else FOREIGN, ref=ref), receiver.taken
+    )
+    assert isinstance(taken, VerifiedGroup)
+    codec, task = receiver.codec, ENVIRONMENT.derive(ref)
+    rows = iter(rows_of(taken, codec))
+    for completion in taken.group.completions:
+        sampled, trained, begin = list[tuple[bool, int]](), list[int](), 0
+        texts = completion.said
+        for number, (text, end) in enumerate(zip(texts, completion.ends, strict=True), start=1):
+            stopped = number < len(texts) or completion.finish is Finish.STOP
+            ours = completion.token_ids[begin:end].tolist()
+            theirs = [*codec.encode_answer(text), *([codec.eos_id] if stopped else [])]
+            trained += ours if kin else theirs
+            sampled += [(True, token) for token in (ours if kin else theirs)]
+            if number < len(texts):
+                reply = ENVIRONMENT.reply(task, texts[:number])
+                assert reply is not None
+                sampled += [(False, token) for token in codec.bridge(reply)]
+            begin = end
+        while sampled and not sampled[-1][0]:
+            sampled.pop()  # a reply that no token follows
+        if not sampled:
+            continue
+        row = next(rows)
+        assert row.prompt_ids.tolist() == [*codec.encode_prompt(ENVIRONMENT.render(task))]
+        assert row.completion_ids.tolist() == trained
+        written, places = row.written()
+        assert written.tolist() == [token for _, token in sampled]
+        assert places.tolist() == [at for at, (own, _) in enumerate(sampled) if own]
+    assert next(rows, None) is None
+
+
+#: What a hostile author puts in the place of any field.
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 1 << 63),
+    st.floats(),
+    st.binary(max_size=12).map(lambda raw: raw * 2),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 4), max_size=3),
+)
+
+
+@MANY
+@given(data=st.data())
+def test_no_field_that_an_author_can_write_ends_its_reader(
+    receiver: Receiver, data: st.DataObject
+) -> None:
+    """Whatever stands in it: the reader of groups ends with any error that is not a refusal."""
+    receiver.taken += 1
+    made = group(LATER, RIGHT, NEVER, policy=data.draw(st.sampled_from([POLICY, FOREIGN])))
+    made = replace(made, task=replace(REF, seed=REF.seed + receiver.taken))
+    fields = msgpack.unpackb(pack_dialogues(made, epoch=1, seq=receiver.taken, created_ms=0))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = fields
+        while True:
+            at = data.draw(st.integers(0, len(place) - 1))
+            if not (isinstance(place[at], list) and place[at] and data.draw(st.booleans())):
+                break
+            place = place[at]
+        place[at] = data.draw(st.one_of(ODD, st.just([place[at]] * 2), st.just(place[0])))
+    found = receiver.take(sealed_as(Kind.ROLLOUT_2, msgpack.packb(fields)), receiver.taken)
+    if isinstance(found, VerifiedGroup):
+        assert rows_of(found, receiver.codec)
+    else:
+        assert found.reason in REASONS
+
+
+def damaged(said: Completion, at: int, token: int) -> Completion:
+    ids = said.token_ids.copy()
+    ids[at] = token
+    return replace(said, token_ids=ids)
+
+
+END, SEVEN = talking().eos_id, talking().encode_answer("7")[0]
+HOSTILE = {
+    "stopped short": (talk("1"), "replay"),
+    "stopped short later": (talk("1", "2"), "replay"),
+    "gone on after the end": (talk("7", "7"), "replay"),
+    "more turns than there are": (talk("1", "2", "3", "7"), "replay"),
+    "no reply can be given": (talk("9"), "no_reply"),
+    "another text in an earlier turn": (damaged(LATER, 0, SEVEN), "tokens"),
+    "another text in the last turn": (damaged(LATER, 2, END + 1), "tokens"),
+    "an earlier turn without an end": (damaged(LATER, 1, SEVEN), "tokens"),
+    "an end inside a turn": (damaged(talk("12", "7"), 0, END), "tokens"),
+    "too many tokens": (talk("1" * 60, "7" * 60), "too_long"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_dialogue_is_refused_with_its_reason(receiver: Receiver, name: str) -> None:
+    said, reason = HOSTILE[name]
+    refused = receiver.take_group(group(RIGHT, said))
+    assert isinstance(refused, Rejected)
+    assert refused.reason == reason
+
+
+def changed(said: Sequence[Completion], change: object) -> bytes:
+    """A sealed group of which the first completion is replaced by any packed value."""
+    fields = msgpack.unpackb(pack_dialogues(group(*said), epoch=1, seq=1, created_ms=0))
+    fields[6][0] = change(fields[6][0])  # type: ignore[operator]
+    return sealed_as(Kind.ROLLOUT_2, msgpack.packb(fields))
+
+
+MALFORMED = {
+    "17 turns": (lambda one: [one[0] * 17, one[1]], "schema"),
+    "no turns": (lambda one: [[], one[1]], "schema"),
+    "an empty turn": (lambda one: [[*one[0], ["", b"", b"", "stop"]], one[1]], "schema"),
+    "invented replies": (lambda one: [*one, ["well done"]], "schema"),
+    "a turn cut and gone on": (
+        lambda one: [[[*one[0][0][:3], "length"], one[0][1]], one[1]],
+        "content",
+    ),
+    "a span across turns": (lambda one: [one[0], [[3, 0, 4]]], "content"),
+    "fewer log-probs": (lambda one: [[[*one[0][0][:2], b"\0" * 4, "stop"]], one[1]], "content"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_dialogue_is_refused_with_its_reason(receiver: Receiver, name: str) -> None:
+    change, reason = MALFORMED[name]
+    refused = receiver.take(changed([LATER, RIGHT], change))
+    assert isinstance(refused, Rejected)
+    assert refused.reason == reason
+
+
+def test_a_group_of_the_other_version_is_of_another_kind(receiver: Receiver) -> None:
+    first = sealed_as(Kind.ROLLOUT, pack_group(group(RIGHT), epoch=1, seq=1, created_ms=0))
+    second = sealed_as(Kind.ROLLOUT_2, pack_dialogues(group(RIGHT), epoch=1, seq=1, created_ms=0))
+    for sealed, turns in ((first, 3), (second, 1)):
+        refused = receiver.take(sealed, turns=turns)
+        assert isinstance(refused, Rejected)
+        assert refused.reason == "kind"
+
+
+def test_a_dialogue_beyond_the_models_positions_is_too_long(tmp_path: Path) -> None:
+    refused = Receiver(tmp_path, talking(12)).take_group(group(RIGHT, NEVER))
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "too_long"
+
+
+def test_all_turns_are_what_a_copy_is_known_by(receiver: Receiver) -> None:
+    assert isinstance(receiver.take_group(group(LATER, NEVER)), VerifiedGroup)
+    other = Identity.from_seed(b"o" * 32)
+    reasons = []
+    for seq, middle in enumerate(("2", "3"), start=1):
+        made = group(LATER, talk("1", middle, "3"))
+        sealed = seal(
+            *(other, SWARM, Kind.ROLLOUT_2),
+            pack_dialogues(made, epoch=1, seq=seq, created_ms=0),
+        )
+        offer = Offer(content_id(sealed), other.peer_id, 1, seq, len(sealed), turns=3)
+        found = asyncio.run(receiver.verifier.verify(offer, sealed, 0))
+        reasons.append(found.reason if isinstance(found, Rejected) else "ok")
+    assert reasons == ["copied", "ok"]
+
+
+def test_after_a_restart_the_replies_are_derived_again(receiver: Receiver) -> None:
+    taken = receiver.take_group(group(LATER, NEVER))
+    assert isinstance(taken, VerifiedGroup)
+    (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
+    assert stored.replies == ()
+    again = asyncio.run(receiver.verifier.replayed(stored))
+    assert again is not None
+    assert (again.replies, again.rewards, again.prompt) == (
+        taken.replies,
+        taken.rewards,
+        taken.prompt,
+    )
+    short = replace(stored, group=group(talk("1"), RIGHT))
+    assert asyncio.run(receiver.verifier.replayed(short)) is None
+    assert stored_group(stored, 1, 1, b"").rewards == taken.rewards
+
+
+@pytest.mark.parametrize(("turns", "reason"), [(2, "elsewhere"), (3, ""), (4, "elsewhere")])
+def test_a_dialogue_of_an_environment_with_other_turns_is_not_pulled(
+    receiver: Receiver, turns: int, reason: str
+) -> None:
+    entry = Announcement(
+        v=1,
+        epoch=1,
+        seq=1,
+        id=b"i" * 34,
+        size=100,
+        environment="more",
+        version=ENVIRONMENT.version,
+        family="one",
+        model=POLICY.model,
+        tokenizer=POLICY.tokenizer,
+        policy_version=0,
+        completions=4,
+        mixed=True,
+    )
+    refused = receiver.verifier.refuse_announced(announced_dialogues(entry, turns))
+    assert (refused.reason if refused else "") == reason
+
+
+def test_stored_dialogues_of_an_environment_that_lost_its_turns_are_left_out(
+    receiver: Receiver,
+) -> None:
+    """Or the batch that they are drawn for, which finds no replies, would end the node."""
+    assert isinstance(receiver.take_group(group(LATER, NEVER)), VerifiedGroup)
+    (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
+    receiver.verifier._dialogues = None
+    assert asyncio.run(receiver.verifier.replayed(stored)) is None
+    answers = replace(stored, group=group(RIGHT, talk("1")))
+    assert asyncio.run(receiver.verifier.replayed(answers)) is answers
