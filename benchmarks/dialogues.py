@@ -94,7 +94,7 @@ class Learner:
         )
 
     async def _replay(self, ref: TaskRef, said: Sequence[Transcript]) -> list[ReplayedDialogue]:
-        return (await self._host.replay(ref, said))[0]
+        return list((await self._host.replay(ref, said)).dialogues)
 
     async def _play(
         self, refs: Sequence[TaskRef], n: int, draw: int
