@@ -13,10 +13,6 @@ from swarm_node.cli.track import figures
 from swarm_node.node.figures.history import HistoryRow, MetricsFile
 from swarm_node.node.home.home import Home
 
-board = pytest.importorskip(
-    "tensorboard.backend.event_processing.event_accumulator", reason="NOT RUN: needs tensorboard"
-)
-
 
 def _write(home: Path, numbers: range) -> None:
     metrics = MetricsFile(Home(home).metrics)
@@ -25,6 +21,10 @@ def _write(home: Path, numbers: range) -> None:
 
 
 def _track(home: Path, into: Path) -> list[tuple[int, float]]:
+    board = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="NOT RUN: needs tensorboard",
+    )
     arguments = ["track", "tensorboard", "--home", str(home), "--into", str(into), "--once"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
