@@ -37,11 +37,7 @@ class StreamProtocol(NamedTuple):
     reply: str
 
 
-_LIST = "epoch counter, since counter, limit 1 to 1,000"
-_LISTED = (
-    "epoch counter, head counter, left-out counter, items (array of at most 1,000 bin, each ≤ 768)"
-)
-_PULLED = "the sealed group itself, without an array around it"
+_AS_BEFORE = "as of version 1"
 _STATEMENT = "a packed statement, or nothing"
 
 PROTOCOLS: Final = (
@@ -51,10 +47,15 @@ PROTOCOLS: Final = (
         "revoked counter, secret counter",
         "the same five fields",
     ),
-    StreamProtocol(LIST, _LIST, _LISTED),
-    StreamProtocol(PULL, "id (bin of 34)", _PULLED),
-    StreamProtocol(LIST_2, _LIST, _LISTED),
-    StreamProtocol(PULL_2, "id (bin of 34)", _PULLED),
+    StreamProtocol(
+        LIST,
+        "epoch counter, since counter, limit 1 to 1,000",
+        "epoch counter, head counter, left-out counter, items (array of at most 1,000 bin, each ≤ "
+        "768)",
+    ),
+    StreamProtocol(PULL, "id (bin of 34)", "the sealed group itself, without an array around it"),
+    StreamProtocol(LIST_2, _AS_BEFORE, _AS_BEFORE),
+    StreamProtocol(PULL_2, _AS_BEFORE, _AS_BEFORE),
     StreamProtocol(PEERS, "limit 1 to 100", "presences (array of at most 100 bin, each ≤ 1,366)"),
     StreamProtocol(REVOKED, _STATEMENT, _STATEMENT),
     StreamProtocol(SECRET, _STATEMENT, _STATEMENT),
