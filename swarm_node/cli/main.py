@@ -39,7 +39,6 @@ from swarm_node.cli.options import (
 from swarm_node.cli.plan import plan
 from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
-from swarm_node.errors import SwarmNodeError
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 if TYPE_CHECKING:
@@ -322,16 +321,7 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
 @app.command(rich_help_panel=_BASIC)
 def stop(home: HomeOption = None) -> None:
     """Stop the running node: it stores a checkpoint and leaves."""
-    from swarm_node.node.control.control import ControlClient
-
-    place = chosen_home(home)
-    client = ControlClient(place.control_file)
-    asyncio.run(client.stop())
-    deadline = time.monotonic() + 60
-    while place.control_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if place.control_file.exists():
-        raise SwarmNodeError(f"the node (process {client.pid()}) is still stopping after 60 s")
+    ask(home, lambda client: client.leave())
     typer.echo("stopped")
 
 

@@ -36,6 +36,7 @@ from swarm_node.errors import (
     ConfigError,
     HomeError,
     NotRunningError,
+    SlowNodeError,
     SwarmNodeError,
     reason_of,
 )
@@ -51,6 +52,9 @@ _MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
+#: A node that stops stores a checkpoint first.
+LEAVE_SECONDS = 60.0
+_LEAVE_POLL_SECONDS = 0.1
 #: Access for Prometheus: the path, the file of its token, and the file with the node's address
 #: (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
@@ -295,6 +299,22 @@ class ControlClient:
         """Ask the node to leave; returns at once."""
         await self._call("POST", "/v1/stop", 10)
 
+    async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Ask the node to leave, and return once it has stored its checkpoint and left.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+            SlowNodeError: it has not left after these `seconds`; it goes on leaving.
+        """
+        await self.stop()
+        deadline = time.monotonic() + seconds
+        while self._file.exists():
+            if time.monotonic() > deadline:
+                raise SlowNodeError(
+                    f"the node (process {self.pid()}) is still stopping after {seconds:g} s"
+                )
+            await asyncio.sleep(_LEAVE_POLL_SECONDS)
+
     def _address(self) -> _Address:
         try:
             with open_regular(self._file) as file:
@@ -315,7 +335,7 @@ class ControlClient:
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(total=patience)) as session,
-                session.request(method, url, headers=headers) as response,
+                session.request(method, url, headers=headers, allow_redirects=False) as response,
             ):
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(_MAX_BODY):
@@ -325,7 +345,8 @@ class ControlClient:
                 if response.status == 401:  # another program took the port of a node that died
                     raise NotRunningError(self._message())
                 if response.status != 200:
-                    text = body[:500].decode("utf-8", "replace")
+                    said = body[:500].decode("utf-8", "replace")
+                    text = "".join(c if c.isprintable() else " " for c in said)
                     raise SwarmNodeError(f"the node answered {response.status}: {text}")
                 return bytes(body)
         except ClientError:
