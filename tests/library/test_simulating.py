@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
         )
 
     result = asyncio.run(notebook())
+    assert structlog.get_config() == before
     options = ["--nodes", "2", "--rounds", "2", "--external", "1", "--seed", "3", "--loss", "0.1"]
     options += ["--delay", "0,1", "--speeds", "0.5,2", "--report", str(tmp_path / "command")]
     sets = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
@@ -50,7 +52,24 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
     assert len(result.rounds.own) == 2
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
     assert lines == ["round 1 of 2", "round 2 of 2"]
-    assert structlog.get_config() == before
+
+
+@pytest.mark.slow(reason="simulates a swarm")
+def test_an_interrupt_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        assert began.wait(120)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("concurrent.futures.Future.result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        swarm_node.simulate(
+            nodes=1, rounds=10_000, settings=SMALL, progress=lambda line: began.set()
+        )
+    (running,) = (each for each in threading.enumerate() if each.name == "swarm_node")
+    running.join(120)
+    assert not running.is_alive()
 
 
 @pytest.mark.parametrize(
