@@ -69,22 +69,29 @@ def simulate(
         "experience.correction": correction,
         **(settings or {}),
     }
-    chosen, steps, left = simulation_settings(seed, flags), 0, threading.Event()
+    found = _run(scenario, flags, progress or (lambda line: None))
+    if report is not None:
+        save_report(found, Path(report))
+    return found
+
+
+def _run(
+    scenario: Scenario, flags: Mapping[str, Any], progress: Callable[[str], object]
+) -> SimulationReport:
+    settings = simulation_settings(scenario.seed, flags)
+    steps, left = 0, threading.Event()
 
     def on_round() -> None:
         nonlocal steps
         steps += 1
         if left.is_set():
             raise _Left
-        if progress is not None and steps % nodes == 0:
-            progress(f"round {steps // nodes} of {rounds}")
+        if steps % scenario.nodes == 0:
+            progress(f"round {steps // scenario.nodes} of {scenario.rounds}")
 
     try:
         with quietly():
-            found = elsewhere(lambda: run(scenario, chosen, on_round))
+            return elsewhere(lambda: run(scenario, settings, on_round))
     except KeyboardInterrupt:
         left.set()
         raise
-    if report is not None:
-        save_report(found, Path(report))
-    return found
