@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -64,7 +65,8 @@ class RunningNode:
 
     NotRunningError: no node runs there any more, or another program has its port.
     HomeError: the file with the node's port cannot be read.
-    SwarmNodeError: the node refused, did not answer in time, or is of another version.
+    SlowNodeError: it did not answer in time.
+    SwarmNodeError: it refused, or is of another version.
     """
 
     def __init__(self, home: Path) -> None:
@@ -148,17 +150,20 @@ class RunningNode:
             raise ConfigError("wait_for takes updates=NUMBER, reward=NUMBER, or both")
         deadline, last = time.monotonic() + timeout, ""
         while True:
-            shot = self.status()
-            line = _course(shot, updates, reward)
-            if progress is not None and line != last:
-                progress(line)
-            last = line
-            if _reached(shot, updates, reward):
-                return shot
+            with suppress(
+                SlowNodeError
+            ):  # a busy machine: this question was too much, not the node
+                shot = self.status()
+                line = _course(shot, updates, reward)
+                if progress is not None and line != last:
+                    progress(line)
+                last = line
+                if _reached(shot, updates, reward):
+                    return shot
             if time.monotonic() >= deadline:
                 raise SlowNodeError(
-                    f"the node in {self.home} did not reach it in {timeout:g} s: {line}; "
-                    "`swarm-node status` says what it does"
+                    f"the node in {self.home} did not reach it in {timeout:g} s: "
+                    f"{last or 'it has not answered'}; `swarm-node status` says what it does"
                 )
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -128,6 +130,27 @@ def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
         asked(tmp_path, lambda node: node.wait_for(reward=0.5, timeout=0.2), snapshot=lambda: shot)
     with pytest.raises(ConfigError, match="updates=NUMBER"):
         asked(tmp_path, lambda node: node.wait_for())
+
+
+def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 1.0)
+    shots = rising()
+    busy = threading.Event()
+
+    def snapshot() -> Snapshot:
+        shot = shots()
+        if shot.updates in (2, 3):
+            busy.set()
+            time.sleep(1.5)
+        return shot
+
+    assert asked(tmp_path, lambda node: node.wait_for(updates=4), snapshot=snapshot).updates >= 4
+    assert busy.is_set()
+    monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 0.1)
+    with pytest.raises(SlowNodeError, match=r"did not answer in 0\.1 s"):
+        asked(tmp_path, lambda node: node.status(), snapshot=lambda: time.sleep(0.5))
 
 
 def test_stopping_waits_until_the_node_has_left(tmp_path: Path) -> None:

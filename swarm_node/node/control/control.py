@@ -52,6 +52,7 @@ _MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
+_PATIENCE = 10.0
 #: A node that stops stores a checkpoint first.
 LEAVE_SECONDS = 60.0
 _LEAVE_POLL_SECONDS = 0.1
@@ -250,7 +251,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
+        return decoded(await self._call("GET", "/v1/status"), Snapshot)
 
     async def history(self, since: float = 0.0) -> HistoryReport:
         """The rows of the node's history after the Unix second `since`.
@@ -258,7 +259,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
+        return decoded(await self._call("GET", f"/v1/history?since={since!r}"), HistoryReport)
 
     async def samples(self) -> SamplesReport:
         """Some answers of the node and its peers.
@@ -266,7 +267,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/samples", 10), SamplesReport)
+        return decoded(await self._call("GET", "/v1/samples"), SamplesReport)
 
     async def network(self) -> NetworkReport:
         """Return how members reach the node now. It asks members, which takes seconds.
@@ -287,17 +288,17 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
             SwarmNodeError: they are refused, and stay as they are.
         """
-        return decoded(await self._call("POST", "/v1/reload", 10), Reloaded)
+        return decoded(await self._call("POST", "/v1/reload"), Reloaded)
 
     async def page(self) -> str:
         """Return a URL that opens the page in a browser; it is valid for one minute and one use."""
         port = self._address().port
-        made = decoded(await self._call("POST", "/v1/key", 10), Key)
+        made = decoded(await self._call("POST", "/v1/key"), Key)
         return f"http://127.0.0.1:{port}/#{made.key}"
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""
-        await self._call("POST", "/v1/stop", 10)
+        await self._call("POST", "/v1/stop")
 
     async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
         """Ask the node to leave, and return once it has stored its checkpoint and left.
@@ -328,8 +329,8 @@ class ControlClient:
     def _message(self) -> str:
         return f"no node is running in {self._file.parent}: start one with `swarm-node join`"
 
-    async def _call(self, method: str, path: str, patience: float) -> bytes:
-        address = self._address()
+    async def _call(self, method: str, path: str, patience: float | None = None) -> bytes:
+        address, patience = self._address(), patience or _PATIENCE
         url = f"http://127.0.0.1:{address.port}{path}"
         headers = {"Authorization": f"Bearer {address.token}"}
         try:
@@ -352,7 +353,7 @@ class ControlClient:
         except ClientError:
             raise NotRunningError(self._message()) from None
         except TimeoutError:
-            raise SwarmNodeError(
+            raise SlowNodeError(
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "
                 f"in {patience:g} s"
             ) from None
