@@ -181,5 +181,5 @@ def _course(shot: Snapshot, updates: int | None, reward: float | None) -> str:
     point = current(shot.evals)
     made = f"{shot.updates} updates" if updates is None else f"{shot.updates} of {updates} updates"
     measured = "not measured yet" if point is None else f"{point.all:.3f}"
-    wanted = "" if reward is None else f" of {reward:g}"
+    wanted = "" if reward is None else f", wanted {reward:g}"
     return f"{made}, reward on unseen texts {measured}{wanted}"

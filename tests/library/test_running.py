@@ -118,15 +118,20 @@ def test_waiting_returns_the_status_that_reaches_both(
     )
     assert shot.updates == 6
     assert lines == [
-        "2 of 4 updates, reward on unseen texts not measured yet of 0.6",
-        *(f"{n} of 4 updates, reward on unseen texts {n / 10:.3f} of 0.6" for n in (3, 4, 5, 6)),
+        "2 of 4 updates, reward on unseen texts not measured yet, wanted 0.6",
+        *(
+            f"{n} of 4 updates, reward on unseen texts {n / 10:.3f}, wanted 0.6"
+            for n in (3, 4, 5, 6)
+        ),
     ]
 
 
 def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
     old = EvalPoint(1.0, 3, 0.9, 0.9, None, {}, split=0)  # of texts that occur in training
     shot = quiet_snapshot(evals=[old])
-    with pytest.raises(SlowNodeError, match=r"in 0.2 s: 3 updates, .* not measured yet of 0.5; "):
+    with pytest.raises(
+        SlowNodeError, match=r"in 0.2 s: 3 updates, .* not measured yet, wanted 0.5; "
+    ):
         asked(tmp_path, lambda node: node.wait_for(reward=0.5, timeout=0.2), snapshot=lambda: shot)
     with pytest.raises(ConfigError, match="updates=NUMBER"):
         asked(tmp_path, lambda node: node.wait_for())
