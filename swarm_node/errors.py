@@ -8,6 +8,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
+├── SlowNodeError            a running node did not answer, or get anywhere, in time
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
 │   ├── OversizeError        a message over its limit
 │   ├── SlowStartError       the network daemon did not start in time
@@ -74,6 +75,10 @@ class TicketExpiredError(TicketError):
 
 class NotRunningError(SwarmNodeError):
     """No running node answers for this home."""
+
+
+class SlowNodeError(SwarmNodeError):
+    """A node runs, and did not answer or reach in time what a program waited for."""
 
 
 class TransportError(SwarmNodeError):

@@ -33,6 +33,7 @@ HEAVY = (
 LIGHT = (
     "swarm_node.cli.main",
     "swarm_node.cli.views",
+    "swarm_node.library.starting",
     "swarm_node.config",
     "swarm_node.environments.host",
     "swarm_node.node.control.control",
@@ -81,6 +82,7 @@ PLANTED = {
     "node/figures/history.py": "swarm_node.node.home.home",
     "node/control/metrics.py": "swarm_node.node.preflight.fit",
     "node/newcomer.py": "swarm_node.errors",
+    "simulation/report.py": "swarm_node.library.history",
 }
 
 

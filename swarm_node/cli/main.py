@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,6 @@ from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.config import config_app
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.env import env_app
-from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
@@ -39,7 +38,6 @@ from swarm_node.cli.options import (
 from swarm_node.cli.plan import plan
 from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
-from swarm_node.errors import SwarmNodeError
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 if TYPE_CHECKING:
@@ -322,16 +320,7 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
 @app.command(rich_help_panel=_BASIC)
 def stop(home: HomeOption = None) -> None:
     """Stop the running node: it stores a checkpoint and leaves."""
-    from swarm_node.node.control.control import ControlClient
-
-    place = chosen_home(home)
-    client = ControlClient(place.control_file)
-    asyncio.run(client.stop())
-    deadline = time.monotonic() + 60
-    while place.control_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if place.control_file.exists():
-        raise SwarmNodeError(f"the node (process {client.pid()}) is still stopping after 60 s")
+    ask(home, lambda client: client.leave())
     typer.echo("stopped")
 
 
@@ -375,8 +364,44 @@ def build_tiny(
     )
 
 
+@app.command(rich_help_panel="Model")
+def export(
+    directory: Annotated[Path, typer.Argument(help="Where to write; must be new or empty.")],
+    form: Annotated[
+        Literal["hf", "peft"],
+        typer.Option("--format", help="The whole model, or the LoRA adapter alone."),
+    ] = "hf",
+    push: Annotated[
+        str | None, typer.Option(help="Also upload to OWNER/NAME of the Hugging Face hub.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base model's public name, such as Qwen/Qwen2.5-0.5B-Instruct."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Export the newest checkpoint as a directory that transformers or peft loads.
+
+    The node may be running. A new repository of --push is private.
+    """
+    from swarm_node.library.exporting import export as export_newest
+    from swarm_node.policy.training.export import check_hub, check_target
+    from swarm_node.policy.training.export import push as upload
+
+    check_target(directory)
+    if push is not None:
+        check_hub(push)
+    version = export_newest(directory, form, home=home, base=base, model=model, config=config)
+    typer.echo(f"wrote policy version {version} to {directory}")
+    if push is not None:
+        typer.echo(f"pushed to {upload(directory, push)}")
+
+
 # In this order the panels of --help: Basic, Network, Model, Experiments.
-app.command(rich_help_panel="Model")(export)
 app.command(rich_help_panel="Model")(plan)
 app.add_typer(model_app, name="model", rich_help_panel="Model")
 app.add_typer(env_app, name="env", rich_help_panel="Model")

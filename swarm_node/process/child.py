@@ -6,10 +6,8 @@ import asyncio
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,8 +23,8 @@ from swarm_node.process.frames import (
     read_head,
     take_frame,
 )
+from swarm_node.process.leader import led
 
-_LEADER = str(Path(__file__).with_name("leader.py"))
 #: A child that dies closes its pipe a moment before or after its exit code is known.
 _LAST_SECONDS = 1.0
 _BROKE = "it broke the protocol"
@@ -94,10 +92,7 @@ class Child:
         inherited = {name: text for name, text in os.environ.items() if self._inherit(name)}
         _, self._wire = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Wire(self.name),
-            sys.executable,
-            *("-I", "-S", _LEADER, str(os.getpid())),
-            *self._launch(),
-            *arguments,
+            *led(*self._launch(), *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=None,

@@ -22,6 +22,11 @@ LEADER = "SWARM_CHILD_LEADER"
 _PR_SET_PDEATHSIG = 1
 
 
+def led(*arguments: str) -> list[str]:
+    """Return the command of a child of this process: the interpreter's `arguments`, tied to it."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *arguments]
+
+
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent, the process `parent`, dies; end it now if
     that has happened. Ignore Ctrl-C, which is for the node. A fork inherits only the last."""

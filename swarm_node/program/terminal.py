@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import typer
 from typer.core import TyperGroup
 
-from swarm_node import __version__
 from swarm_node.errors import ConfigError, SwarmNodeError
+from swarm_node.version import __version__
 
 DAY = 86_400
 _UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from swarm_node.errors import SwarmNodeError, reason_of
+from swarm_node.errors import SwarmNodeError, extra_of, reason_of
 from swarm_node.node.figures.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
 #: Number of a node's last own groups that show its answers at the end.
 LAST_GROUPS = 40
+_DPI, _INCHES = 120, (12.0, 3.6)
 
 
 class HeldOut(msgspec.Struct, frozen=True):
@@ -132,6 +135,14 @@ class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
     newcomer: LateNode | None = None
     seen: HeldOut | None = None
 
+    def plot(self) -> Drawing:
+        """Draw the curves; a notebook shows them.
+
+        Raises:
+            SwarmNodeError: matplotlib is not installed.
+        """
+        return drawing(_INCHES, lambda figure: draw_learning(self, figure))
+
 
 def make_report(
     settings: dict[str, Any],
@@ -187,7 +198,7 @@ def save_report(report: SimulationReport, directory: Path) -> list[Path]:
     """
     path = save_json(report, directory)
     picture = directory / "learning.png"
-    return [path, *save_picture(picture, (12, 3.6), lambda figure: draw_learning(report, figure))]
+    return [path, *save_picture(picture, _INCHES, lambda figure: draw_learning(report, figure))]
 
 
 def save_json(report: Any, directory: Path) -> Path:
@@ -209,6 +220,45 @@ def save_json(report: Any, directory: Path) -> Path:
     return path
 
 
+class Drawing:
+    """A picture of curves as PNG, which a notebook shows."""
+
+    def __init__(self, png: bytes) -> None:
+        self._png = png
+
+    def _repr_png_(self) -> bytes:
+        return self._png
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file.
+
+        Raises:
+            SwarmNodeError: the file cannot be written.
+        """
+        path = Path(path)
+        try:
+            path.write_bytes(self._png)
+        except OSError as error:
+            raise SwarmNodeError(f"cannot write {path}: {reason_of(error)}") from error
+        return path
+
+
+def drawing(size: tuple[float, float], draw: Callable[[Any], None]) -> Drawing:
+    """Let `draw` fill a figure of `size` inches.
+
+    Raises:
+        SwarmNodeError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SwarmNodeError(f"a picture needs matplotlib: run {extra_of('plot')}") from error
+    figure, png = Figure(figsize=size, layout="constrained"), BytesIO()
+    draw(figure)
+    figure.savefig(png, dpi=_DPI)
+    return Drawing(png.getvalue())
+
+
 def save_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> list[Path]:
     """Let `draw` fill a figure of `size` inches, and write it to `path`.
 
@@ -217,16 +267,9 @@ def save_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], No
     Raises:
         SwarmNodeError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    if find_spec("matplotlib") is None:
         return []
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure)
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise SwarmNodeError(f"cannot write {path}: {reason_of(error)}") from error
+    drawing(size, draw).save(path)
     return [path]
 
 

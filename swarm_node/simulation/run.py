@@ -74,6 +74,17 @@ def quiet() -> None:
 
 
 @contextmanager
+def quietly() -> Iterator[None]:
+    """Be quiet in the block. A program that simulates may log by structlog too."""
+    before = structlog.get_config()
+    quiet()
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on stderr over `total` steps; yields a function that advances it by one."""
     quiet()

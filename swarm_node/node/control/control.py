@@ -36,6 +36,7 @@ from swarm_node.errors import (
     ConfigError,
     HomeError,
     NotRunningError,
+    SlowNodeError,
     SwarmNodeError,
     reason_of,
 )
@@ -51,6 +52,10 @@ _MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
+_PATIENCE = 10.0
+#: A node that stops stores a checkpoint first.
+LEAVE_SECONDS = 60.0
+_LEAVE_POLL_SECONDS = 0.1
 #: Access for Prometheus: the path, the file of its token, and the file with the node's address
 #: (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
@@ -246,7 +251,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
+        return decoded(await self._call("GET", "/v1/status"), Snapshot)
 
     async def history(self, since: float = 0.0) -> HistoryReport:
         """The rows of the node's history after the Unix second `since`.
@@ -254,7 +259,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
+        return decoded(await self._call("GET", f"/v1/history?since={since!r}"), HistoryReport)
 
     async def samples(self) -> SamplesReport:
         """Some answers of the node and its peers.
@@ -262,7 +267,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/samples", 10), SamplesReport)
+        return decoded(await self._call("GET", "/v1/samples"), SamplesReport)
 
     async def network(self) -> NetworkReport:
         """Return how members reach the node now. It asks members, which takes seconds.
@@ -283,17 +288,33 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
             SwarmNodeError: they are refused, and stay as they are.
         """
-        return decoded(await self._call("POST", "/v1/reload", 10), Reloaded)
+        return decoded(await self._call("POST", "/v1/reload"), Reloaded)
 
     async def page(self) -> str:
         """Return a URL that opens the page in a browser; it is valid for one minute and one use."""
         port = self._address().port
-        made = decoded(await self._call("POST", "/v1/key", 10), Key)
+        made = decoded(await self._call("POST", "/v1/key"), Key)
         return f"http://127.0.0.1:{port}/#{made.key}"
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""
-        await self._call("POST", "/v1/stop", 10)
+        await self._call("POST", "/v1/stop")
+
+    async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Ask the node to leave, and return once it has stored its checkpoint and left.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+            SlowNodeError: it has not left after these `seconds`; it goes on leaving.
+        """
+        await self.stop()
+        deadline = time.monotonic() + seconds
+        while self._file.exists():
+            if time.monotonic() > deadline:
+                raise SlowNodeError(
+                    f"the node (process {self.pid()}) is still stopping after {seconds:g} s"
+                )
+            await asyncio.sleep(_LEAVE_POLL_SECONDS)
 
     def _address(self) -> _Address:
         try:
@@ -308,14 +329,14 @@ class ControlClient:
     def _message(self) -> str:
         return f"no node is running in {self._file.parent}: start one with `swarm-node join`"
 
-    async def _call(self, method: str, path: str, patience: float) -> bytes:
-        address = self._address()
+    async def _call(self, method: str, path: str, patience: float | None = None) -> bytes:
+        address, patience = self._address(), patience or _PATIENCE
         url = f"http://127.0.0.1:{address.port}{path}"
         headers = {"Authorization": f"Bearer {address.token}"}
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(total=patience)) as session,
-                session.request(method, url, headers=headers) as response,
+                session.request(method, url, headers=headers, allow_redirects=False) as response,
             ):
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(_MAX_BODY):
@@ -325,13 +346,14 @@ class ControlClient:
                 if response.status == 401:  # another program took the port of a node that died
                     raise NotRunningError(self._message())
                 if response.status != 200:
-                    text = body[:500].decode("utf-8", "replace")
+                    said = body[:500].decode("utf-8", "replace")
+                    text = "".join(c if c.isprintable() else " " for c in said)
                     raise SwarmNodeError(f"the node answered {response.status}: {text}")
                 return bytes(body)
         except ClientError:
             raise NotRunningError(self._message()) from None
         except TimeoutError:
-            raise SwarmNodeError(
+            raise SlowNodeError(
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "
                 f"in {patience:g} s"
             ) from None

@@ -11,10 +11,10 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from swarm_node import __version__
 from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.history import COUNTERS, GAUGES
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Snapshot
+from swarm_node.version import __version__
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 

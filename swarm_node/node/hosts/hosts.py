@@ -20,10 +20,10 @@ import msgspec
 import psutil
 import structlog
 
-from swarm_node import __version__
 from swarm_node.errors import ChildError, ConfigError, words_of
 from swarm_node.policy.training.launching import Rendezvous
 from swarm_node.process.frames import HEAD, framed, read_head
+from swarm_node.version import __version__
 
 _MOST_BYTES = 4096
 _NONCE_BYTES = 32

@@ -20,7 +20,6 @@ import msgpack
 import structlog
 from msgspec.structs import replace
 
-from swarm_node import __version__
 from swarm_node.errors import CoordinatorError, Rejected
 from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
@@ -45,6 +44,7 @@ from swarm_node.p2p.peers.conduct import LEAST_HINT
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import public_key_of
 from swarm_node.p2p.wire.wire import pack
+from swarm_node.version import __version__
 
 #: Seconds between two rounds, give or take a fifth: at first, and at most. The pause grows slowly
 #: while few peers are known or the coordinator does not answer. A coordinator that comes back has

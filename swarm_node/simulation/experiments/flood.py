@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-import swarm_node
 from swarm_node.simulation.experiments.estimates import declared_seeds, estimate, paired
 from swarm_node.simulation.experiments.frontier_raw import (
     Raw,
@@ -65,7 +64,7 @@ class Flood:
             SwarmNodeError: a file cannot be written.
         """
         quiet()
-        commit = commit_of(Path(swarm_node.__file__).parent)
+        commit = commit_of(Path(__file__).parents[2])
         for key in self.places():
             path = self.raw / key.file
             with claimed(path) as mine:

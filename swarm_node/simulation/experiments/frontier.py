@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import swarm_node
 from swarm_node.errors import ConfigError, SwarmNodeError
 from swarm_node.process import die_with_parent
 from swarm_node.simulation.experiments.estimates import declared_seeds
@@ -169,7 +168,7 @@ class Frontier:
     def _work(self) -> None:
         quiet()
         choices = read_choices(self.raw)
-        commit = commit_of(Path(swarm_node.__file__).parent)
+        commit = commit_of(Path(__file__).parents[2])
         for place, rival in self.places():
             path = self.raw / place.file
             choice = choices.get(place.regime)

@@ -1,16 +1,20 @@
-"""`swarm-node export`: writes a home's newest checkpoint in the file formats of transformers and
-peft. Cheap to import, so that `--help` is quick."""
+"""The newest checkpoint of a home, in the file formats of transformers and peft."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import typer
+import msgspec
 
-from swarm_node.cli.options import ConfigOption, HomeOption
+from swarm_node.config import load_settings
+from swarm_node.node.figures.curve import OLD_GROUND, parted
+from swarm_node.node.figures.snapshot import Saved
+from swarm_node.node.home.home import Home
+from swarm_node.policy.models.model import SHIPPED, resolve
+from swarm_node.policy.training.export import Format, check_target, newest_state, write_export
 
 #: Settings that the model card lists, with their names among the trainer's settings.
 _TOLD = {
@@ -23,51 +27,31 @@ _TOLD = {
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(help="Where to write; must be new or empty.")],
-    form: Annotated[
-        Literal["hf", "peft"],
-        typer.Option("--format", help="The whole model, or the LoRA adapter alone."),
-    ] = "hf",
-    push: Annotated[
-        str | None, typer.Option(help="Also upload to OWNER/NAME of the Hugging Face hub.")
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="The base model's public name, such as Qwen/Qwen2.5-0.5B-Instruct."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")
-    ] = None,
-    home: HomeOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Export the newest checkpoint as a directory that transformers or peft loads.
+    directory: Path,
+    form: Format = "hf",
+    *,
+    home: Path | None = None,
+    base: str | None = None,
+    model: str | None = None,
+    config: Path | None = None,
+) -> int:
+    """Write the newest checkpoint of `home` to a new or empty `directory`, and return its policy
+    version. `base` is the base model's public name, `model` the base that this home trains, by
+    default as it remembers. The node may be running.
 
-    The node may be running. A new repository of --push is private.
+    Raises:
+        CheckpointError: there is none, or it was made from another model.
+        ModelError: the directory is not empty or cannot be written.
+        ConfigError: a setting is unknown or impossible.
     """
-    from swarm_node.config import load_settings
-    from swarm_node.node.home.home import Home
-    from swarm_node.policy.models.model import SHIPPED, resolve
-    from swarm_node.policy.training.export import (
-        check_hub,
-        check_target,
-        newest_state,
-        write_export,
-    )
-    from swarm_node.policy.training.export import push as upload
-
     settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
     check_target(directory)
-    if push is not None:
-        check_hub(push)
     model_dir = resolve(settings.model)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
     named = base or (settings.model if settings.model in SHIPPED else str(model_dir))
     card = model_card(form, named, base, state.version, state.model, state.settings, state.extra)
     write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
-    typer.echo(f"wrote policy version {state.version} to {directory}")
-    if push is not None:
-        typer.echo(f"pushed to {upload(directory, push)}")
+    return state.version
 
 
 def model_card(
@@ -124,11 +108,6 @@ def model_card(
 
 
 def _progress(extra: Mapping[str, Any]) -> list[str]:
-    import msgspec
-
-    from swarm_node.node.figures.curve import OLD_GROUND, parted
-    from swarm_node.node.figures.snapshot import Saved
-
     try:
         saved = Saved.read(extra)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none

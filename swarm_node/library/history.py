@@ -1,0 +1,105 @@
+"""The history of a node as records, as a data frame and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, overload
+
+import msgspec
+
+from swarm_node.errors import SwarmNodeError, extra_of
+from swarm_node.node.figures.history import HistoryRow
+from swarm_node.simulation.report import Drawing, drawing
+
+
+class NodeHistory(Sequence[HistoryRow]):
+    """Rows of a node's history, the oldest first. The fields of a row are those of `metrics.jsonl`
+    and of `GET /v1/history`."""
+
+    def __init__(self, rows: Sequence[HistoryRow]) -> None:
+        self._rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> HistoryRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> NodeHistory: ...
+    def __getitem__(self, index: int | slice) -> HistoryRow | NodeHistory:
+        found = self._rows[index]
+        return NodeHistory(found) if isinstance(found, tuple) else found
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[HistoryRow]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<NodeHistory of {len(self)} rows>"
+
+    def curve(self, family: str | None = None) -> list[tuple[float, float]]:
+        """Return pairs of seconds since the first row and reward on unseen texts (pass@1): of one
+        `family`, or the mean over all. Only the newest split has points, because rewards of two
+        splits do not compare."""
+        measured = [row for row in self._rows if row.pass_1]
+        split = measured[-1].split if measured else None
+        return [
+            (row.time - self._rows[0].time, reward)
+            for row in measured
+            if row.split == split and (reward := _reward(row.pass_1 or {}, family)) is not None
+        ]
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a line for each row. Its index is the time (UTC), its
+        columns are the other fields; rewards by family are columns such as `pass_1.sorting`.
+
+        Raises:
+            SwarmNodeError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise SwarmNodeError(f"to_pandas needs pandas: run {extra_of('pandas')}") from error
+        names = [name for name in HistoryRow.__struct_fields__ if name not in _BY_FAMILY]
+        frame = pandas.DataFrame([_flat(row) for row in self._rows])
+        known = [name for name in frame.columns if name not in names]
+        frame = frame.reindex(columns=[*names, *sorted(known)])
+        frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
+        return frame.set_index("time")
+
+    def plot(self) -> Drawing:
+        """Draw the curve; a notebook shows it.
+
+        Raises:
+            SwarmNodeError: matplotlib is not installed.
+        """
+        return drawing((7, 3.6), self._draw)
+
+    def _draw(self, figure: Any) -> None:
+        panel = figure.subplots()
+        if curve := self.curve():
+            panel.plot(*zip(*curve, strict=True), marker=".", label="unseen texts")
+        first = self._rows[0].time if self._rows else 0.0
+        if seen := [(r.time - first, r.seen_1) for r in self._rows if r.seen_1 is not None]:
+            panel.plot(*zip(*seen, strict=True), color="grey", linewidth=0.8, label="seen texts")
+        panel.set(xlabel="seconds", ylabel="reward (pass@1)", ylim=(0, 1))
+        panel.grid(alpha=0.3)
+        if curve or seen:
+            panel.legend()
+
+
+#: Fields of a row with a value for each family.
+_BY_FAMILY = ("pass_1", "pass_k")
+
+
+def _reward(rewards: Mapping[str, float], family: str | None) -> float | None:
+    return fmean(rewards.values()) if family is None else rewards.get(family)
+
+
+def _flat(row: HistoryRow) -> dict[str, Any]:
+    """A row with a field for each family in the place of a mapping."""
+    fields = msgspec.structs.asdict(row)
+    for name in _BY_FAMILY:
+        rewards = fields.pop(name) or {}
+        fields |= {f"{name}.{family}": reward for family, reward in rewards.items()}
+    return fields

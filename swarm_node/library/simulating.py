@@ -1,0 +1,97 @@
+"""The simulator for a program: `simulate`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm_node.library.running import elsewhere
+from swarm_node.simulation.report import SimulationReport, save_report
+from swarm_node.simulation.run import quietly, simulation_settings
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate as run
+
+
+class _Left(BaseException):
+    """The caller was interrupted. Nothing in a simulation may take this for a fault."""
+
+
+def simulate(
+    *,
+    nodes: int = 8,
+    local: int | None = None,
+    external: int | str | None = None,
+    rounds: int = 60,
+    seed: int = 0,
+    report: str | Path | None = None,
+    specialised: int = 0,
+    model: str | Sequence[str] = "tiny",
+    delay: tuple[float, float] = (0.0, 0.0),
+    loss: float = 0.0,
+    speeds: tuple[float, float] = (1.0, 1.0),
+    correction: str | None = None,
+    eval_rounds: int = 10,
+    settings: Mapping[str, Any] | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> SimulationReport:
+    """Run a whole swarm in this process, as `swarm-node simulate` does with the same options, and
+    return its result. The same arguments give the same `hash`.
+
+    `local` and `external` are own and peers' groups per update (I and J, which may be "auto"),
+    `rounds` the updates of each node, `specialised` the families that each samples (0: all).
+    `model` is "tiny" or a directory; several are dealt to the nodes. `delay` is a range of virtual
+    seconds, `loss` the share of messages that are lost, `speeds` the range of the nodes' speeds,
+    and `correction` that of peers' groups. `settings` are keys of `swarm-node config`; no file and
+    no variable is read. `report` is a directory for report.json and learning.png. `progress`, such
+    as `print`, is called with a line after each round.
+
+    Raises:
+        ConfigError: a value is impossible.
+        ModelError: there is no such model.
+        SwarmNodeError: it cannot run, or the report cannot be written.
+    """
+    scenario = Scenario(
+        nodes=nodes,
+        rounds=rounds,
+        seed=seed,
+        specialised=specialised,
+        delay=delay,
+        loss=loss,
+        speeds=speeds,
+        eval_rounds=eval_rounds,
+        models=(model,) if isinstance(model, str) else tuple(model),
+    )
+    flags = {
+        "experience.own": local,
+        "experience.external": external,
+        "experience.correction": correction,
+        **(settings or {}),
+    }
+    found = _run(scenario, flags, progress or (lambda line: None))
+    if report is not None:
+        save_report(found, Path(report))
+    return found
+
+
+def _run(
+    scenario: Scenario, flags: Mapping[str, Any], progress: Callable[[str], object]
+) -> SimulationReport:
+    settings = simulation_settings(scenario.seed, flags)
+    steps, left = 0, threading.Event()
+
+    def on_round() -> None:
+        nonlocal steps
+        steps += 1
+        if left.is_set():
+            raise _Left
+        if steps % scenario.nodes == 0:
+            progress(f"round {steps // scenario.nodes} of {scenario.rounds}")
+
+    try:
+        with quietly():
+            return elsewhere(lambda: run(scenario, settings, on_round))
+    except KeyboardInterrupt:
+        left.set()
+        raise

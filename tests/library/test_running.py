@@ -1,0 +1,263 @@
+"""A running node as an object, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import history_row, quiet_snapshot
+from control_servers import serving
+from typer.testing import CliRunner
+
+import swarm_node
+from swarm_node.cli.main import app
+from swarm_node.errors import ConfigError, HomeError, NotRunningError, SlowNodeError, SwarmNodeError
+from swarm_node.library.running import RunningNode, connect
+from swarm_node.node.figures.history import HistoryReport, Ring
+from swarm_node.node.figures.samples import SampleRow
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Snapshot
+
+POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split=1)
+PEER = PeerRow("12D3KooWpeer", 7, 1.0, 5, 4, 0, [], name="alice")
+SAMPLE = SampleRow("gcd", "gcd of 4 and 6?", "2", 1.0, 3)
+ROWS = [history_row(10.0), history_row(12.0, pass_1={"gcd": 0.5}, split=1)]
+
+
+async def evaluate() -> EvalPoint:
+    return POINT
+
+
+def asked(home: Path, question: Callable[[RunningNode], Any], **changes: Any) -> Any:
+    """The answer to a question that is asked while an event loop runs in the asker's thread, as in
+    a notebook. The node has a loop in another thread."""
+    answers: list[Any] = []
+
+    async def node() -> None:
+        async with serving(home, **changes):
+            await asyncio.to_thread(lambda: asyncio.run(asker()))
+
+    async def asker() -> None:
+        answers.append(question(connect(home)))
+
+    asyncio.run(node())
+    return answers[0]
+
+
+def test_a_running_node_answers_with_records(tmp_path: Path) -> None:
+    shot = quiet_snapshot(peers=[PEER], evals=[POINT])
+    changes: dict[str, Any] = {
+        "snapshot": lambda: shot,
+        "history": lambda since: HistoryReport(1, Ring(ROWS).since(since)),
+        "samples": lambda: [SAMPLE],
+        "evaluate": evaluate,
+    }
+
+    def everything(node: RunningNode) -> None:
+        assert node.status() == shot
+        assert node.peers() == [PEER]
+        assert node.samples() == [SAMPLE]
+        assert node.evaluate() == POINT
+        assert list(node.history()) == ROWS
+        assert list(node.history(since=10.0)) == ROWS[1:]
+        assert str(tmp_path) in repr(node)
+
+    asked(tmp_path, everything, **changes)
+
+
+def test_the_home_is_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NODE_HOME", str(tmp_path / "named"))
+    with pytest.raises(NotRunningError, match=f"{tmp_path}/named"):
+        swarm_node.connect()
+    monkeypatch.delenv("SWARM_NODE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    with pytest.raises(NotRunningError, match=f"{tmp_path}/.local/share/swarm-node:"):
+        swarm_node.connect()
+    with pytest.raises(NotRunningError, match=f"{tmp_path}/other:"):
+        swarm_node.connect("~/other")
+
+
+def test_an_error_has_the_sentence_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(NotRunningError) as caught:
+        connect(tmp_path)
+    done = CliRunner().invoke(app, ["status", "--home", str(tmp_path)])
+    assert " ".join(done.stderr.split()) == f"swarm-node: {caught.value}"
+    (tmp_path / "control.json").write_text("{")
+    with pytest.raises(HomeError, match=r"control\.json"):
+        connect(tmp_path)
+
+
+def rising() -> Callable[[], Snapshot]:
+    """A node with one more update at each question, and a better reward from the third on."""
+    asks = iter(range(1, 10_000))
+
+    def snapshot() -> Snapshot:
+        updates = next(asks)
+        point = EvalPoint(1.0, updates, 0.1 * updates, 0.5, None, {}, split=1)
+        return quiet_snapshot(updates=updates, evals=[point] if updates > 2 else [])
+
+    return snapshot
+
+
+def test_waiting_returns_the_status_that_reaches_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.library.running._POLL_SECONDS", 0.0)
+    lines: list[str] = []
+    shot = asked(
+        tmp_path,
+        lambda node: node.wait_for(updates=4, reward=0.6, progress=lines.append),
+        snapshot=rising(),
+    )
+    assert shot.updates == 6
+    assert lines == [
+        "2 of 4 updates, reward on unseen texts not measured yet, wanted 0.6",
+        *(
+            f"{n} of 4 updates, reward on unseen texts {n / 10:.3f}, wanted 0.6"
+            for n in (3, 4, 5, 6)
+        ),
+    ]
+
+
+def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
+    old = EvalPoint(1.0, 3, 0.9, 0.9, None, {}, split=0)  # of texts that occur in training
+    shot = quiet_snapshot(evals=[old])
+    with pytest.raises(
+        SlowNodeError, match=r"in 0.2 s: 3 updates, .* not measured yet, wanted 0.5; "
+    ):
+        asked(tmp_path, lambda node: node.wait_for(reward=0.5, timeout=0.2), snapshot=lambda: shot)
+    with pytest.raises(ConfigError, match="updates=NUMBER"):
+        asked(tmp_path, lambda node: node.wait_for())
+
+
+def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 1.0)
+    shots = rising()
+    busy = threading.Event()
+
+    def snapshot() -> Snapshot:
+        shot = shots()
+        if shot.updates in (2, 3):
+            busy.set()
+            time.sleep(1.5)
+        return shot
+
+    assert asked(tmp_path, lambda node: node.wait_for(updates=4), snapshot=snapshot).updates >= 4
+    assert busy.is_set()
+    monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 0.1)
+    with pytest.raises(SlowNodeError, match=r"did not answer in 0\.1 s"):
+        asked(tmp_path, lambda node: node.status(), snapshot=lambda: time.sleep(0.5))
+
+
+def test_stopping_waits_until_the_node_has_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        leaving = asyncio.Event()
+        async with serving(tmp_path, stop=leaving.set):
+            node = await asyncio.to_thread(connect, tmp_path)
+            with pytest.raises(SlowNodeError, match=r"process \d+\) is still stopping after 0.2 s"):
+                await asyncio.to_thread(node.stop, 0.2)
+            assert leaving.is_set()
+            stopping = asyncio.create_task(asyncio.to_thread(node.stop))
+            leaving.clear()
+            await leaving.wait()
+            assert not stopping.done()
+        await stopping
+
+    asyncio.run(main())
+
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@asynccontextmanager
+async def answering(home: Path, reply: bytes) -> Any:
+    """A program that took the port of a node that died, and gives this reply to everything."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        try:
+            writer.write(reply)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except ConnectionError:  # the asker had enough
+            return
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    (home / "control.json").write_text(json.dumps({"port": port, "token": "t", "pid": 1}))
+    async with server:
+        yield
+
+
+def body(text: bytes, head: bytes = GOOD) -> bytes:
+    return head + b"Content-Length: %d\r\n\r\n" % len(text) + text
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "words"),
+    [
+        (body(b" " * (17 << 20)), NotRunningError, "no node is running in"),
+        (body(b"<html>hello</html>"), SwarmNodeError, "not what a program of this version says"),
+        (body(b"\xff\xfe"), SwarmNodeError, "not what a program of this version says"),
+        (body(b"[" * 100_000), SwarmNodeError, "not what a program of this version says"),
+        (body(b'{"schema": "one"}'), SwarmNodeError, r"Expected `int`, got `str`.*restart it"),
+        (body(b'{"schema": 1}'), SwarmNodeError, r"missing required field `peer_id`"),
+        (body(b"null"), SwarmNodeError, "Expected `object`, got `null`"),
+        (GOOD + b"Content-Length: 99\r\n\r\n{", NotRunningError, "no node is running in"),
+        (
+            GOOD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+            NotRunningError,
+            "no node",
+        ),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", NotRunningError, "no node is running in"),
+        (b"", NotRunningError, "no node is running in"),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+            SwarmNodeError,
+            "the node answered 302",
+        ),
+        (
+            body(b"\x1b[31mred\x07 alert", b"HTTP/1.1 500 Oh\r\n"),
+            SwarmNodeError,
+            r"the node answered 500:  \[31mred  alert$",
+        ),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, bytes) else None,
+)
+def test_a_strange_answer_is_a_clear_error(
+    tmp_path: Path, reply: bytes, kind: type[SwarmNodeError], words: str
+) -> None:
+    async def main() -> None:
+        async with answering(tmp_path, reply):
+            with pytest.raises(SwarmNodeError, match=words) as caught:
+                await asyncio.to_thread(connect, tmp_path)
+            assert type(caught.value) is kind
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Waiting for another thread is interrupted, as by a notebook's button."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.Future.result", interrupt)
+        yield
+
+
+def test_an_interrupt_does_not_wait_for_the_answer(tmp_path: Path, interrupted: None) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        connect(tmp_path)

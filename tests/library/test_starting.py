@@ -1,0 +1,108 @@
+"""A node in a child process that does not run yet. tests/integration has one that does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+import swarm_node
+from swarm_node.cli.main import app
+from swarm_node.config import load_settings, parse_assignments
+from swarm_node.errors import ChildError, ConfigError, SlowNodeError
+from swarm_node.library.starting import _toml
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"experience.own": -1}, r"experience\.own"),
+        ({"experience.owm": 4}, r"experience\.owm: .*did you mean experience\.own"),
+        ({"experience.own": {1, 2}}, r"experience\.own: \{1, 2\} is no value of a setting"),
+        ({"experience.own": None}, r"experience\.own: None is no value of a setting"),
+        ({"ticket": "secret"}, "ticket is an argument of start"),
+        ({"home": "/tmp"}, "home is an argument of start"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name_before_a_process_starts(
+    settings: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", None)
+    with pytest.raises(ConfigError, match=words):
+        swarm_node.start(settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("experience.own", 6),
+        ("training.learning_rate", 6e-05),
+        ("verbose", True),
+        ("model", 'a "quoted" \\ näme\n'),
+        ("environment.families", ["sorting", "reversal"]),
+        ("environment.options", {"preset": "short", "weights": {"a": 1}}),
+        ("environment.options.path", "5"),
+    ],
+)
+def test_a_setting_reaches_the_command_line_as_it_is(key: str, value: object) -> None:
+    assert parse_assignments([f"{key}={_toml(key, value)}"]) == {key: value}
+    load_settings({key: value}, environ={})
+
+
+def test_a_path_is_a_text() -> None:
+    assert parse_assignments([f"model={_toml('model', Path('/models/one'))}"]) == {
+        "model": "/models/one"
+    }
+
+
+@pytest.mark.slow(reason="a process of its own imports torch")
+def test_a_start_that_fails_says_what_the_command_line_says(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "node.key").write_bytes(b"damaged")
+    home = str(tmp_path / "taken")
+    with pytest.raises(ChildError) as caught:
+        swarm_node.start(home=home, ticket="no ticket")
+    first, *_, last = str(caught.value).splitlines()
+    assert first == "the node ended with exit code 1:"
+    done = CliRunner().invoke(app, ["join", "--home", home, "--ticket", "no ticket"])
+    assert last == done.stderr.splitlines()[-1]
+    assert last.startswith("swarm-node: ")
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.slow(reason="a process of its own imports torch")
+def test_a_start_that_takes_too_long_ends_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SlowNodeError, match=r"the node does not run after 0\.1 s"):
+        swarm_node.start(timeout=0.1)
+    assert list(tmp_path.iterdir()) == []
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.slow(reason="processes of their own import torch")
+def test_a_node_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import swarm_node\n"
+        "from swarm_node.library.starting import StartedNode\n"
+        f"node = StartedNode({str(tmp_path / 'home')!r}, [], None)\n"
+        "print(node.pid, flush=True)\n"
+        "input()"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    node = psutil.Process(int(program.stdout.readline()))
+    time.sleep(0.5)
+    os.kill(program.pid, signal.SIGKILL)
+    program.communicate()
+    node.wait(30)
