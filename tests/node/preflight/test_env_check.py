@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
+from swarm_node.environments.extras import installed
 from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.preflight.env_check import check_environment, milliseconds
 from swarm_node.policy.models.model import resolve
@@ -259,3 +261,22 @@ def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> N
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc"]
     refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
     assert (refused.level, "it has no roles" in refused.text) == ("bad", True)
+
+
+@pytest.mark.slow(reason="starts two environments that run programs, and a model that talks")
+@pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
+def test_programs_of_two_turns_replay_in_two_processes() -> None:
+    options = {"path": str(ROOT / "examples" / "exams.jsonl"), "turns": 2}
+    given = {"sampling.group_size": 4, "sampling.max_new_tokens": 8}
+    sampling = load_settings(given, environ={}).sampling
+    found = asyncio.run(
+        check_environment("programs", options, (), resolve("tiny-talk"), sampling, 16)
+    )
+    kinds = {said.kind: said for said in found}
+    assert kinds["derive"].level == "good", found
+    assert kinds["rows"].text == "exams: 5 rows for training, 1 held out"
+    # Nothing that this model says is a right program. It hears so after each turn that it ended.
+    replay = r"exams: at most 2 turns, (1\.[1-9]|2\.0) on average; 16 replays agree in 2 processes"
+    assert kinds["replay"].level == "good", found
+    assert re.fullmatch(replay, kinds["replay"].text)
+    assert "answers right 0 of 16" in kinds["family"].text
