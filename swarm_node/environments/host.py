@@ -211,20 +211,8 @@ class ProcessEnvironmentHost:
         await self.close()
         said = await self._environment.start()
         self._score_seconds = max(self._score_seconds, said.score_seconds)
-        try:
-            await self._judges["own"].derive([], self._derive_seconds)
-        except JudgeLostError:
-            if not said.runs_code:
-                raise
+        await self._judges["own"].derive([], self._derive_seconds)
         sandbox = self._judges["own"].sandbox
-        if said.runs_code and (sandbox is None or not sandbox.complete):
-            await self.close()
-            how = "" if sandbox is None else f" ({sandbox.described()})"
-            raise ConfigError(
-                f"environment.name: {said.name} runs code from answers, and this "
-                f"machine cannot confine it{how}: use another environment, or another machine or "
-                "container setting"
-            )
         for family in self._families or said.families:
             if family in said.families and (why := await self._refusal(family)):
                 await self.close()

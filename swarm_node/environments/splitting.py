@@ -80,7 +80,6 @@ class SplitEnvironment:
         self.name = inner.name
         self.version = with_split(inner.version)
         self.families = tuple(inner.families)
-        self.runs_code = bool(getattr(inner, "runs_code", False))
         #: Processor seconds that a group needs on a slow machine; 0 if it does not say.
         self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
         #: Sentences about its tasks that the owner should read.
