@@ -36,7 +36,7 @@ class TaskMaker(Protocol):
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
     # `notes`, sentences for the owner; `held_out_bounds`, for a list of questions that is split
     # already: by family the `split.position` below which its questions are held out;
-    # `score_seconds`, the processor time of a group, where the usual is too short.
+    # `score_seconds`, the processor time of a group of eight, where the usual is too short.
 
     def derive(self, ref: TaskRef) -> Task:
         """The task that `ref` names.

@@ -51,7 +51,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     """The environment's description, what it tells its owner, whether judges share writable memory
-    with others, and the processor seconds that a group needs at least."""
+    with others, and the processor seconds that a group of eight needs at least."""
 
     name: str
     version: str

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
 from swarm_node.environments.host import (
+    SAID_TEXTS,
     EnvironmentInfo,
     Judgement,
     ProcessEnvironmentHost,
@@ -36,7 +37,8 @@ from swarm_node.rollout import TaskRef
 
 #: Tasks of each family that both processes make.
 _TASKS = 8
-#: A scorer that takes longer than this for an answer holds the node up.
+#: A scorer that takes longer than this for an answer holds the node up, unless its environment says
+#: that it needs more.
 _SLOW_SECONDS = 0.05
 _SHOWN_CHARS = 60
 
@@ -119,7 +121,7 @@ async def _checks(
         for family in chosen:
             yield await _replaying(second, info, [e for e in made if e.ref.family == family])
     else:
-        yield await _scoring(second, made)
+        yield await _scoring(second, info, made)
     for family in chosen:
         yield _learnable([each for each in made if each.ref.family == family], family, sampling)
 
@@ -245,7 +247,9 @@ def _unlike(ours: Sequence[str], theirs: Sequence[str]) -> int:
     return 0
 
 
-async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers]) -> Said:
+async def _scoring(
+    other: ProcessEnvironmentHost, info: EnvironmentInfo, made: Sequence[JudgedAnswers]
+) -> Said:
     """Score every answer again, in another process, and compare."""
     count = sum(len(each.answers) for each in made) or 1
     seconds = sum(each.judged.seconds for each in made) / count
@@ -269,7 +273,7 @@ async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers])
     if raised:
         remedy = "an answer that raises counts as wrong"
         return Said("score", "warning", f"{text}; it raised {raised}", remedy)
-    if seconds > _SLOW_SECONDS:
+    if seconds > max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS):
         return Said("score", "warning", text, "the node waits for it: make it faster")
     return Said("score", "good", text)
 

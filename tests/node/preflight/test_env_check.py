@@ -164,6 +164,23 @@ def test_the_questions_are_counted_and_a_constant_answer_is_tried(
         assert bool(each.remedy) == bool(remedy)
 
 
+@pytest.mark.slow(reason="starts two environments, and a model that answers")
+@pytest.mark.parametrize(
+    ("more", "level"), [("score_seconds = 0.0", "warning"), ("score_seconds = 60.0", "good")]
+)
+def test_a_slow_scorer_is_told_unless_it_says_how_much_it_needs(
+    place: Path, more: str, level: str
+) -> None:
+    until = "until = time.process_time() + 0.06"
+    score = f"import time; {until}\n        while time.process_time() < until: pass\n"
+    (said,) = [
+        each
+        for each in checked(environment(place, score=score + "        return 0.0", more=more))
+        if each.kind == "score"
+    ]
+    assert (said.level, "make it faster" in said.remedy) == (level, level == "warning")
+
+
 def test_one_whose_questions_cannot_be_split_ends_with_exit_code_1(place: Path) -> None:
     name = environment(place, payload="7")
     done = CliRunner().invoke(app, ["env", "check", name, "--json"])
