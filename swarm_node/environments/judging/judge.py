@@ -162,7 +162,7 @@ def replay_dialogue(
         if count < environment.turns and not (transcript.cut and count == len(texts)):
             try:
                 reply = environment.reply(task, texts[:count])
-            except BaseException as error:  # noqa: BLE001 - foreign code may raise SystemExit too
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may also exit
                 return ReplayedLine(replies, True, TextVerdict(0.0, "reply", _named(error)))
             if reply is not None and not _sendable(reply):
                 return ReplayedLine(replies, True, TextVerdict(0.0, "reply"))
