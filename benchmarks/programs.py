@@ -1,11 +1,12 @@
 """Programs in the WebAssembly Python: what they cost, which hostile ones score, and who agrees.
 
-    python benchmarks/programs.py [--programs 1000] [--python OTHER/bin/python ...]
+    python benchmarks/programs.py [--programs 1000] [--load 8] [--python OTHER/bin/python ...]
 
 Hostile programs are run as answers, with the usual steps; printed is the best of three takes in
-milliseconds of processor time. Then programs of twelve kinds are run in two processes with other
-hash seeds and time zones, and in each further interpreter, which needs numpy, platformdirs and
-what the extra `programs` has. They agree if every output, end and number of steps is the same.
+milliseconds of processor time. Then programs of twelve kinds are run here, in each further
+interpreter, which needs numpy, platformdirs and what the extra `programs` has, and once more beside
+so many busy processes, each time with another hash seed. They agree if every output, end and number
+of steps is the same.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -100,7 +102,21 @@ def run_in(python: str, count: int, **variables: str) -> list[list[object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def agreement(count: int, pythons: Sequence[str]) -> None:
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep so many processes busy within the block."""
+    running = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def agreement(count: int, load: int, pythons: Sequence[str]) -> None:
     first = run_in(sys.executable, count, PYTHONHASHSEED="1", TZ="UTC")
     took = [float(str(line[4])) for line in first]
     steps = [int(str(line[3])) for line in first]
@@ -109,18 +125,23 @@ def agreement(count: int, pythons: Sequence[str]) -> None:
         f"{statistics.quantiles(took, n=20)[-1]:.1f} ms, {statistics.median(steps):,.0f} and "
         f"{max(steps):,} steps (median, most), {len({line[1] for line in first})} different"
     )
-    for python, variables in (
-        (sys.executable, {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo"}),
-        *((python, {"PYTHONHASHSEED": "random"}) for python in pythons),
+    for python, seed, zone, processes in (
+        *((python, "random", "UTC", 0) for python in pythons),
+        (sys.executable, "2", "Asia/Tokyo", load),
     ):
-        other = run_in(python, count, **variables)
+        began = time.monotonic()
+        with busy(processes):
+            other = run_in(python, count, PYTHONHASHSEED=seed, TZ=zone)
+            loaded = os.getloadavg()[0]
         unlike = sum(one[:4] != two[:4] for one, two in zip(first, other, strict=True))
-        print(f"{python}, hash seed {variables['PYTHONHASHSEED']}: {unlike} unlike", flush=True)
+        how = f"hash seed {seed}, load {loaded:.1f}, {time.monotonic() - began:.0f} s"
+        print(f"{python}, {how}: {unlike} unlike", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--load", type=int, default=8, help="busy processes beside one of the runs")
     parser.add_argument("--python", action="append", default=[], help="another interpreter")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -130,7 +151,7 @@ def main() -> None:
     runtime = Runtime()
     print(f"starting Python: {runtime.start_steps:,} steps")
     hostile(runtime)
-    agreement(options.programs, options.python)
+    agreement(options.programs, options.load, options.python)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import Settings, load_settings
+from swarm_node.environments.extras import installed
+from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
 from swarm_node.rollout import TaskRef
 
@@ -20,7 +23,7 @@ SETTINGS = sorted(EXAMPLES.glob("*.toml"))
 
 def test_every_example_is_tested_here_and_named_in_the_documentation() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    others = {"successor.py", "hints.py", "library.ipynb"}  # tests/integration runs the last
+    others = {"successor.py", "hints.py", "exams.jsonl", "library.ipynb"}
     assert files == {path.name for path in SETTINGS} | others
     pages = (ROOT / "docs" / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     assert {name for name in files if f"examples/{name})" not in pages} == set()
@@ -75,3 +78,47 @@ def test_the_environment_of_several_turns_replies_until_it_is_right(
     assert environment.judge(task, said) == 1.0
     assert environment.judge(task, [*said, "0"]) == 0.0
     assert environment.reply(task, ["seven"]) is None
+
+
+#: Right programs for the questions of examples/exams.jsonl, in their order.
+PROGRAMS = (
+    "import math\nprint(math.gcd(*map(int, input().split())))",
+    "print(sum(letter in 'aeiou' for letter in input().lower()))",
+    "print(*reversed(input().split()))",
+    "a, b = 0, 1\nfor _ in range(int(input())):\n    a, b = b, a + b\nprint(a)",
+    """\
+opened, closes = [], {")": "(", "]": "[", "}": "{"}
+for bracket in input():
+    if bracket in "([{":
+        opened.append(bracket)
+    elif not opened or opened.pop() != closes[bracket]:
+        opened = [bracket]
+        break
+print("no" if opened else "yes")
+""",
+    """\
+numbers = [int(input()) for _ in range(int(input()))]
+print(max(abs(one - next) for one, next in zip(numbers, numbers[1:])))
+""",
+)
+
+
+@pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
+def test_the_exams_have_right_programs_and_a_wrong_one_may_be_mended() -> None:
+    path = EXAMPLES / "exams.jsonl"
+    environment = create_environment("programs", {"path": str(path), "turns": 2})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    right = dict(zip((row["question"] for row in rows), PROGRAMS, strict=True))
+    seen = set()
+    for seed in range(40):
+        task = environment.derive(TaskRef("programs", environment.version, "exams", seed))
+        question = environment.question(task)
+        if question in seen:
+            continue
+        seen.add(question)
+        mended = replay_dialogue(environment, task, Transcript(["print()", right[question]]))
+        assert mended.verdict is not None
+        assert (len(mended.replies), mended.verdict.reward) == (1, 1.0), question
+        at_once = replay_dialogue(environment, task, Transcript([right[question]]))
+        assert (at_once.replies, at_once.verdict) == ([], mended.verdict)
+    assert len(seen) == len(rows) - 1  # one is held out

@@ -32,15 +32,11 @@ class TaskMaker(Protocol):
     #: Changes whenever the same reference could mean another task or another score.
     version: str
     families: tuple[str, ...]
-    # An environment that runs code from answers also sets `runs_code = True`. Then it starts only
-    # on a machine that can confine it, and each group is scored in a new process. That protects the
-    # machine and not the verdict: the answer can set its own reward.
-    #
-    # Optional besides: `question(task)`, the text that decides whether a task is held out, where
+    # Optional: `question(task)`, the text that decides whether a task is held out, where
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
     # `notes`, sentences for the owner; `held_out_bounds`, for a list of questions that is split
     # already: by family the `split.position` below which its questions are held out;
-    # `score_seconds`, the processor time of a group, where the usual is too short.
+    # `score_seconds`, the processor time of a group of eight, where the usual is too short.
 
     def derive(self, ref: TaskRef) -> Task:
         """The task that `ref` names.

@@ -50,6 +50,8 @@ MAX_LOST_JUDGES = 2
 #: Processor seconds for making one task, and for scoring all texts of one group.
 DERIVE_SECONDS = 5.0
 SCORE_SECONDS = 5.0
+#: The number of texts for which an environment says how long scoring takes.
+SAID_TEXTS = 8
 #: The niceness of the judge of peers' groups: own groups get the processor first.
 _PEERS_NICENESS = 5
 
@@ -62,7 +64,8 @@ _Given = TypeVar("_Given")
 class EnvironmentInfo:
     """The description of an environment, what confines its judges (None if they run in the node's
     own process), and sentences about its tasks that the owner should read. `turns` is the most that
-    a model has in a dialogue, 1 for an answer to one question."""
+    a model has in a dialogue, 1 for an answer to one question. `score_seconds` is what it says that
+    SAID_TEXTS texts may take, 0 if it does not say."""
 
     name: str
     version: str
@@ -70,6 +73,7 @@ class EnvironmentInfo:
     sandbox: Sandbox | None = None
     notes: tuple[str, ...] = ()
     turns: int = 1
+    score_seconds: float = 0.0
 
 
 class EnvironmentHost(Protocol):
@@ -146,11 +150,12 @@ class ProcessEnvironmentHost:
         """`name` and `options` are as for `registry.create_environment`. It does not start if
         training and held-out texts of one of `families`, () for all, cannot be kept apart.
         `derive_seconds` is the processor time for making one task, `score_seconds` for scoring all
-        texts of one group."""
+        texts of one group, unless the environment says more."""
         if min(derive_seconds, score_seconds) <= 0:
             raise ValueError("a judge needs more than 0 seconds")
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
+        self._said_seconds = 0.0
         self._environment = EnvironmentProcess(name, options)
         self._families = tuple(families)
         self._judges: Mapping[Whose, JudgeProcess] = {
@@ -175,28 +180,23 @@ class ProcessEnvironmentHost:
     async def start(self) -> EnvironmentInfo:
         await self.close()
         said = await self._environment.start()
-        self._score_seconds = max(self._score_seconds, said.score_seconds)
-        try:
-            await self._judges["own"].derive([], self._derive_seconds)
-        except JudgeLostError:
-            if not said.runs_code:
-                raise
+        self._said_seconds = said.score_seconds
+        await self._judges["own"].derive([], self._derive_seconds)
         sandbox = self._judges["own"].sandbox
-        if said.runs_code and (sandbox is None or not sandbox.complete):
-            await self.close()
-            how = "" if sandbox is None else f" ({sandbox.described()})"
-            raise ConfigError(
-                f"environment.name: {said.name} runs code from answers, and this "
-                f"machine cannot confine it{how}: use another environment, or another machine or "
-                "container setting"
-            )
         for family in self._families or said.families:
             if family in said.families and (why := await self._refusal(family)):
                 await self.close()
                 raise ConfigError(f"environment.options: {why}")
         return EnvironmentInfo(
-            said.name, said.version, said.families, sandbox, said.notes, said.turns
+            *(said.name, said.version, said.families, sandbox, said.notes),
+            turns=said.turns,
+            score_seconds=said.score_seconds,
         )
+
+    def _seconds(self, texts: int) -> float:
+        """Processor seconds for scoring so many texts. What the environment says grows with larger
+        groups."""
+        return max(self._score_seconds, self._said_seconds * max(1.0, texts / SAID_TEXTS))
 
     async def _refusal(self, family: str) -> str:
         try:
@@ -216,7 +216,7 @@ class ProcessEnvironmentHost:
         async with self._turns[whose]:
             judge, began = self._judges[whose], SYSTEM_CLOCK.now()
             if whose == "peers":
-                limits = Limits(self._derive_seconds, self._score_seconds)
+                limits = Limits(self._derive_seconds, self._seconds(len(sent)))
                 asked = scoring(judge, sent)
                 scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
                 known = scored.given or [TextVerdict(0.0)] * len(sent)
@@ -242,7 +242,7 @@ class ProcessEnvironmentHost:
             if whose == "peers":
                 # Its author had as long for each turn, of dialogues that were not over before.
                 turns = max((len(each.texts) for each in sent), default=1)
-                limits = Limits(self._derive_seconds, self._score_seconds * turns)
+                limits = Limits(self._derive_seconds, self._seconds(len(sent)) * turns)
                 asked = replaying(judge, sent)
                 scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
                 found = replayed(cuts, scored.given) if scored.given else ()
@@ -303,7 +303,7 @@ class ProcessEnvironmentHost:
     ) -> Sequence[_Given | str]:
         """The judge's answers to own texts or dialogues, for the task derived last: to all
         together, or to one by one if one of them ended it; for each the reason if it did."""
-        together = await self._asked(judge, ref, ask, sent, self._score_seconds)
+        together = await self._asked(judge, ref, ask, sent, self._seconds(len(sent)))
         if isinstance(together, list):
             return together
         return await self._asked_singly(judge, ref, ask, sent)
@@ -343,7 +343,8 @@ class ProcessEnvironmentHost:
                 given.append("abandoned")
                 continue
             await self._prompt(judge, ref)
-            asked = await self._asked(judge, ref, ask, [each], self._score_seconds / len(sent))
+            seconds = self._seconds(len(sent)) / len(sent)
+            asked = await self._asked(judge, ref, ask, [each], seconds)
             if isinstance(asked, list):
                 given.extend(asked)
             else:

@@ -57,14 +57,7 @@ class SplitEnvironment:
         Raises:
             ConfigError: `inner` is no environment.
         """
-        talks = any(hasattr(inner, name) for name in _TALKED)
-        needed = (*_NEEDED, *(_TALKED if talks else _ANSWERED))
-        missing = [name for name in needed if not hasattr(inner, name)]
-        if missing:
-            raise ConfigError(
-                f"environment.name: what its function returns is no environment: it has no "
-                f"{missing[0]!r}"
-            )
+        talks = _talks(inner)
         self._inner: TaskMaker = inner
         #: Most turns of the model; 1 for an answer to one question.
         self.turns: int = getattr(inner, "turns", 1)
@@ -80,8 +73,7 @@ class SplitEnvironment:
         self.name = inner.name
         self.version = with_split(inner.version)
         self.families = tuple(inner.families)
-        self.runs_code = bool(getattr(inner, "runs_code", False))
-        #: Processor seconds that a group needs on a slow machine; 0 if it does not say.
+        #: Processor seconds that a group of eight needs on a slow machine; 0 if it does not say.
         self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
         #: Sentences about its tasks that the owner should read.
         self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
@@ -174,6 +166,29 @@ class SplitEnvironment:
 
     def _held_out(self, family: str, question: str) -> bool:
         return position(question) < self._bounds[family]
+
+
+def _talks(inner: object) -> bool:
+    """True for a dialogue, False for an environment of one answer.
+
+    Raises:
+        ConfigError: `inner` is neither.
+    """
+    found = [name for name in _TALKED if hasattr(inner, name)]
+    needed = (*_NEEDED, *(_TALKED if found else _ANSWERED))
+    missing = [name for name in needed if not hasattr(inner, name)]
+    if missing and found and all(hasattr(inner, name) for name in _ANSWERED):
+        raise ConfigError(
+            f"environment.name: what its function returns has 'score', for one answer, and "
+            f"{found[0]!r}, for a dialogue, which needs {missing[0]!r} too: give {found[0]!r} "
+            "another name, or make it a dialogue"
+        )
+    if missing:
+        raise ConfigError(
+            f"environment.name: what its function returns is no environment: it has no "
+            f"{missing[0]!r}"
+        )
+    return bool(found)
 
 
 def different(drawn: Counter[str]) -> int:

@@ -2,7 +2,8 @@
 
 It uses the tasks of a taskset and their rewards: one question, one answer, scored without a
 runtime. A taskset that needs more (tools, containers, judges, several agents) is refused, and the
-message names the need.
+message names the need. Its rewards are functions of its own, which nothing here can read. So its
+owner vouches that they run nothing of an answer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def create(
     options: Mapping[str, Any] | None = None,
     limit: int = 10_000,
     held_out: float = 0.1,
+    runs_no_code: bool = False,
 ) -> Environment:
     """The factory behind the entry point `verifiers`.
 
@@ -39,13 +41,20 @@ def create(
         options: the taskset's own settings.
         limit: how many of its tasks are used, counted from the first.
         held_out: share of the tasks kept for evaluation, by a hash of their canonical text.
+        runs_no_code: the owner's word that the taskset's rewards run nothing of an answer.
 
     Raises:
-        ConfigError: verifiers or the taskset is not installed, an option makes no sense, or its
-            tasks need more than one question and one answer.
+        ConfigError: nobody vouches for the taskset, it or verifiers is not installed, an option
+            makes no sense, or its tasks need more than one question and one answer.
     """
     if not 0 < held_out < 1 or limit < 2:
         raise ConfigError("environment.options: held_out is a share, limit is 2 or more")
+    if runs_no_code is not True:
+        raise ConfigError(
+            f"environment.options.runs_no_code: the rewards of {taskset} see what every member "
+            "answers. Read them. If they treat an answer as text, set this to true. If they run "
+            "it, it can set its own reward: use the environment programs"
+        )
     try:
         import verifiers.v1 as vf
     except ImportError as error:
@@ -67,8 +76,6 @@ class _Verifiers:
     """Implements `Environment`. A seed names the task at the seed modulo the number of tasks."""
 
     name = "verifiers"
-    #: The taskset's own functions compute the rewards, and may run code from an answer.
-    runs_code = True
 
     def __init__(self, taskset: str, tasks: Sequence[Any], held_out: float) -> None:
         parts = split_held_out(tasks, [_prompt(task) for task in tasks], held_out)

@@ -32,6 +32,10 @@ import os, time
 from swarm_node.environments.base import Task
 
 
+class Words(str):
+    pass
+
+
 class Talk:
     """Says what the text asks for, and repeats any other."""
 
@@ -69,6 +73,10 @@ class Talk:
                 return 7
             case "broken":
                 return "\\ud800"
+            case "derived":
+                return Words("x")
+            case "leave":
+                raise SystemExit(0)
             case "exit":
                 os._exit(3)
             case "forge":
@@ -159,6 +167,8 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
         (said("longest"), ReplayedDialogue(("x" * 1024,), over=False)),
         (said("number"), ReplayedDialogue(fault="reply")),
         (said("broken"), ReplayedDialogue(fault="reply")),
+        (said("derived"), ReplayedDialogue(fault="reply")),
+        (said("leave"), ReplayedDialogue(fault="reply", raised="SystemExit")),
         (said("nan", cut=True), ReplayedDialogue(fault="out_of_range")),
         (said("raise later", cut=True), ReplayedDialogue(raised="KeyError")),
         # No frame can carry it.
@@ -296,6 +306,15 @@ def test_half_a_dialogue_is_no_environment(missing: str) -> None:
     del given[missing]
     with pytest.raises(ConfigError, match=f"no environment: it has no '{missing}'"):
         SplitEnvironment(type("Half", (), given)())
+
+
+@pytest.mark.parametrize("attribute", ["turns", "reply", "judge"])
+def test_an_attribute_of_dialogues_beside_a_score_is_named_with_what_to_do(attribute: str) -> None:
+    given = {name: None for name in ("derive", "render", "score", attribute)}
+    given |= {"name": "one", "version": "1", "families": ()}
+    with pytest.raises(ConfigError, match=f"'{attribute}', for a dialogue") as refused:
+        SplitEnvironment(type("One", (), given)())
+    assert f"give '{attribute}' another name, or make it a dialogue" in str(refused.value)
 
 
 def test_an_answer_to_one_question_is_a_dialogue_of_one_turn() -> None:

@@ -252,6 +252,14 @@ def test_an_environment_says_how_much_time_its_scorer_needs(hostile: str, whose:
     assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 0.0), 0, "")
 
 
+@pytest.mark.parametrize("whose", ["own", "peers"])
+def test_a_larger_group_has_as_much_time_for_each_answer(hostile: str, whose: Whose) -> None:
+    host = ProcessEnvironmentHost(hostile, {"seconds": 1.0}, FAMILIES, score_seconds=0.3)
+    texts = ["compute", "compute", *["no"] * 14]  # 1.6 s, where a group of eight has 1
+    judged = with_host(host, lambda h: h.judge(REF, texts, whose))
+    assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 1.0, *[0.0] * 14), 0, "")
+
+
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
 def test_peers_texts_that_use_up_their_time_are_not_scored(
     impatient: LastingHost, text: str

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from swarm_node.environments.verifiers_tasks import create
+from swarm_node.errors import ConfigError
+
 TASKSET = """
 import verifiers.v1 as vf
 
@@ -61,7 +64,7 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "from swarm_node.errors import ConfigError\n"
         "try:\n"
         "    create_environment('swarm_node.environments.verifiers_tasks:create', "
-        "{'taskset': 'x'})\n"
+        "{'taskset': 'x', 'runs_no_code': True})\n"
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
@@ -69,15 +72,20 @@ def test_without_the_package_it_says_what_to_install() -> None:
     assert "pip install '.[verifiers]'" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("word", [False, "true", 1])
+def test_nothing_of_a_taskset_is_loaded_until_its_owner_vouches_for_it(word: object) -> None:
+    with pytest.raises(ConfigError, match=r"options\.runs_no_code: the rewards of swarm_sums see"):
+        create("swarm_sums", runs_no_code=word)  # type: ignore[arg-type]
+
+
 @needs_verifiers
 @pytest.mark.filterwarnings("default")  # of that package's own imports
 def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
-    from swarm_node.environments.verifiers_tasks import create
-    from swarm_node.errors import ConfigError, UnknownTaskError
+    from swarm_node.errors import UnknownTaskError
     from swarm_node.rollout import HELD_OUT_SEED, TaskRef
 
-    first, again = create("swarm_sums"), create("swarm_sums")
-    smaller = create("swarm_sums", {"terms": 9})
+    first, again = (create("swarm_sums", runs_no_code=True) for _ in range(2))
+    smaller = create("swarm_sums", {"terms": 9}, runs_no_code=True)
     assert first.version == again.version != smaller.version
     prompts: dict[bool, set[str]] = {False: set(), True: set()}
     for seed in (*range(200), *range(HELD_OUT_SEED, HELD_OUT_SEED + 200)):
@@ -96,7 +104,7 @@ def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
         ("no_such_taskset", {}, "not found"),
     ):
         with pytest.raises(ConfigError, match=message):
-            create(name, options)
+            create(name, options, runs_no_code=True)
 
 
 @needs_verifiers
@@ -106,7 +114,8 @@ def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> None:
 
     async def run() -> None:
         host = ProcessEnvironmentHost(
-            "swarm_node.environments.verifiers_tasks:create", {"taskset": "swarm_sums"}
+            "swarm_node.environments.verifiers_tasks:create",
+            {"taskset": "swarm_sums", "runs_no_code": True},
         )
         try:
             info = await host.start()

@@ -162,7 +162,7 @@ def replay_dialogue(
         if count < environment.turns and not (transcript.cut and count == len(texts)):
             try:
                 reply = environment.reply(task, texts[:count])
-            except Exception as error:  # noqa: BLE001 - as above
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may also exit
                 return ReplayedLine(replies, True, TextVerdict(0.0, "reply", _named(error)))
             if reply is not None and not _sendable(reply):
                 return ReplayedLine(replies, True, TextVerdict(0.0, "reply"))
@@ -175,13 +175,14 @@ def replay_dialogue(
 
 
 def _sendable(reply: object) -> bool:
-    """Check that a reply is text of a bounded length that every receiver can encode."""
-    if not isinstance(reply, str) or len(reply) > MAX_REPLY_CHARS:
+    """Check that a reply is text of a bounded length that every receiver can encode. No frame can
+    carry an object of a class derived from `str`, which may also deny its length."""
+    if type(reply) is not str or len(reply) > MAX_REPLY_CHARS:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in reply)
 
 
-def _named(error: Exception) -> str:
+def _named(error: BaseException) -> str:
     name = type(error).__name__[:_MAX_NAME]
     return name if name.isascii() and name.isidentifier() else "Exception"
 

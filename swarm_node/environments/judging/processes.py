@@ -106,7 +106,6 @@ class EnvironmentProcess:
         self._forking = asyncio.Lock()
         #: Number of starts of the process.
         self.generation = 0
-        self.runs_code = False
         self.shares_memory = False
 
     @property
@@ -140,7 +139,7 @@ class EnvironmentProcess:
             if isinstance(error, ReportedError) and error.kind == ConfigError.__name__:
                 raise ConfigError(error.why) from error
             raise
-        self.runs_code, self.shares_memory = reply.runs_code, reply.shares_memory
+        self.shares_memory = reply.shares_memory
         return reply
 
     async def fork(self, niceness: int) -> tuple[int, socket.socket]:
@@ -174,7 +173,7 @@ class EnvironmentProcess:
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise ChildError(f"no socket for a judge: {words_of(error)}") from error
-        request = Fork(niceness, must_be_confined=self.runs_code)
+        request = Fork(niceness)
         try:
             with theirs:
                 socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
@@ -206,7 +205,7 @@ class EnvironmentProcess:
 
 class JudgeProcess:
     """One judge at a time, forked on demand. It is replaced when it has died or judged
-    GROUPS_PER_JUDGE groups, or one group if the environment runs code from answers.
+    GROUPS_PER_JUDGE groups.
 
     Only one coroutine may use it at a time, because `score` refers to the task derived last."""
 
@@ -279,7 +278,7 @@ class JudgeProcess:
 
     async def _judged_group(self) -> None:
         self._groups += 1
-        if self._environment.runs_code or self._groups >= GROUPS_PER_JUDGE:
+        if self._groups >= GROUPS_PER_JUDGE:
             await self.close()
 
     async def check(self, family: str, seconds: float) -> str:

@@ -38,10 +38,9 @@ class StartEnvironment(msgspec.Struct, frozen=True, tag="Start"):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a judge. If it `must_be_confined`, it ends where the sandbox is incomplete."""
+    """Start a judge."""
 
     niceness: int
-    must_be_confined: bool
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -52,12 +51,11 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     """The environment's description, what it tells its owner, whether judges share writable memory
-    with others, and the processor seconds that a group needs at least."""
+    with others, and the processor seconds that a group of eight needs at least."""
 
     name: str
     version: str
     families: tuple[str, ...]
-    runs_code: bool
     shares_memory: bool
     notes: tuple[str, ...] = ()
     turns: int = 1
@@ -113,7 +111,6 @@ class _Worker:
             environment.name,
             environment.version,
             environment.families,
-            environment.runs_code,
             shares_memory(),
             environment.notes,
             environment.turns,
@@ -128,7 +125,7 @@ class _Worker:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._judge(self._environment, descriptor, parent, request)
+            self._judge(self._environment, descriptor, parent, request.niceness)
         os.close(descriptor)
         self._judges.add(pid)
         return pid
@@ -147,7 +144,7 @@ class _Worker:
         )
 
     def _judge(
-        self, environment: SplitEnvironment, descriptor: int, parent: int, request: Fork
+        self, environment: SplitEnvironment, descriptor: int, parent: int, niceness: int
     ) -> NoReturn:
         """Run a judge. It must not return into the loop of this process. Its output is discarded:
         it would reach the terminal or the log of this process, which is open for writing."""
@@ -158,14 +155,12 @@ class _Worker:
             os.closerange(3, _MOST_DESCRIPTORS)
             with open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), 2)
-            os.nice(request.niceness)
+            os.nice(niceness)
             die_with_parent(parent)
             judge = Judge(environment)
 
             def ready() -> None:
                 sandbox = confine(self._code)
-                if request.must_be_confined and not sandbox.complete:
-                    os._exit(1)
                 judge.confined = (sandbox.files, sandbox.system_calls)
                 judge.cramped = sandbox.cramped
 

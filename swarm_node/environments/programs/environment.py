@@ -3,6 +3,10 @@
 A row is {"question": ..., "inputs": [...], "outputs": [...]}. An answer is a program in Python that
 reads one of the inputs from its standard input and prints the output that stands at its place. The
 outputs stay on this side: the program runs in a memory of its own, and what it printed is compared.
+
+With two turns a row also has "public_inputs" and "public_outputs". A model whose first program
+fails one of these hears its input and what the program did with it, and may write another. The
+private tests, "inputs" and "outputs", decide the reward of the last program and are never told.
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
-from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.programs.runtime import Runtime, described
+from swarm_node.environments.base import Dialogue, Environment, Task, check_ref
+from swarm_node.environments.programs.runtime import End, Outcome, Runtime, described
 from swarm_node.environments.programs.system import MAX_OUTPUT_BYTES
 from swarm_node.environments.rows import (
     Family,
@@ -44,14 +49,29 @@ _FENCE = "```"
 #: Words after an opening fence that call the block a program.
 _MARKS = frozenset({"python", "py", "python3"})
 _DOMAIN = b"swarm-node/programs/1\0"
+_MOST_TURNS: Final = 2
+#: Characters of an input and of an output in a reply, which so has fewer than it may.
+_SHOWN_CHARS: Final = 400
+_ENDS: Final[Mapping[End, str]] = {
+    "raised": "The program raised an exception, or ended with a code other than 0.",
+    "steps": "The program took too many steps.",
+    "output": "The program printed too much.",
+    "broken": "The program nested its calls too deeply.",
+}
+_NO_PROGRAM: Final = "There is no program in the answer."
+_AGAIN: Final = "Write the whole program again."
+
+#: An input, and the output that is right for it.
+Test = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """A question, and its tests as inputs with the outputs that are right."""
+    """A question, its private tests, which decide the reward, and its public ones."""
 
     question: str
-    tests: tuple[tuple[bytes, bytes], ...]
+    tests: tuple[Test, ...]
+    public: tuple[Test, ...] = ()
 
     @property
     def constant(self) -> bool:
@@ -59,12 +79,20 @@ class Exam:
         return len({tidied(output) for _, output in self.tests}) == 1
 
 
+class Failure(NamedTuple):
+    """The input of a test that a program failed, and the end of its run."""
+
+    stdin: bytes
+    outcome: Outcome
+
+
 def create(
     path: str | Sequence[str],
     template: str = TEMPLATE,
     held_out: float = 0.1,
     steps: int = STEPS,
-) -> Environment:
+    turns: int = 1,
+) -> Environment | Dialogue:
     """The factory behind the entry point `programs`.
 
     Args:
@@ -72,6 +100,7 @@ def create(
         template: the prompt, with {question} in the place of the question.
         held_out: share of the questions kept for evaluation, by a hash of their canonical text.
         steps: WebAssembly instructions of a program in each of its tests.
+        turns: 2 if a model whose program fails a public test may write another one.
 
     Raises:
         ConfigError: the packages of the extra are missing, a file is missing, too large or
@@ -80,13 +109,20 @@ def create(
     check_template(template)
     if type(steps) is not int or not _LEAST_STEPS <= steps <= _MOST_STEPS:
         raise refuse("steps", f"a number from {_LEAST_STEPS} to {_MOST_STEPS}")
-    families, digests = read_families(path, _exam, MAX_ROW_BYTES, held_out)
-    version = f"{SCHEME}-{digest_of([digests, template, held_out, steps, described()])}"
-    return _Programs(families, version, template, steps, Runtime())
+    if type(turns) is not int or not 1 <= turns <= _MOST_TURNS:
+        raise refuse("turns", f"1, or {_MOST_TURNS} for a second try after a failed public test")
+    parse = partial(_exam, public_needed=turns > 1)
+    families, digests = read_families(path, parse, MAX_ROW_BYTES, held_out)
+    covered = [digests, template, held_out, steps, described()]
+    version = f"{SCHEME}-{digest_of(covered if turns == 1 else [*covered, turns])}"
+    seconds = _SCORE_SECONDS * max(1.0, steps / STEPS) * turns
+    kind = _OneProgram if turns == 1 else _TwoPrograms
+    return kind(families, version, template, steps, seconds, Runtime())
 
 
 class _Programs:
-    """Implements `Environment`. A seed names the row at the seed modulo the number of rows."""
+    """Derives tasks and runs programs. A seed names the row at the seed modulo the number of
+    rows."""
 
     name = "programs"
 
@@ -96,6 +132,7 @@ class _Programs:
         version: str,
         template: str,
         steps: int,
+        seconds: float,
         runtime: Runtime,
     ) -> None:
         self.families = tuple(families)
@@ -106,8 +143,8 @@ class _Programs:
         self._template = template
         #: Processor seconds for a group. They end a judge on a machine that is much too slow and
         #: decide nothing else: eight programs that use up their steps in each of ten tests take a
-        #: fourth.
-        self.score_seconds = _SCORE_SECONDS * max(1.0, steps / STEPS)
+        #: fourth. With two turns the public tests are run besides.
+        self.score_seconds = seconds
         self._steps = steps
         self._runtime = runtime
 
@@ -123,20 +160,72 @@ class _Programs:
         exam: Exam = task.payload
         return exam.question
 
-    def score(self, task: Task, text: str) -> float:
-        """1 if the program prints the right output for every input, within the steps."""
+    def _reward(self, task: Task, text: str) -> float:
         exam: Exam = task.payload
-        program = program_of(text)
-        if not program or "\0" in program:
-            return 0.0
+        return float(bool(_runnable(text)) and self._failure(exam, exam.tests, text) is None)
+
+    def _failure(self, exam: Exam, tests: Sequence[Test], text: str) -> Failure | None:
+        """The first of some tests that the program of a text fails, None if it passes all."""
+        program = _runnable(text)
         asked, answered = (part.encode("utf-8", "surrogatepass") for part in (exam.question, text))
         seed = hashlib.sha256(_DOMAIN + hashlib.sha256(asked).digest() + answered).digest()
         steps = self._runtime.start_steps + self._steps
-        for stdin, output in exam.tests:
+        for stdin, output in tests:
             outcome = self._runtime.run(program, stdin, seed, steps)
             if outcome.end != "ok" or tidied(outcome.stdout) != tidied(output):
-                return 0.0
-        return 1.0
+                return Failure(stdin, outcome)
+        return None
+
+
+class _OneProgram(_Programs):
+    """Implements `Environment`."""
+
+    def score(self, task: Task, text: str) -> float:
+        """1 if the program prints the right output for every input, within the steps."""
+        return self._reward(task, text)
+
+
+class _TwoPrograms(_Programs):
+    """Implements `Dialogue`."""
+
+    turns: int = _MOST_TURNS
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        """The first public test that the newest program fails, and what it did there. None if it
+        passes all of them."""
+        exam: Exam = task.payload
+        if not _runnable(said[-1]):
+            return f"{_NO_PROGRAM}\n{_AGAIN}"
+        failure = self._failure(exam, exam.public, said[-1])
+        return None if failure is None else told(failure)
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        """1 if the newest program passes every private test."""
+        return self._reward(task, said[-1])
+
+
+def told(failure: Failure) -> str:
+    """A reply about a failed test. The output that would have been right is not in it."""
+    stdin, (stdout, _, end) = failure
+    asked, printed = _shown(stdin), _shown(stdout)
+    happened = _ENDS.get(end) or (
+        f"The program printed:\n{printed}" if printed else "The program printed nothing."
+    )
+    where = f"Wrong for this input:\n{asked}" if asked else "Wrong for an empty input."
+    return f"{where}\n{happened}\n{_AGAIN}"
+
+
+def _shown(data: bytes) -> str:
+    """The beginning of an input or an output as text."""
+    # A character has four bytes at most, so none that is shown is cut here.
+    text = data.rstrip(b" \t\r\n")[: 4 * _SHOWN_CHARS + 4].decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _runnable(text: str) -> str:
+    """The program of an answer, "" if there is none that can be run."""
+    program = program_of(text)
+    return "" if "\0" in program else program
 
 
 def program_of(text: str) -> str:
@@ -176,7 +265,7 @@ def tidied(output: bytes) -> bytes:
     return b"\n".join(line.rstrip(b" \t\r") for line in lines)
 
 
-def _exam(value: dict[str, Any]) -> Exam:
+def _exam(value: dict[str, Any], public_needed: bool) -> Exam:
     """The exam in one row.
 
     Raises:
@@ -185,14 +274,29 @@ def _exam(value: dict[str, Any]) -> Exam:
     question = value.get("question")
     if not isinstance(question, str) or not question.strip():
         raise ValueError("'question' must be a text")
-    inputs, outputs = (_texts(value, name) for name in ("inputs", "outputs"))
+    tests = _tests(value, "")
+    public: tuple[Test, ...] = ()
+    if public_needed or "public_inputs" in value or "public_outputs" in value:
+        public = _tests(value, "public_")
+    if {tidied(stdin) for stdin, _ in public} & {tidied(stdin) for stdin, _ in tests}:
+        raise ValueError(
+            "one of 'public_inputs' is also one of 'inputs', which are the private tests: take it "
+            "out of either"
+        )
+    return Exam(question, tests, public)
+
+
+def _tests(value: dict[str, Any], kind: str) -> tuple[Test, ...]:
+    """The tests of a kind, which is "" (private) or "public_"."""
+    inputs, outputs = (_texts(value, kind + name) for name in ("inputs", "outputs"))
     if len(inputs) != len(outputs) or not 1 <= len(inputs) <= MAX_TESTS:
-        raise ValueError(f"give 1 to {MAX_TESTS} 'inputs', and as many 'outputs'")
-    if len(set(inputs)) < len({(i, tidied(o)) for i, o in zip(inputs, outputs, strict=True)}):
+        raise ValueError(f"give 1 to {MAX_TESTS} '{kind}inputs', and as many '{kind}outputs'")
+    tests = tuple(zip(inputs, outputs, strict=True))
+    if len(set(inputs)) < len({(stdin, tidied(output)) for stdin, output in tests}):
         raise ValueError("the same input has two outputs, so no program would be right")
     if max(map(len, inputs)) > MAX_INPUT_BYTES or max(map(len, outputs)) > MAX_OUTPUT_BYTES:
         raise ValueError(f"an input or output may have {MAX_INPUT_BYTES >> 10} KiB at most")
-    return Exam(question, tuple(zip(inputs, outputs, strict=True)))
+    return tests
 
 
 def _texts(value: dict[str, Any], name: str) -> list[bytes]:

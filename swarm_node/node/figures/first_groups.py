@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from swarm_node.rollout import RolloutGroup
 
@@ -10,6 +11,17 @@ COUNT = 16
 _EXAMPLES, _SHOWN_CHARS = 3, 160
 #: With fewer groups of unlike rewards among the first ones, hardly anything can be learnt.
 _LEAST_INFORMATIVE = 2
+#: Remedies by environment, for those that ship presets, and for any other.
+_HARDER: Final = dict.fromkeys(
+    ("drills", "reasoning_gym"), "a harder preset, or data sets of your own"
+)
+_OTHER_HARDER: Final = "harder ones (environment.options)"
+_EASIER: Final = {
+    "drills": "an easier preset (environment.options.preset; of drills: short, long, chat, from "
+    "easy to hard)",
+    "reasoning_gym": "an easier preset (environment.options.preset), or other data sets",
+}
+_OTHER_EASIER: Final = "easier ones (environment.options)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +29,7 @@ class Beginning:
     """Results of the first `groups`. `pass_at_1` is the mean reward, `informative` the number of
     groups with unlike rewards. `answers` are some of the answers, cut."""
 
+    environment: str
     pass_at_1: float
     informative: int
     groups: int
@@ -28,12 +41,11 @@ class Beginning:
         if self.informative >= _LEAST_INFORMATIVE:
             return ""
         if self.pass_at_1 > 0.5:
-            return "the tasks are too easy: take a harder preset, or data sets of your own"
+            return f"the tasks are too easy: take {_HARDER.get(self.environment, _OTHER_HARDER)}"
         return (
             "the tasks are too hard, or the answers have another form than the scorer reads: take "
-            "an easier preset (environment.options.preset; of drills: short, long, chat, from easy "
-            "to hard), "
-            "a larger model, or longer answers (sampling.max_new_tokens)"
+            f"{_EASIER.get(self.environment, _OTHER_EASIER)}, a larger model, or longer answers "
+            "(sampling.max_new_tokens)"
         )
 
 
@@ -54,6 +66,7 @@ class FirstGroups:
         groups, self._groups, self._told = self._groups, [], True
         rewards = [reward for each in groups for reward in each.claimed]
         return Beginning(
+            environment=group.task.environment,
             pass_at_1=sum(rewards) / len(rewards),
             informative=sum(len(set(each.claimed)) > 1 for each in groups),
             groups=len(groups),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.host import SAID_TEXTS, EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
@@ -32,7 +32,8 @@ from swarm_node.rollout import TaskRef
 
 #: Tasks of each family that both processes make.
 _TASKS = 8
-#: A scorer that takes longer than this for an answer holds the node up.
+#: A scorer that takes longer than this for an answer holds the node up, unless its environment says
+#: that it needs more.
 _SLOW_SECONDS = 0.05
 _SHOWN_CHARS = 60
 
@@ -115,7 +116,7 @@ async def _checks(
         for family in chosen:
             yield await _replaying(second, info, [e for e in made if e.ref.family == family])
     else:
-        yield await _scoring(second, made)
+        yield await _scoring(second, info, made)
     for family in chosen:
         yield _learnable([each for each in made if each.ref.family == family], family, sampling)
 
@@ -241,7 +242,9 @@ def _unlike(ours: Sequence[str], theirs: Sequence[str]) -> int:
     return 0
 
 
-async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers]) -> Said:
+async def _scoring(
+    other: ProcessEnvironmentHost, info: EnvironmentInfo, made: Sequence[JudgedAnswers]
+) -> Said:
     """Score every answer again, in another process, and compare."""
     count = sum(len(each.answers) for each in made) or 1
     seconds = sum(each.judged.seconds for each in made) / count
@@ -265,7 +268,7 @@ async def _scoring(other: ProcessEnvironmentHost, made: Sequence[JudgedAnswers])
     if raised:
         remedy = "an answer that raises counts as wrong"
         return Said("score", "warning", f"{text}; it raised {raised}", remedy)
-    if seconds > _SLOW_SECONDS:
+    if seconds > max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS):
         return Said("score", "warning", text, "the node waits for it: make it faster")
     return Said("score", "good", text)
 

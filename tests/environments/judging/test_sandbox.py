@@ -28,7 +28,6 @@ from swarm_node.environments.judging.syscalls import (
     judge_filter,
 )
 from swarm_node.environments.split import with_split
-from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Runs its answers: the worst environment there can be. An answer of 1 is an escape.
@@ -61,7 +60,7 @@ def call(number, *arguments):
 
 
 class Carefree:
-    name, version, families, runs_code = "carefree", "1", ("one",), True
+    name, version, families = "carefree", "1", ("one",)
 
     def derive(self, ref):
         return Task(ref, ref.seed)
@@ -245,7 +244,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
-def test_an_environment_that_runs_code_is_held(judged: Callable[..., Judgement]) -> None:
+def test_code_that_does_no_harm_runs(judged: Callable[..., Judgement]) -> None:
     """The control: statements do run, and what they may do they can."""
     harmless = ["sum(range(10))", "import asyncio; asyncio.run(asyncio.sleep(0))", "time.time()"]
     assert judged([*harmless, "import json.tool", "os.stat('/')", "raise ValueError"]).rewards == (
@@ -389,26 +388,23 @@ def test_what_a_text_prints_reaches_nobody_who_reads_replies(
     assert judged([forged, "1"]).rewards == (0.0, 1.0)
 
 
-def test_code_from_answers_is_not_run_without_a_sandbox(
+def test_a_machine_without_a_sandbox_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine of which the filter knows no numbers: seen by the processes that are started."""
-    (tmp_path / "carefree.py").write_text(CAREFREE)
     (tmp_path / "sitecustomize.py").write_text(
         "import platform\nplatform.machine = lambda: 'riscv64'\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    async def start(name: str) -> EnvironmentInfo:
-        host = ProcessEnvironmentHost(name, {})
+    async def start() -> EnvironmentInfo:
+        host = ProcessEnvironmentHost("drills", {})
         try:
             return await host.start()
         finally:
             await host.close()
 
-    with pytest.raises(ConfigError, match="cannot confine"):
-        asyncio.run(start("carefree:create"))
-    info = asyncio.run(start("drills"))
+    info = asyncio.run(start())
     assert info.sandbox is not None
     assert "system calls" in info.sandbox.described()
 

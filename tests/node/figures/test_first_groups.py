@@ -9,8 +9,8 @@ from swarm_node.node.figures.first_groups import COUNT, Beginning, FirstGroups
 from swarm_node.rollout import PolicyRef, RolloutGroup, TaskRef
 
 
-def group(*rewards: float, text: str = "7") -> RolloutGroup:
-    ref, policy = TaskRef("e", "1", "f", 3), PolicyRef(b"m" * 32, b"t" * 32, 0)
+def group(*rewards: float, text: str = "7", environment: str = "e") -> RolloutGroup:
+    ref, policy = TaskRef(environment, "1", "f", 3), PolicyRef(b"m" * 32, b"t" * 32, 0)
     return RolloutGroup(ref, policy, tuple(completion([7], text) for _ in rewards), rewards)
 
 
@@ -29,8 +29,22 @@ def test_the_share_of_right_answers_and_of_groups_to_learn_from_is_told() -> Non
     assert not found.advice
 
 
-@pytest.mark.parametrize(("reward", "advice"), [(0.0, "easier preset"), (1.0, "harder preset")])
-def test_where_nothing_can_be_learnt_it_says_what_to_take(reward: float, advice: str) -> None:
-    found = beginning([group(reward, reward, text="x" * 999)] * COUNT)
+@pytest.mark.parametrize(
+    ("environment", "reward", "advice"),
+    [
+        ("drills", 0.0, "an easier preset (environment.options.preset; of drills: short, long"),
+        ("drills", 1.0, "a harder preset"),
+        ("reasoning_gym", 0.0, "an easier preset (environment.options.preset), or other data"),
+        ("reasoning_gym", 1.0, "a harder preset"),
+        ("programs", 0.0, "take easier ones (environment.options), a larger model"),
+        ("programs", 1.0, "take harder ones (environment.options)"),
+    ],
+)
+def test_where_nothing_can_be_learnt_it_says_what_to_take(
+    environment: str, reward: float, advice: str
+) -> None:
+    made = group(reward, reward, text="x" * 999, environment=environment)
+    found = beginning([made] * COUNT)
     assert advice in found.advice
+    assert ("drills" in found.advice) == (environment == "drills" and not reward)
     assert found.answers == ("x" * 160,) * 3

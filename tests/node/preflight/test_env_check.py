@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
+from swarm_node.environments.extras import installed
 from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.preflight.env_check import check_environment, milliseconds
 from swarm_node.policy.models.model import resolve
@@ -162,6 +164,23 @@ def test_the_questions_are_counted_and_a_constant_answer_is_tried(
         assert bool(each.remedy) == bool(remedy)
 
 
+@pytest.mark.slow(reason="starts two environments, and a model that answers")
+@pytest.mark.parametrize(
+    ("more", "level"), [("score_seconds = 0.0", "warning"), ("score_seconds = 60.0", "good")]
+)
+def test_a_slow_scorer_is_told_unless_it_says_how_much_it_needs(
+    place: Path, more: str, level: str
+) -> None:
+    until = "until = time.process_time() + 0.06"
+    score = f"import time; {until}\n        while time.process_time() < until: pass\n"
+    (said,) = [
+        each
+        for each in checked(environment(place, score=score + "        return 0.0", more=more))
+        if each.kind == "score"
+    ]
+    assert (said.level, "make it faster" in said.remedy) == (level, level == "warning")
+
+
 def test_one_whose_questions_cannot_be_split_ends_with_exit_code_1(place: Path) -> None:
     name = environment(place, payload="7")
     done = CliRunner().invoke(app, ["env", "check", name, "--json"])
@@ -259,3 +278,22 @@ def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> N
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc"]
     refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
     assert (refused.level, "it has no roles" in refused.text) == ("bad", True)
+
+
+@pytest.mark.slow(reason="starts two environments that run programs, and a model that talks")
+@pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
+def test_programs_of_two_turns_replay_in_two_processes() -> None:
+    options = {"path": str(ROOT / "examples" / "exams.jsonl"), "turns": 2}
+    given = {"sampling.group_size": 4, "sampling.max_new_tokens": 8}
+    sampling = load_settings(given, environ={}).sampling
+    found = asyncio.run(
+        check_environment("programs", options, (), resolve("tiny-talk"), sampling, 16)
+    )
+    kinds = {said.kind: said for said in found}
+    assert kinds["derive"].level == "good", found
+    assert kinds["rows"].text == "exams: 5 rows for training, 1 held out"
+    # Nothing that this model says is a right program. It hears so after each turn that it ended.
+    replay = r"exams: at most 2 turns, (1\.[1-9]|2\.0) on average; 16 replays agree in 2 processes"
+    assert kinds["replay"].level == "good", found
+    assert re.fullmatch(replay, kinds["replay"].text)
+    assert "answers right 0 of 16" in kinds["family"].text

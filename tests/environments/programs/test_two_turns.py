@@ -1,0 +1,303 @@
+"""Two tries at a program: what is told of a failed public test, and what decides the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.environments.base import MAX_REPLY_CHARS, Task
+from swarm_node.environments.extras import installed
+from swarm_node.environments.host import ProcessEnvironmentHost, ReplayedDialogue
+from swarm_node.environments.judging.judge import ReplayedLine, Transcript, replay_dialogue
+from swarm_node.environments.programs.environment import Failure, create, told
+from swarm_node.environments.programs.runtime import Outcome
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
+
+needs_extra = pytest.mark.skipif(
+    "programs" not in installed(), reason="the extra programs is not installed: make setup-tests"
+)
+AGAIN = "Write the whole program again."
+#: No program can come upon these by itself.
+SECRET_IN, SECRET_OUT = "kqz-7-asked\n", "wvj-9-answered\n"
+
+
+def two_turns(count: int) -> list[dict[str, Any]]:
+    """Rows whose public tests are the example of the question, and a second one."""
+    rows = sums(count)
+    for row in rows:
+        factor = int(examples_only(row["question"])[6:-1])
+        row["public_inputs"] = ["1 0\n", "2 900\n"]
+        row["public_outputs"] = [f"{factor}\n", f"{2 * factor + 900}\n"]
+    return rows
+
+
+def write(path: Path, rows: Sequence[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def exams(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("exams") / "sums.jsonl", two_turns(40))
+
+
+@pytest.fixture(scope="module")
+def environment(exams: str) -> SplitEnvironment:
+    return create_environment("programs", {"path": exams, "turns": 2})
+
+
+def derived(environment: SplitEnvironment, family: str = "sums", seed: int = 5) -> Task:
+    return environment.derive(TaskRef(environment.name, environment.version, family, seed))
+
+
+def replayed(environment: SplitEnvironment, task: Task, *texts: str) -> ReplayedLine:
+    return replay_dialogue(environment, task, Transcript(list(texts)))
+
+
+def rewarded(line: ReplayedLine) -> float:
+    assert line.over
+    assert line.verdict is not None
+    assert (line.verdict.fault, line.verdict.raised) == ("", "")
+    return line.verdict.reward
+
+
+@needs_extra
+def test_a_program_that_passes_the_public_tests_ends_the_dialogue(
+    environment: SplitEnvironment,
+) -> None:
+    task = derived(environment)
+    question = environment.question(task)
+    line = replayed(environment, task, f"So:\n```python\n{honest(question)}\n```")
+    assert (environment.turns, line.replies, rewarded(line)) == (2, [], 1.0)
+    # Right in all public tests, and in none that decides.
+    learnt = f"a, b = input().split()\n{examples_only(question)[:-1]} * int(a) + int(b) % 899)"
+    learnt = learnt.replace("% 899", "// 900 * 900")
+    line = replayed(environment, task, learnt)
+    assert (line.replies, rewarded(line)) == ([], 0.0)
+    # Who goes on after the end is told so.
+    assert replayed(environment, task, honest(question), "more").verdict is None
+
+
+@needs_extra
+def test_the_last_program_is_judged_by_private_tests(environment: SplitEnvironment) -> None:
+    task = derived(environment)
+    right = honest(environment.question(task))
+    for texts, reward in (
+        (["print(3)", right], 1.0),
+        (["print(3)", "print(3)"], 0.0),
+        (["print(3)", "I give up."], 0.0),
+        (["print(3)", ""], 0.0),
+        (["no program at all", f"```\n{right}\n```"], 1.0),
+        # What fails a public test may be right where it counts.
+        (["print(3)", right.replace("+ b)", "+ b if b != 900 else 0)")], 1.0),
+    ):
+        line = replayed(environment, task, *texts)
+        assert (len(line.replies), rewarded(line)) == (1, reward), texts
+    cut = replay_dialogue(environment, task, Transcript([right], cut=True))
+    assert (cut.replies, rewarded(cut)) == ([], 1.0)
+
+
+@needs_extra
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("print(3)\nprint(4)\n", "1 0\nThe program printed:\n3\n4\n"),
+        ("x = 5", "1 0\nThe program printed nothing.\n"),
+        (
+            "print(3)\nraise SystemExit(2)",
+            "1 0\nThe program raised an exception, or ended with a code other than 0.\n",
+        ),
+        ("while True: pass", "1 0\nThe program took too many steps.\n"),
+        ("while True: print('x' * 999)", "1 0\nThe program printed too much.\n"),
+        ("RIGHT.real if b else 0)", "2 900\nThe program printed:\n0\n"),
+    ],
+)
+def test_the_first_failed_test_is_told(
+    environment: SplitEnvironment, program: str, told: str
+) -> None:
+    task = derived(environment)
+    right = honest(environment.question(task))
+    if program.startswith("RIGHT"):  # right for the first public test, and not for the second
+        program = right.replace("+ b)", "if not b else 0)")
+    line = replayed(environment, task, program)
+    assert line.replies == [f"Wrong for this input:\n{told}{AGAIN}"]
+    assert not line.over
+
+
+@needs_extra
+@pytest.mark.parametrize("text", ["", "```\n```", "print(1)\0"])
+def test_an_answer_without_a_program_is_told_so(environment: SplitEnvironment, text: str) -> None:
+    line = replayed(environment, derived(environment), text)
+    assert line.replies == [f"There is no program in the answer.\n{AGAIN}"]
+
+
+@given(
+    st.binary(max_size=3000) | st.text(min_size=300, max_size=900).map(str.encode),
+    st.binary(max_size=3000),
+    st.sampled_from(["ok", "raised", "steps", "output", "broken"]),
+)
+def test_every_reply_can_be_sent(stdin: bytes, stdout: bytes, end: Any) -> None:
+    reply = told(Failure(stdin, Outcome(stdout, 1, end)))
+    assert len(reply) <= MAX_REPLY_CHARS
+    assert reply.encode().decode() == reply
+    assert reply.endswith(AGAIN)
+
+
+@pytest.mark.parametrize("character", ["x", "é", "€", "🐝"])
+def test_a_long_output_is_cut_between_characters(character: str) -> None:
+    outcome = Outcome((character * 2000).encode(), 1, "ok")
+    reply = told(Failure((character * 401).encode(), outcome))
+    shown = character * 400 + "…"
+    assert reply == f"Wrong for this input:\n{shown}\nThe program printed:\n{shown}\n{AGAIN}"
+    exact = Failure(b"", outcome._replace(stdout=(character * 400).encode() + b" \r\n\n"))
+    assert told(exact) == (
+        f"Wrong for an empty input.\nThe program printed:\n{character * 400}\n{AGAIN}"
+    )
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Rows whose private tests no program can guess."""
+    rows = [
+        {
+            "question": f"Secret {n}.",
+            "public_inputs": ["shown\n"],
+            "public_outputs": ["seen\n"],
+            "inputs": [SECRET_IN],
+            "outputs": [SECRET_OUT],
+        }
+        for n in range(16)
+    ]
+    return write(tmp_path_factory.mktemp("exams") / "secrets.jsonl", rows)
+
+
+@needs_extra
+@pytest.mark.slow(reason="34 programs in both turns, of which many use up their steps")
+def test_no_cheat_and_no_hostile_program_scores_or_hears_a_secret_in_either_turn(
+    secrets: str,
+) -> None:
+    environment = create_environment("programs", {"path": secrets, "turns": 2})
+    task = derived(environment, "secrets")
+    for name, program in {**CHEATS, **HOSTILE}.items():
+        line = replayed(environment, task, program, program)
+        assert rewarded(line) == 0.0, name
+        (reply,) = line.replies
+        assert reply.startswith("Wrong for this input:\nshown\n"), name
+        for secret in (SECRET_IN, SECRET_OUT, "root:", "uid=", str(Path.home())):
+            assert secret.strip() not in reply, name
+    # The control: one that knew the secret would be right.
+    known = f"print({SECRET_OUT!r}.strip() if input() == {SECRET_IN.strip()!r} else 'seen')"
+    assert rewarded(replayed(environment, task, known)) == 1.0
+
+
+@needs_extra
+@pytest.mark.slow(reason="34 programs in both turns, of which many use up their steps")
+def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exams: str) -> None:
+    programs = [*CHEATS.values(), *HOSTILE.values()]
+
+    async def play() -> tuple[list[list[ReplayedDialogue]], int]:
+        host = ProcessEnvironmentHost("programs", {"path": exams, "turns": 2})
+        try:
+            info = await host.start()
+            assert info.turns == 2
+            ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
+            (prompt,) = await host.render([ref])
+            right = honest(prompt)
+            groups = [
+                [
+                    *(
+                        Transcript([one, other])
+                        for one, other in zip(some, some[::-1], strict=True)
+                    ),
+                    *(Transcript([one, right]) for one in some[:1]),
+                    Transcript([right]),
+                ]
+                for some in (programs[at : at + 6] for at in range(0, len(programs), 6))
+            ]
+            return [(await host.replay(ref, group))[0] for group in groups], host.losses
+        finally:
+            await host.close()
+
+    groups, losses = asyncio.run(play())
+    assert losses == 0
+    for group in groups:
+        *hostile, late, honest_one = group
+        assert [each.reward for each in hostile] == [0.0] * len(hostile)
+        assert (late.reward, honest_one.reward, honest_one.replies) == (1.0, 1.0, ())
+        assert {(each.over, each.fault, each.raised) for each in group} == {(True, "", "")}
+        assert all(len(each.replies) == 1 for each in (*hostile, late))
+
+
+@needs_extra
+def test_one_turn_of_the_same_file_has_another_version_and_no_reply(exams: str) -> None:
+    one, two = (create_environment("programs", {"path": exams, "turns": n}) for n in (1, 2))
+    assert one.version == create_environment("programs", {"path": exams}).version != two.version
+    assert (one.turns, one.score_seconds, two.score_seconds) == (1, 60.0, 120.0)
+    task = derived(one)
+    question = one.question(task)
+    assert one.render(task) == two.render(derived(two))
+    assert one.score(task, honest(question)) == 1.0
+    # Public tests decide nothing.
+    assert one.score(task, honest(question).replace("+ b)", "+ b if b != 900 else 0)")) == 1.0
+
+
+PUBLIC: Mapping[str, Any] = {"public_inputs": ["3"], "public_outputs": ["1"]}
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({**PUBLIC}, "'inputs' must be a list of texts"),
+        ({**PUBLIC, "inputs": [], "outputs": []}, "give 1 to 10 'inputs', and as many 'outputs'"),
+        (
+            {"inputs": ["1", "3 \n"], "outputs": ["1", "2"], **PUBLIC},
+            "one of 'public_inputs' is also one of 'inputs'",
+        ),
+        (
+            {"inputs": ["1"], "outputs": ["1"], "public_inputs": ["2"]},
+            "'public_outputs' must be a list of texts",
+        ),
+        (
+            {"inputs": ["1"], "outputs": ["1"], "public_inputs": [], "public_outputs": []},
+            "give 1 to 10 'public_inputs', and as many 'public_outputs'",
+        ),
+        (
+            {
+                "inputs": ["1"],
+                "outputs": ["1"],
+                "public_inputs": ["2", "2"],
+                "public_outputs": ["1", "2"],
+            },
+            "the same input has two outputs",
+        ),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_line(
+    tmp_path: Path, turns: int, row: dict[str, Any], why: str
+) -> None:
+    path = write(tmp_path / "sums.jsonl", [*two_turns(3), {"question": "q", **row}])
+    with pytest.raises(ConfigError, match="line 4: ") as refused:
+        create(path, turns=turns)
+    assert why in str(refused.value)
+
+
+def test_two_turns_need_public_tests_and_other_numbers_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.jsonl", sums(3))
+    with pytest.raises(ConfigError, match="line 1: 'public_inputs' must be a list of texts"):
+        create(path, turns=2)
+    for turns in (0, 3, True, "2", 2.0):
+        with pytest.raises(ConfigError, match=r"options\.turns: 1, or 2 for a second try"):
+            create(path, turns=turns)  # type: ignore[arg-type]
