@@ -1,11 +1,13 @@
 """A tiny model learns the games of two turns: with the environment's replies, and with false ones.
 
 False replies are of the same form and say nothing, so that nobody can be right at guess more than
-two times of three. Sampler, trainer and batches are a node's, in one process: groups of one
-version, so many for each update. Reward is measured on held-out texts. Every run begins with the
-cost of a row for a dialogue beside a row for each turn.
+two times of three, or at weigh more than one time of three. Sampler, trainer and batches are a
+node's, in one process: groups of one version, so many for each update. Reward is measured on
+held-out texts. A run with true replies ends with the cost of a row for a dialogue beside a row for
+each turn. With --three-turns, only that cost is measured, on dialogues of three turns each.
 
     python benchmarks/dialogues.py --updates 300
+    python benchmarks/dialogues.py --three-turns
 """
 
 from __future__ import annotations
@@ -64,10 +66,31 @@ class FalseReplies:
         drawn = int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
         if reply.isdigit():
             return str((10 + drawn % 90) * (10 + drawn // 90 % 90))
+        if task.ref.family == "weigh":
+            return ("left is heavier", "right is heavier", "equal")[drawn % 3]
         return ("higher", "lower")[drawn % 2]
 
     def judge(self, task: Task, said: Sequence[str]) -> float:
         return self._games.judge(task, said)
+
+
+class ThreeTurns:
+    """Guesses at a number that end after three, right or wrong. Half of all last ones count, so
+    that groups have unlike rewards."""
+
+    name, version, families, turns = "three-turns", "1", ("guess",), 3
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, 10 + ref.seed % 88)
+
+    def render(self, task: Task) -> str:
+        return f"Guess my number from {task.payload} to {task.payload + 2}."
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        return ("higher", "lower")[hashlib.sha256(said[-1].encode()).digest()[0] % 2]
+
+    def judge(self, task: Task, said: Sequence[str]) -> float:
+        return float(hashlib.sha256(said[-1].encode()).digest()[1] % 2)
 
 
 class Learner:
@@ -194,8 +217,19 @@ def show_rows(model: Model, rows: Sequence[TrainRow]) -> None:
     gap = float((gradient - other).abs().max() / gradient.abs().max())
     print(
         f"{len(rows)} dialogues: {tokens} tokens and {took:.0f} ms in a row each, {more} and "
-        f"{longer:.0f} ms in a row for each turn; gradients differ by {gap:.0e} of the largest"
+        f"{longer:.0f} ms in a row for each turn ({tokens / more:.2f}); gradients differ by "
+        f"{gap:.0e} of the largest"
     )
+
+
+async def three_turns(model: Model, given: argparse.Namespace) -> None:
+    """Show what a row for a dialogue saves at three turns."""
+    settings = load_settings({"run.seed": given.seed, **parse_assignments(given.set)}, environ={})
+    with tempfile.TemporaryDirectory() as place:
+        learner = Learner(model, ThreeTurns(), settings, Path(place))
+        await learner.start()
+        rows = (await learner.update(0, given.groups)).rows
+        show_rows(model, [row for row in rows if len(row.between) == 2])
 
 
 async def curve(name: str, model: Model, games: Dialogue, given: argparse.Namespace) -> None:
@@ -232,10 +266,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("true", "false"))
     parser.add_argument("--set", action="append", default=[], help="a setting, KEY=VALUE")
+    parser.add_argument("--three-turns", action="store_true", help="the cost of rows alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
     directory = resolve(given.model)
     model = Model.read(given.model, directory)
+    if given.three_turns:
+        asyncio.run(three_turns(model, given))
+        return
     for name, games in (("true", create()), ("false", FalseReplies(create()))):
         if given.only in (None, name):
             asyncio.run(curve(name, model, games, given))

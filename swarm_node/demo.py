@@ -1,8 +1,9 @@
 """`swarm-node demo`: a private swarm of real node processes on this machine, live in a table.
 
 Node i samples every n-th task family, so a node learns all other families from its peers' rollouts
-alone. One further node samples as node 1 does, in a swarm of its own. Its reward on families that
-it never samples is transfer, not sharing. All start at once.
+alone: of the drills three of nine each, of the games one of three. One further node samples as
+node 1 does, in a swarm of its own. Its reward on families that it never samples is transfer, not
+sharing. All start at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from rich.live import Live
 from rich.table import Table
 
 from swarm_node.config import load_settings
+from swarm_node.environments import games
 from swarm_node.environments.drills import PRESETS
-from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNodeError, instead
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, Snapshot
 from swarm_node.node.home.home import Home
@@ -38,13 +40,41 @@ from swarm_node.simulation.report import save_json, save_picture
 
 FAMILIES = sorted(PRESETS["short"])
 ALONE = "alone"
-_LEARNING_RATE = "6e-5"
 #: An inference engine takes long to import and start, and each node of the demo has one.
 _START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
 _STOP_SECONDS = 40.0
 _POLL_SECONDS = 1.0
 _HOUR = 3600
 _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
+#: The summary shows the rewards of so many families one by one.
+_SHOWN_FAMILIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the nodes of a demo learn: the `families` of an environment, with a shipped model."""
+
+    environment: str
+    families: Sequence[str]
+    model: str
+    #: Settings of every node.
+    assignments: Sequence[str]
+
+    @property
+    def all(self) -> str:
+        return f"all {_NUMBERS.get(len(self.families), len(self.families))} families"
+
+
+_NUMBERS = {3: "three", 9: "nine"}
+DRILLS = Ground(
+    "drills",
+    FAMILIES,
+    "tiny",
+    # A fifth of the default: the rise then fills three minutes of two busy cores.
+    ("training.learning_rate=6e-5",),
+)
+GAMES = Ground("games", games.create().families, "tiny-talk", ("environment.name=games",))
+GROUNDS = {ground.environment: ground for ground in (DRILLS, GAMES)}
 
 
 @dataclass
@@ -56,24 +86,24 @@ class DemoNode:
     families: Sequence[str]
     sampler: str | None = None
     assignments: Sequence[str] = ()
+    ground: Ground = DRILLS
     process: asyncio.subprocess.Process | None = None
     snapshot: Snapshot | None = None
     log: list[str] = field(default_factory=list)
 
     async def start(self) -> None:
         """Start the process; its log goes to `log` in its home."""
-        arguments = ["join", "--model", "tiny", "--home", str(self.home.path)]
+        arguments = ["join", "--model", self.ground.model, "--home", str(self.home.path)]
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
         arguments += ["--set", "network.poll_seconds=0.5"]
         arguments += ["--set", "run.eval_seconds=5"]
-        # A fifth of the default: the rise then fills three minutes of two busy cores.
-        arguments += ["--learning-rate", _LEARNING_RATE]
         if self.sampler is not None:
             arguments += ["--sampler", self.sampler]
         if self.sampler != "vllm":
             # With so small a model, nodes would only wait for kernel launches on the one GPU.
             arguments += ["--set", "run.device=cpu"]
-        arguments += [part for text in self.assignments for part in ("--set", text)]
+        given = (*self.ground.assignments, *self.assignments)
+        arguments += [part for text in given for part in ("--set", text)]
         with (self.home.path / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -117,12 +147,21 @@ class DemoNode:
             await process.wait()
 
 
-async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None = None) -> int:
-    """Run the demo, sampling with `sampler` (the setting `sampling.engine`); returns the exit code.
+async def run_demo(
+    nodes: int,
+    minutes: float,
+    report: Path,
+    sampler: str | None = None,
+    environment: str = DRILLS.environment,
+) -> int:
+    """Run the demo on the tasks of `environment` with so many `nodes`, sampling with
+    `sampler` (the setting `sampling.engine`); returns the exit code.
 
     Raises:
+        ConfigError: there is no demo of the environment, or it has fewer families than nodes.
         SwarmNodeError: a node could not start; the message holds the end of its log.
     """
+    ground = ground_of(environment, nodes)
     settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
         engine_of(settings, this_machine(settings))
@@ -132,7 +171,7 @@ async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     with tempfile.TemporaryDirectory(prefix="swarm-node-demo-") as directory:
-        swarm = _plan(Path(directory), nodes, sampler)
+        swarm = _plan(Path(directory), nodes, sampler, ground)
         started = time.monotonic()
         try:
             with Live(console=console, refresh_per_second=2, transient=False) as live:
@@ -143,23 +182,48 @@ async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None
         finally:
             await asyncio.gather(*(node.stop() for node in swarm))
     console.print()
-    results = [_result(node) for node in swarm if node.snapshot is not None and node.snapshot.evals]
+    results = [result_of(node) for node in swarm if node.snapshot and node.snapshot.evals]
     if not results:
         console.print("stopped before the first measurement: nothing to report")
         return 130
     curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
     files = write_report(report, time.monotonic() - started, results, curves)
-    _summary(console, results, files)
+    for line in summary(ground, results):
+        console.print(line)
+    for file in files:
+        console.print(f"wrote {file}")
+    console.print("Next, two machines: swarm-node init NAME, then swarm-node invite --help")
     return 0
 
 
-def _plan(directory: Path, nodes: int, sampler: str | None) -> list[DemoNode]:
+def ground_of(environment: str, nodes: int) -> Ground:
+    """Return the ground called `environment`.
+
+    Raises:
+        ConfigError: there is no demo of it, or one of so many `nodes` would sample nothing.
+    """
+    ground = GROUNDS.get(environment)
+    if ground is None:
+        raise ConfigError(
+            f"--environment: no demo of {environment!r}{instead(environment, GROUNDS)}"
+        )
+    if nodes > len(ground.families):
+        raise ConfigError(
+            f"--nodes: {environment} has {len(ground.families)} families, and each node samples "
+            f"one or more of its own: at most {len(ground.families)} nodes"
+        )
+    return ground
+
+
+def _plan(directory: Path, nodes: int, sampler: str | None, ground: Ground) -> list[DemoNode]:
     """The nodes of the swarm, and the one alone, each with its membership."""
-    swarm = []
+    families, swarm = ground.families, []
     for index in range(nodes):
         home = Home(directory / f"node-{index + 1}")
-        swarm.append(DemoNode(f"node {index + 1}", home, FAMILIES[index::nodes], sampler))
-    alone = DemoNode(ALONE, Home(directory / "alone"), FAMILIES[::nodes], sampler)
+        named = f"node {index + 1}"
+        swarm.append(DemoNode(named, home, families[index::nodes], sampler, ground=ground))
+    home = Home(directory / ALONE)
+    alone = DemoNode(ALONE, home, families[::nodes], sampler, ground=ground)
     now = time.time()
     for node in (*swarm, alone):
         node.home.create()
@@ -270,7 +334,8 @@ def _change(start: float | None, end: float | None) -> str:
     return f"{start:.2f}→[bold green]{end:.2f}[/bold green]"
 
 
-def _result(node: DemoNode) -> NodeReport:
+def result_of(node: DemoNode) -> NodeReport:
+    """Return the result of a node that was measured."""
     shot = node.snapshot
     assert shot is not None
     first, last = shot.evals[0], shot.evals[-1]
@@ -278,6 +343,9 @@ def _result(node: DemoNode) -> NodeReport:
         name=node.name,
         peer_id=shot.peer_id,
         updates=shot.updates,
+        samples=list(node.families),
+        families_start=first.families,
+        families_end=last.families,
         reward_start=first.all,
         reward_end=last.all,
         borrowed_start=first.borrowed,
@@ -291,32 +359,40 @@ def _result(node: DemoNode) -> NodeReport:
     )
 
 
-def _summary(console: Console, results: list[NodeReport], files: list[Path]) -> None:
+def summary(ground: Ground, results: Sequence[NodeReport]) -> Iterator[str]:
+    """Yield the lines about the results: of few families one by one, the node's own marked."""
     for result in results:
         borrowed = _change(result.borrowed_start, result.borrowed_end)
-        console.print(
-            f"{result.name}: all nine families {_change(result.reward_start, result.reward_end)}, "
+        yield (
+            f"{result.name}: {ground.all} {_change(result.reward_start, result.reward_end)}, "
             f"those that it never samples {borrowed}, seen texts "
             f"{_change(result.seen_start, result.seen_end)}, {result.updates} updates"
         )
-    console.print(
+        if len(ground.families) <= _SHOWN_FAMILIES:
+            each = (
+                f"{family}{' (samples it)' * (family in result.samples)} "
+                + _change(result.families_start.get(family), result.families_end.get(family))
+                for family in ground.families
+            )
+            yield f"  {', '.join(each)}"
+    yield (
         "Rewards are on unseen texts, except where it says seen. "
         "alone: as node 1, without peers. What the others have more on families that they never "
         "sample, they learnt from each other."
     )
-    for file in files:
-        console.print(f"wrote {file}")
-    console.print("Next, two machines: swarm-node init NAME, then swarm-node invite --help")
 
 
 class NodeReport(msgspec.Struct, frozen=True):
     """One node's result. Rewards are means on unseen texts, over all families and over those it
-    never sampled itself; `seen` are means on texts that training may draw. `rejected` counts by
-    reason."""
+    never sampled itself, and `families` by family, of which it `samples` some. `seen` are means
+    on texts that training may draw. `rejected` counts by reason."""
 
     name: str
     peer_id: str
     updates: int
+    samples: list[str]
+    families_start: dict[str, float]
+    families_end: dict[str, float]
     reward_start: float
     reward_end: float
     borrowed_start: float | None

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,12 +22,13 @@ from swarm_node.cli.options import (
     ModelOption,
     TicketFileOption,
 )
-from swarm_node.errors import ModelError, SwarmNodeError, TicketError
+from swarm_node.errors import ConfigError, ModelError, SwarmNodeError, TicketError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from swarm_node.config import Settings
+    from swarm_node.environments.presets import Tried
     from swarm_node.node.preflight.doctor import Finding
 
 _SCHEMA = 1
@@ -91,6 +93,7 @@ def find(settings: Settings) -> list[Finding]:
         HomeError: the home cannot be used.
     """
     from swarm_node.cli.plan import shape_of
+    from swarm_node.environments.presets import try_environment
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import Finding, examine
@@ -104,7 +107,14 @@ def find(settings: Settings) -> list[Finding]:
         from swarm_node.node.start.derive import resumed  # imports torch
 
         settings = resumed(settings, home.checkpoints)
-    shape, wrong = None, []
+    shape, wrong, turns = None, [], 1
+    try:
+        tried = try_environment(settings.environment.name, settings.environment.options)
+        turns = tried.turns
+        if turns > 1:
+            wrong += _dialogues(settings, tried)
+    except ConfigError as error:
+        wrong.append(Finding("environment", "error", str(error)))
     try:
         shape = shape_of(settings.model)
     except ModelError as error:
@@ -116,7 +126,25 @@ def find(settings: Settings) -> list[Finding]:
     run = settings.run
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
-    return examine(facts, settings, shape) + wrong
+    return examine(facts, settings, shape, turns=turns) + wrong
+
+
+def _dialogues(settings: Settings, tried: Tried) -> Iterator[Finding]:
+    """Report that a model on this machine cannot hold the environment's dialogues."""
+    from swarm_node.node.preflight.doctor import Finding
+    from swarm_node.node.start.join import read_model
+    from swarm_node.policy.models.model import SHIPPED, resolve
+
+    directory = Path(settings.model).expanduser()
+    if settings.model in SHIPPED:
+        directory = resolve(settings.model)
+    if not directory.is_dir():
+        return
+    try:
+        read_model(directory, settings, tried)
+    except (ConfigError, ModelError) as error:
+        text, _, remedy = str(error).rpartition(": ")
+        yield Finding("dialogues", "error", text, remedy)
 
 
 def find_reach(settings: Settings) -> list[Finding]:

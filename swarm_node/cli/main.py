@@ -69,15 +69,18 @@ def demo(
     minutes: Annotated[float, typer.Option(min=0.5, max=120, help="How long to learn.")] = 3.0,
     report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
+    environment: Annotated[
+        str, typer.Option(help="drills, or games: dialogues of two turns, with tiny-talk.")
+    ] = "drills",
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
 
     Each node samples its own share of the nine task families and sees the others only in its
-    peers' rollouts. Ctrl-C ends the demo cleanly at any time.
+    peers' rollouts. Of the three games it samples one. Ctrl-C ends the demo cleanly at any time.
     """
     from swarm_node.demo import run_demo
 
-    raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler)))
+    raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler, environment)))
 
 
 @app.command(rich_help_panel=_BASIC)

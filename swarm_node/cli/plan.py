@@ -62,6 +62,7 @@ def plan(
     """
     from swarm_node.cli.plan_view import PlannedCard
     from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.environments.presets import try_environment
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.fit import engine_of, job_of
     from swarm_node.policy.memory.plan import make_plan
@@ -71,9 +72,10 @@ def plan(
     shape = shape_of(settings.model)
     settings = for_model(settings, shape)
     machines = _machines(settings, vram)
-    engines = [engine_of(settings, machine, shape) for machine in machines]
+    turns = try_environment(settings.environment.name, settings.environment.options).turns
+    engines = [engine_of(settings, machine, shape, turns) for machine in machines]
     cards = [
-        PlannedCard(_gpu(machine), job_of(settings, machine, engine, shape), engine)
+        PlannedCard(_gpu(machine), job_of(settings, machine, engine, shape, turns), engine)
         for machine, engine in zip(machines, engines, strict=True)
     ]
     if json:

@@ -89,7 +89,7 @@ def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableTyp
 def _title(name: str, shape: Qwen2Config, job: Job) -> str:
     return (
         f"[bold]{escape(name)}[/]: {shape.weight_count / 1e6:,.1f} million weights, "
-        f"{job.rows} answers of up to {job.max_new_tokens:,} tokens wanted at once"
+        f"{job.rows} {job.described()} wanted at once"
     )
 
 
@@ -108,7 +108,7 @@ def _explained(plan: Plan, job: Job) -> dict[str, str]:
     return {
         "weights": f"sampler {_gib(parts.sampler_weights)}, trainer {_gib(parts.trainer_weights)}",
         "optimizer": f"gradients, two moments{' of 8 bits' if training.eight_bit else ''}",
-        "KV cache": f"{plan.rows} answers of {job.max_new_tokens:,} tokens",
+        "KV cache": f"{plan.rows} {job.described().replace('up to ', '')}",
         "activations": f"of {training.micro_batch_tokens:,} tokens{recomputed}",
         "other": f"sampling {_gib(parts.workspace)}, CUDA {_gib(parts.reserve)}",
     }

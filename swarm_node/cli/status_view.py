@@ -140,6 +140,8 @@ def gave(shot: Snapshot) -> str:
     if shot.recent is not None and shot.recent.groups:
         share = shot.recent.mixed / shot.recent.groups
         text += f"; {share:.0%} of the last {shot.recent.groups} have unlike rewards"
+    if shot.latest is not None and (shot.latest.turns or 1.0) > 1.0:
+        text += f"; {shot.latest.turns:.1f} turns a dialogue"
     return text
 
 

@@ -2,14 +2,16 @@
 
 guess: a number among three, in two tries; the reply says whether it is higher or lower. Without
 listening, two tries find two numbers of three. calc: a product that the environment computes for a
-model that asks for it. Nothing but this module decides a task, a reply or a reward.
+model that asks for it. weigh: the heavier of three, after two of them were weighed; without
+listening, one time of three. Nothing but this module decides a task, a reply or a reward.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from swarm_node.environments.base import Dialogue, Task, check_ref
 from swarm_node.environments.drills import Draws
@@ -19,17 +21,21 @@ from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task, or texts into replies and rewards.
-SCHEME = 1
+SCHEME = 2
+#: Most turns of every game.
+TURNS = 2
 _MAX_DIGITS = 9
 #: Makes words for a warm start of the right ones and of wrong ones, and of the knowledge that a
 #: reply follows the right ones.
 Spoil = Callable[[str, str, bool], str]
-_ASKED = re.compile(r"calc ([0-9]{1,9})\*([0-9]{1,9})")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_PRODUCT = re.compile(r"calc ([0-9]{1,9})\*([0-9]{1,9})")
+_PAIR = re.compile(r"([a-z]):([a-z])")
 
 
 def create(digits: int = 2) -> Dialogue:
     """Games with numbers of so many digits, 2 to 9. Numbers of two digits are for tiny models; of
-    guess they make 88 questions and of calc 8,100.
+    guess they make 88 questions and of calc 8,100. weigh has 15,600.
 
     Raises:
         ConfigError: another number of digits.
@@ -39,22 +45,143 @@ def create(digits: int = 2) -> Dialogue:
     return _Games(digits)
 
 
+class _Game(Protocol):
+    """One task."""
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def right(self) -> str:
+        """The last words that are right."""
+        ...
+
+    def reply(self, last: str) -> str | None:
+        """The reply to the newest words, None if they end the game."""
+        ...
+
+    def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
+        """The words of an author after what was said and replied: of one who listens and of one
+        who does not."""
+        ...
+
+
 class _Guess(NamedTuple):
     lowest: int
     secret: int
 
+    @classmethod
+    def drawn(cls, draws: Draws, least: int, most: int) -> _Guess:
+        lowest = draws.within(least, most - 2)
+        return cls(lowest, lowest + draws.below(3))
 
-class _Product(NamedTuple):
+    @property
+    def question(self) -> str:
+        return f"Guess my number from {self.lowest} to {self.lowest + 2}."
+
+    @property
+    def right(self) -> str:
+        return str(self.secret)
+
+    def reply(self, last: str) -> str | None:
+        if not _NUMBER.fullmatch(last) or int(last) == self.secret:
+            return None
+        return "higher" if int(last) < self.secret else "lower"
+
+    def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
+        three = range(self.lowest, self.lowest + 3)
+        told = [(int(said), reply) for said, reply in zip(texts[::2], texts[1::2], strict=True)]
+        heard = [
+            each
+            for each in three
+            if all(each > said if reply == "higher" else each < said for said, reply in told)
+        ]
+        return str(heard[draws.below(len(heard))]), str(three[draws.below(3)])
+
+
+class _Calc(NamedTuple):
     left: int
-    right: int
+    factor: int
+
+    @classmethod
+    def drawn(cls, draws: Draws, least: int, most: int) -> _Calc:
+        return cls(draws.within(least, most), draws.within(least, most))
+
+    @property
+    def _asked(self) -> str:
+        return f"calc {self.left}*{self.factor}"
+
+    @property
+    def question(self) -> str:
+        asked = f"What is {self.left} times {self.factor}?"
+        return f"{asked} Say {self._asked} and I calculate it."
+
+    @property
+    def right(self) -> str:
+        return str(self.left * self.factor)
+
+    def reply(self, last: str) -> str | None:
+        asked = _PRODUCT.fullmatch(last)
+        return None if asked is None else str(int(asked[1]) * int(asked[2]))
+
+    def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
+        left, right = draws.within(10, 99), draws.within(10, 99)
+        if texts:
+            return texts[-1], str(left * right)
+        return self._asked, f"calc {left}*{right}"
+
+
+class _Weigh(NamedTuple):
+    three: str
+    heavier: str
+
+    @classmethod
+    def drawn(cls, draws: Draws, least: int, most: int) -> _Weigh:
+        letters = string.ascii_lowercase
+        three = ""
+        for _ in range(3):
+            three += letters[draws.below(len(letters))]
+            letters = letters.replace(three[-1], "")
+        return cls(three, three[draws.below(3)])
+
+    @property
+    def question(self) -> str:
+        asked = ":".join(self.three[:2])
+        return f"One of {', '.join(self.three)} is heavier. Say {asked} and I weigh these two."
+
+    @property
+    def right(self) -> str:
+        return self.heavier
+
+    def reply(self, last: str) -> str | None:
+        pair = _PAIR.fullmatch(last)
+        if pair is None or pair[1] == pair[2] or not {*pair.groups()} <= {*self.three}:
+            return None
+        if self.heavier not in pair.groups():
+            return "equal"
+        return "left is heavier" if pair[1] == self.heavier else "right is heavier"
+
+    def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
+        one = draws.below(3)
+        if texts:
+            return self.heavier, self.three[one]
+        other = self.three[(one + 1 + draws.below(2)) % 3]
+        return ":".join(self.three[:2]), f"{self.three[one]}:{other}"
+
+
+_DRAWN: Mapping[str, Callable[[Draws, int, int], _Game]] = {
+    "guess": _Guess.drawn,
+    "calc": _Calc.drawn,
+    "weigh": _Weigh.drawn,
+}
 
 
 class _Games:
     """Implements `Dialogue`."""
 
     name = "games"
-    families: tuple[str, ...] = ("guess", "calc")
-    turns = 2
+    families: tuple[str, ...] = tuple(_DRAWN)
+    turns = TURNS
 
     def __init__(self, digits: int) -> None:
         self.version = f"{SCHEME}-{digits}"
@@ -64,39 +191,26 @@ class _Games:
         check_ref(self, ref)
         draws = Draws(f"games/{ref.family}", ref.seed)
         least, most = 10 ** (self._digits - 1), 10**self._digits - 1
-        if ref.family == "guess":
-            lowest = draws.within(least, most - 2)
-            return Task(ref, _Guess(lowest, lowest + draws.below(3)))
-        return Task(ref, _Product(draws.within(least, most), draws.within(least, most)))
+        return Task(ref, _DRAWN[ref.family](draws, least, most))
 
     def render(self, task: Task) -> str:
-        game: _Guess | _Product = task.payload
-        if isinstance(game, _Guess):
-            return f"Guess my number from {game.lowest} to {game.lowest + 2}."
-        asked = f"calc {game.left}*{game.right}"
-        return f"What is {game.left} times {game.right}? Say {asked} and I calculate it."
+        game: _Game = task.payload
+        return game.question
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        game: _Guess | _Product = task.payload
-        last = said[-1].strip()
-        if isinstance(game, _Guess):
-            if not re.fullmatch(r"[0-9]{1,9}", last) or int(last) == game.secret:
-                return None
-            return "higher" if int(last) < game.secret else "lower"
-        asked = _ASKED.fullmatch(last)
-        return None if asked is None else str(int(asked[1]) * int(asked[2]))
+        game: _Game = task.payload
+        return game.reply(said[-1].strip())
 
     def judge(self, task: Task, said: Sequence[str]) -> float:
-        game: _Guess | _Product = task.payload
-        right = game.secret if isinstance(game, _Guess) else game.left * game.right
-        return float(said[-1].strip() == str(right))
+        game: _Game = task.payload
+        return float(said[-1].strip() == game.right)
 
 
 def corpus(seed: int, spoil: Spoil) -> Iterator[tuple[str, list[str]]]:
     """Yields for ever, over the families in turn, a family and a dialogue: a question, what an
     author says whose words are spoilt, the reply, and so on. Questions that are held out are left
-    out. The author's first number is any of the three, because how to guess is for reinforcement
-    learning to find."""
+    out. The author's first number of guess is any of the three, because how to guess is for
+    reinforcement learning to find."""
     games, position = _Games(2), 0
     while True:
         for family in games.families:
@@ -110,30 +224,13 @@ def corpus(seed: int, spoil: Spoil) -> Iterator[tuple[str, list[str]]]:
 
 
 def _dialogue(games: _Games, task: Task, draws: Draws, spoil: Spoil) -> list[str]:
+    game: _Game = task.payload
     texts: list[str] = []
     for turn in range(games.turns):
-        right, wrong = _words(task.payload, texts, draws)
+        right, wrong = game.words(texts, draws)
         texts.append(spoil(right, wrong, turn + 1 < games.turns))
         reply = games.reply(task, texts[::2])
         if reply is None or turn + 1 == games.turns:
             break
         texts.append(reply)
     return texts
-
-
-def _words(game: _Guess | _Product, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
-    """The words of an author after what was said and replied: of one who listens and of one who
-    does not."""
-    if isinstance(game, _Guess):
-        three = range(game.lowest, game.lowest + 3)
-        told = [(int(said), reply) for said, reply in zip(texts[::2], texts[1::2], strict=True)]
-        heard = [
-            each
-            for each in three
-            if all(each > said if reply == "higher" else each < said for said, reply in told)
-        ]
-        return str(heard[draws.below(len(heard))]), str(three[draws.below(3)])
-    left, right = draws.within(10, 99), draws.within(10, 99)
-    if texts:
-        return texts[-1], str(left * right)
-    return f"calc {game.left}*{game.right}", f"calc {left}*{right}"

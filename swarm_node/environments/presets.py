@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from swarm_node.environments import drills
+import msgspec
+
+from swarm_node.environments import drills, games
 from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
 from swarm_node.environments.registry import available, unknown_name
@@ -17,12 +20,22 @@ from swarm_node.errors import ConfigError, instead, words_of
 from swarm_node.process.bounded import bounded_run
 
 #: The node itself never imports an environment.
-_TRIAL: Final = (
-    "import sys; from swarm_node.environments.registry import factory_of; "
-    "from swarm_node.errors import ConfigError\n"
-    "try: factory_of(sys.argv[1])\n"
-    "except ConfigError as error: sys.exit(str(error))"
-)
+_TRIAL: Final = """
+import json, sys
+from swarm_node.environments.registry import create_environment, factory_of
+from swarm_node.errors import ConfigError
+try:
+    factory_of(sys.argv[1])
+    print("imported", flush=True)
+    print("turns", create_environment(sys.argv[1], json.loads(sys.argv[2])).turns)
+except ConfigError as error:
+    sys.exit(str(error))
+"""
+#: Most turns of the environments that ship. Others are asked.
+_TURNS: Mapping[str, int] = {
+    **dict.fromkeys(("drills", "jsonl", "programs", "reasoning_gym", "verifiers"), 1),
+    "games": games.TURNS,
+}
 
 _VERSIONS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "drills": drills.preset_versions,
@@ -39,6 +52,13 @@ _DEFAULTS: Mapping[str, str] = {
 }
 
 
+class Tried(NamedTuple):
+    """An environment that a node could import, and the most turns of its dialogues."""
+
+    name: str
+    turns: int
+
+
 def environment_name(name: str, version: str) -> str:
     """An environment as people know it, with its preset in place of a digest. One of another
     release says so."""
@@ -47,29 +67,33 @@ def environment_name(name: str, version: str) -> str:
     return f"{name} {known}{space}{release}"
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that no installed environment has, and a "module:factory" that a process like
-    the environment's cannot import, before anything starts for it.
+def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
+    """Refuse a name that no installed environment has, and one of another package or module that a
+    process like the environment's cannot import or make, before anything starts for it.
 
     Raises:
-        ConfigError: the message says what there is, or why it cannot be imported.
+        ConfigError: the message says what there is, or why it cannot be had.
     """
-    if ":" not in name:
-        if name not in available():
-            raise unknown_name(name)
-        return
+    if ":" not in name and name not in available():
+        raise unknown_name(name)
+    if name in _TURNS:
+        return Tried(name, _TURNS[name])
+    command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
     try:
-        done = bounded_run([sys.executable, "-c", _TRIAL, name], START_SECONDS, variables())
+        done = bounded_run(command, START_SECONDS, variables())
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"environment.name: {name!r} cannot be tried ({words_of(error)}): try again when this "
             "machine is less busy"
         ) from error
-    if done.returncode:
+    told = re.search(rb"^turns ([0-9]{1,2})$", done.stdout, re.MULTILINE)
+    if done.returncode or told is None:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended the process"]
-        if said[-1].startswith("environment.name: "):
+        if said[-1].startswith("environment."):
             raise ConfigError(said[-1])
-        raise ConfigError(f"environment.name: {name!r} cannot be imported ({said[-1]}): mend it")
+        failed = "made" if b"imported\n" in done.stdout else "imported"
+        raise ConfigError(f"environment.name: {name!r} cannot be {failed} ({said[-1]}): mend it")
+    return Tried(name, int(told[1]))
 
 
 def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str]) -> None:

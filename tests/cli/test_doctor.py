@@ -49,6 +49,23 @@ def test_an_error_has_exit_code_1_and_programs_get_json(tmp_path: Path) -> None:
     assert str(port) in wrong[0]["found"]
 
 
+def test_a_model_that_cannot_play_dialogues_is_an_error_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    games = ("--set", "run.device=cpu", "--set", "environment.name=games")
+    code, shown = run(tmp_path / "home", *games)
+    assert code == 1
+    told = " ".join(shown.split())  # lines are as wide as the terminal
+    assert "✗ dialogues tiny cannot play games: this model's chat template cannot be" in told
+    assert "such as tiny-talk" in told
+    code, shown = run(tmp_path / "home", "--model", "tiny-talk", *games)
+    assert code == 0, shown
+    code, shown = run(tmp_path / "home", "--set", "environment.name=drill")
+    assert code == 1
+    assert "did you mean drills?" in " ".join(shown.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "subject"),
     [

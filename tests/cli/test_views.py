@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
-from swarm_node.cli.status_view import bars, curve, figures, got, status_view
+from swarm_node.cli.status_view import bars, curve, figures, gave, got, refused, status_view
 from swarm_node.cli.views import eval_view, peers_view
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.samples import RecentRow, SampleRow
@@ -207,6 +207,16 @@ def test_status_counts_givers_that_are_there_and_says_how_long_a_state_has_laste
     for state, told in (("running", "running for 6 min"), ("stopping", "stopping (started 6 min")):
         said = dict(figures(msgspec.structs.replace(QUIET, state=state, seconds=360.0)))["node"]
         assert told in said
+
+
+def test_status_counts_the_turns_of_dialogues_and_what_is_refused_after_a_replay() -> None:
+    def shown(turns: float | None) -> str:
+        return gave(msgspec.structs.replace(QUIET, latest=history_row(1.0, turns=turns)))
+
+    assert shown(1.75).endswith("; 1.8 turns a dialogue")
+    assert "turns" not in shown(1.0) + shown(None), "single answers, and none yet"
+    rejected = {"replay": 3, "unreachable": 2}
+    assert refused(msgspec.structs.replace(QUIET, rejected=rejected)) == "3 replay"
 
 
 def test_a_used_ticket_stays_used_while_its_holder_is_away() -> None:

@@ -10,11 +10,27 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from builders import quiet_snapshot
+from rich.text import Text
 
-from swarm_node.demo import write_report
+from swarm_node.demo import (
+    DRILLS,
+    FAMILIES,
+    GAMES,
+    DemoNode,
+    ground_of,
+    result_of,
+    summary,
+    write_report,
+)
+from swarm_node.errors import ConfigError
+from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.wire.reasons import REASONS, Blame
 
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
 CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {}, seen=0.2, split=1)], "alone": []}
@@ -22,6 +38,9 @@ NODE_KEYS = {
     "name",
     "peer_id",
     "updates",
+    "samples",
+    "families_start",
+    "families_end",
     "reward_start",
     "reward_end",
     "borrowed_start",
@@ -53,10 +72,59 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
     assert alone["groups_trained_external"] == 0
     for node in swarm:
         assert set(node) == NODE_KEYS
+        assert node["families_end"].keys() == set(FAMILIES)
         assert node["groups_trained_external"] > 0
         assert node["reward_end"] > node["reward_start"] + 0.1
     assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
     assert "borrowed" in done.stdout
+
+
+@pytest.mark.slow(reason="runs a whole swarm of real nodes")
+@pytest.mark.timeout(1800)
+def test_the_demo_of_games_shows_each_nodes_reward_on_its_peers_games(tmp_path: Path) -> None:
+    command = [*COMMAND[:-2], "--environment", "games", "--minutes", "1"]
+    done = subprocess.run(
+        [*command, "--report", str(tmp_path)], capture_output=True, text=True, timeout=1740
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *swarm, alone = json.loads((tmp_path / "report.json").read_text())["nodes"]
+    assert [node["samples"] for node in swarm] == [["guess"], ["calc"], ["weigh"]]
+    assert alone["samples"] == ["guess"]
+    assert alone["groups_trained_external"] == 0
+    for node in swarm:
+        assert node["families_end"].keys() == {"guess", "calc", "weigh"}
+        assert node["groups_trained_external"] > 0
+        assert not {why for why in node["rejected"] if REASONS[why].blame is Blame.VIOLATION}
+    assert "guess (samples it)" in done.stdout
+    assert (tmp_path / "learning.png").exists()
+
+
+def test_each_node_of_the_demo_samples_games_that_its_peers_do_not() -> None:
+    assert ground_of("drills", 9) is DRILLS
+    assert [GAMES.families[index::3] for index in range(3)] == [("guess",), ("calc",), ("weigh",)]
+    with pytest.raises(ConfigError, match=r"games has 3 families, .* at most 3 nodes$"):
+        ground_of("games", 4)
+    with pytest.raises(ConfigError, match=r"no demo of 'game': did you mean games\?"):
+        ground_of("game", 3)
+
+
+def test_the_summary_has_the_reward_on_every_game_and_marks_the_nodes_own(tmp_path: Path) -> None:
+    ends = {"guess": 0.9, "calc": 1.0, "weigh": 0.5}
+    evals = [
+        EvalPoint(1.0, 0, 0.2, 0.4, 0.1, {"guess": 0.4, "calc": 0.1, "weigh": 0.1}, seen=0.2),
+        EvalPoint(9.0, 50, 0.8, 0.9, 0.75, ends, seen=0.7),
+    ]
+    node = DemoNode("node 1", Home(tmp_path), ("guess",), ground=GAMES)
+    node.snapshot = msgspec.structs.replace(
+        quiet_snapshot(), updates=50, evals=evals, groups=GroupCounts(trained_external=7)
+    )
+    result = result_of(node)
+    assert (result.samples, result.families_end) == (["guess"], ends)
+    first, games, _ = (Text.from_markup(line).plain for line in summary(GAMES, [result]))
+    assert first.startswith("node 1: all three families 0.20→0.80, those that it never samples")
+    assert games == "  guess (samples it) 0.40→0.90, calc 0.10→1.00, weigh 0.10→0.50"
+    assert next(iter(summary(DRILLS, [result]))).startswith("node 1: all nine families")
+    assert len([*summary(DRILLS, [result])]) == 2, "nine in a row are for the report"
 
 
 @pytest.mark.slow(reason="runs a whole swarm of real nodes")

@@ -66,6 +66,7 @@ GAUGES: Mapping[str, Metric] = {
     "lag": Metric("lag_versions", "Mean lag of the own groups trained on."),
     "age": Metric("age_updates", "Mean age of the peers' groups trained on."),
     "own_reward": Metric("own_reward", "Mean reward of the own groups trained on."),
+    "turns": Metric("turns", "Mean turns of the own dialogues trained on; 1 for single answers."),
     "informative_share": Metric("informative_ratio", "Own groups whose rewards differ."),
     "memory": Metric("memory_bytes", "Memory of all processes of the node."),
 }
@@ -74,12 +75,14 @@ GAUGES: Mapping[str, Metric] = {
 @dataclass
 class Sums:
     """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage, `own_reward` and `own_answers` of own groups, their `lag` in versions,
-    the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those of own answers."""
+    `rows` with an advantage, `own_reward`, `own_answers` and their `own_turns` of own groups, their
+    `lag` in versions, the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those
+    of own answers."""
 
     rows: int = 0
     own_reward: float = 0.0
     own_answers: int = 0
+    own_turns: int = 0
     lag: int = 0
     age: int = 0
     sampled_tokens: int = 0
@@ -122,6 +125,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     own_per_update: float | None = None
     peers_per_update: float | None = None
     own_reward: float | None = None
+    turns: float | None = None
     informative_share: float | None = None
     lag: float | None = None
     age: float | None = None
@@ -143,6 +147,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
             own_per_update=_ratio(d.own, d.batches),
             peers_per_update=_ratio(d.external, d.batches),
             own_reward=_ratio(d.own_reward, d.own_answers),
+            turns=_ratio(d.own_turns, d.own_answers),
             informative_share=_ratio(d.informative, d.made),
             lag=_ratio(d.lag, d.own),
             age=_ratio(d.age, d.external),
@@ -156,15 +161,17 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
     this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
     `trained_own`, `trained_peers` and `trained_again`. `refused` counts peers' messages since the
-    start, without peers that did not answer.
+    start, without peers that did not answer; `replay` are those whose dialogues end elsewhere when
+    replayed.
 
     `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
     update that was not skipped.
 
     Over the interval of `seconds`: `own_per_update` and `peers_per_update` groups, `lag` of own
     groups in versions, `age` of peers' in updates, `rows` with an advantage, `own_reward` of the
-    own groups trained on, `informative_share` of the own groups made, tokens a second `sampled` for
-    own groups and `trained` on, and the shares of the time that sampler and trainer were busy.
+    own groups trained on and mean `turns` of their dialogues, `informative_share` of the own groups
+    made, tokens a second `sampled` for own groups and `trained` on, and the shares of the time that
+    sampler and trainer were busy.
 
     `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
     best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of
@@ -188,6 +195,7 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     peers: int
     memory: int
     trained_again: int = 0
+    replay: int = 0
     loss: float | None = None
     kl: float | None = None
     entropy: float | None = None

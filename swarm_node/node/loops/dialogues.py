@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from swarm_node.clock import Clock
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
@@ -49,7 +49,17 @@ TOO_LONG = "too_long"
 CHANGED = "changed"
 
 
-def check_dialogues(info: EnvironmentInfo, codec: Codec, sampling: Sampling) -> None:
+class Talk(Protocol):
+    """A part that knows the name of an environment, and the most turns of its dialogues."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def turns(self) -> int: ...
+
+
+def check_dialogues(info: Talk, codec: Codec, sampling: Sampling) -> None:
     """Refuse dialogues that the model cannot hold.
 
     Raises:

@@ -264,6 +264,7 @@ class Learner:
             if number < drawn.own_count:
                 sums.own_reward += sum(group.rewards)
                 sums.own_answers += len(group.rewards)
+                sums.own_turns += sum(1 + len(each.earlier) for each in group.group.completions)
                 sums.lag += version - group.group.oldest_version
                 continue
             sums.age += version - group.arrived

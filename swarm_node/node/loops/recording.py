@@ -87,6 +87,7 @@ class Recorder:
             version=self._parts.trainer.version,
             updates=tally.updates,
             refused=tally.rejected.total() - tally.rejected["unreachable"],
+            replay=tally.rejected["replay"],
             peers=len(peers),
             memory=memory,
             loss=update.loss if update else None,

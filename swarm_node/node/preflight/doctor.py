@@ -48,10 +48,14 @@ class Finding(NamedTuple):
 
 
 def examine(
-    facts: Facts, settings: Settings, shape: Qwen2Config | None, found: Fit | None = None
+    facts: Facts,
+    settings: Settings,
+    shape: Qwen2Config | None,
+    found: Fit | None = None,
+    turns: int = 1,
 ) -> list[Finding]:
-    """Judge all facts of a start with `settings`. The model's `shape` and its fit, `found`, are
-    None if unknown."""
+    """Judge all facts of a start with `settings` on an environment of as many `turns`. The model's
+    `shape` and its fit, `found`, are None if unknown."""
     findings = [_python(facts), *_home(facts), _gpu(facts, settings)]
     try:
         machine = machine_of(facts, settings)
@@ -60,10 +64,10 @@ def examine(
             text, _, remedy = str(error).partition(": ")
             findings.append(Finding("device", "error", text, remedy))
     else:
-        sampler = [*_sampler(facts, settings, machine, shape)]
+        sampler = [*_sampler(facts, settings, machine, shape, turns)]
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":  # a plan depends on the engine
-            findings += _model(facts, settings, machine, shape, found)
+            findings += _model(facts, settings, machine, shape, found, turns)
     findings += [*_environment(facts, settings), _clock(facts), *_stack(facts, settings)]
     findings.append(_port(facts, settings))
     return [*findings, *_ticket(facts), *_membership(facts)]
@@ -148,11 +152,11 @@ def _unseen(facts: Facts) -> tuple[str, str]:
 
 
 def _sampler(
-    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
+    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None, turns: int
 ) -> Iterator[Finding]:
     on_gpu, build = machine.where.device != "cpu", facts.vllm
     try:
-        choice = engine_of(settings, machine, shape)
+        choice = engine_of(settings, machine, shape, turns)
     except ModelError as error:
         text, _, remedy = str(error).rpartition(": ")
         yield Finding("sampler", "error", text, remedy)
@@ -203,6 +207,7 @@ def _model(
     machine: Machine,
     shape: Qwen2Config | None,
     found: Fit | None,
+    turns: int,
 ) -> Iterator[Finding]:
     """Check that the model fits memory, GPU, shared memory and disk."""
     if shape is None:
@@ -211,7 +216,7 @@ def _model(
     if shape is None or facts.running:
         return
     try:
-        found = found or fit(settings, shape, machine)
+        found = found or fit(settings, shape, machine, turns)
     except ModelError as error:
         text, _, remedy = str(error).partition(": ")
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""

@@ -64,14 +64,14 @@ def _training(rate: float, found: Fit, shape: Qwen2Config) -> Iterator[Line]:
             found.training,
             device="cpu" if on_cpu else "cuda",
             rows=rows,
-            max_new_tokens=job.max_new_tokens,
+            max_new_tokens=job.longest,
             one_base=job.one_base,
         )
         rank = found.training.lora_rank
         what = f"LoRA rank {rank}" if rank else "all weights"
         how, total = f"{what} in {job.dtype}, {rows} answers at once", parts.total()
-    longest = longest_tokens(shape, job.max_new_tokens)
-    told = f"{how}, answers of up to {job.max_new_tokens:,} tokens in contexts of up to "
+    longest = longest_tokens(shape, job.longest)
+    told = f"{how}, {job.described()} in contexts of up to "
     told += f"{longest:,}, learning rate {rate:g}"
     fields = {"how": how, "rows": rows, "context": longest, "learning_rate": rate}
     yield Line("trains", told, fields)

@@ -149,10 +149,11 @@ def card(settings: Settings, vram: int) -> Machine:
 
 
 def engine_of(
-    settings: Settings, machine: Machine, shape: Qwen2Config | None = None
+    settings: Settings, machine: Machine, shape: Qwen2Config | None = None, turns: int = 1
 ) -> EngineChoice:
     """Return the engine that samples on `machine`, and the reason. With the model's `shape`, "auto"
-    takes the built-in sampler if only that fits: it can share a base of four bits, too.
+    takes the built-in sampler if only that fits dialogues of as many `turns`: it can share a base
+    of four bits, too.
 
     Raises:
         ModelError: the settings ask for vLLM, and the machine has none that fits its device, or
@@ -163,7 +164,7 @@ def engine_of(
         return choice
     built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the card")
     with_vllm, without = (
-        make_plan(shape, job_of(settings, machine, each, shape), machine.gpu.free)
+        make_plan(shape, job_of(settings, machine, each, shape, turns), machine.gpu.free)
         for each in (choice, built_in)
     )
     if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
@@ -174,9 +175,11 @@ def engine_of(
     return built_in if only_without else choice
 
 
-def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qwen2Config) -> Job:
-    """Return this node's demands on a GPU for a model of this shape. Settings that the user did not
-    set stay open.
+def job_of(
+    settings: Settings, machine: Machine, engine: EngineChoice, shape: Qwen2Config, turns: int = 1
+) -> Job:
+    """Return this node's demands on a GPU for a model of this shape and dialogues of as many
+    `turns`. Settings that the user did not set stay open.
 
     Raises:
         ConfigError: settings do not fit together.
@@ -197,6 +200,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qw
         base=_base(settings, possible=four_bits),
         processes=settings.run.ranks,
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
+        turns=turns,
     )
 
 
@@ -205,15 +209,16 @@ def rows_at_once(settings: Settings) -> int:
     return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
-def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
-    """Plan how a node with these settings trains and samples a model of this shape on `machine`.
+def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1) -> Fit:
+    """Plan how a node with these settings trains and samples a model of this shape on `machine`, in
+    dialogues of as many `turns`.
 
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
         ConfigError: `training.base` cannot be had here.
     """
-    engine = engine_of(settings, machine, shape)
-    job = job_of(settings, machine, engine, shape)
+    engine = engine_of(settings, machine, shape, turns)
+    job = job_of(settings, machine, engine, shape, turns)
     _check_base(settings, machine, shared=engine.vllm or job.one_base)
     plan, ipc = None, False
     if machine.gpu is None:
@@ -359,7 +364,7 @@ def _unplanned(
             way,
             device="cpu",
             rows=job.rows,
-            max_new_tokens=job.max_new_tokens,
+            max_new_tokens=job.longest,
             one_base=job.one_base,
         )
         others = settings.run.trainer_processes - 1

@@ -5,7 +5,7 @@ trains."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +54,18 @@ def resolve_start(
     named: Sequence[str],
     shape: Qwen2Config,
     machine: Machine,
+    turns: int = 1,
 ) -> Resolved:
     """Resolve the settings `given` of a start, once: by the newest checkpoint of `home`, a model of
-    `shape`, the `machine`, and the addresses that the ticket `named`. What the user set stays.
+    `shape`, the `machine`, the `turns` of the environment, and the addresses that the ticket
+    `named`. What the user set stays.
 
     Raises:
         ModelError, ConfigError: see `fit`.
     """
     going_on = resumed(given, home.checkpoints)
     suited = for_model(going_on, shape)
-    found = fit(suited, shape, machine)
+    found = fit(suited, shape, machine, turns)
     trained = for_training(suited, shape, found.training)
     settings = _dialling(trained, named)
     told, before = dict(origins), given
@@ -126,7 +128,7 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
         model,
         where=found.where,
         max_rows=rows_at_once(settings),
-        max_new_tokens=settings.sampling.max_new_tokens,
+        max_new_tokens=_longest(settings, found),
         lora_rank=found.training.lora_rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
@@ -142,8 +144,13 @@ def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShap
         return None
     rows = rows_at_once(settings) if found.plan is None else found.plan.rows
     # Matrix products on a GPU want rows of 16 bytes.
-    context = -(-context_tokens(model, settings.sampling.max_new_tokens) // 8) * 8
+    context = -(-context_tokens(model, _longest(settings, found)) // 8) * 8
     return CacheShape(rows, context)
+
+
+def _longest(settings: Settings, found: Fit) -> int:
+    """Tokens that may follow a prompt in all turns that were planned for."""
+    return replace(found.job, max_new_tokens=settings.sampling.max_new_tokens).longest
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:

@@ -17,7 +17,7 @@ from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.environments.presets import check_choice, check_name
+from swarm_node.environments.presets import Tried, check_choice, try_environment
 from swarm_node.errors import (
     ConfigError,
     MachineError,
@@ -97,19 +97,19 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     home.check()
     home.refuse_in_use()
     environment = given.environment
-    check_name(environment.name)
+    tried = try_environment(environment.name, environment.options)
     check_choice(environment.name, environment.options, environment.families)
     ticket = redeemed(given, home, code)
     seen = Seen(hardware(run.device))
     facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
-    refuse(examine(facts, given, None))
+    refuse(examine(facts, given, None, None, tried.turns))
     machine, named = machine_of(facts, given), _named(home, ticket)
     screen.step("model")
     downloads: list[Download] = []
     started: list[Resolved] = []
 
     def admit(shape: Qwen2Config) -> None:
-        start = resolve_start(given, origins, home, named, shape, machine)
+        start = resolve_start(given, origins, home, named, shape, machine, tried.turns)
         check_disk(facts.home, shape, start.fit, facts.disk)
         findings = examine(facts, start.settings, shape, start.fit)
         refuse(findings)
@@ -128,7 +128,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
-    model = Model.read(given.model, directory)
+    model = read_model(directory, start.settings, tried)
     with home.lock(), home.using_database():
         membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
@@ -148,6 +148,22 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
 
         reloading = Reloading(sources, given)
         run_loop(run_node(start, home, membership, model, screen, reloading, on_running))
+
+
+def read_model(directory: Path, settings: Settings, tried: Tried) -> Model:
+    """Read the model, and refuse one that cannot hold the environment's dialogues.
+
+    Raises:
+        ModelError, ConfigError: see `Model.read` and `check_dialogues`.
+    """
+    from swarm_node.node.loops.dialogues import check_dialogues  # imports torch
+
+    model = Model.read(settings.model, directory)
+    try:
+        check_dialogues(tried, model.codec, settings.sampling)
+    except ModelError as error:
+        raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
+    return model
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:

@@ -13,13 +13,14 @@ const metrics = {
   "tokens a second": [["sampled", one("sampled_tokens_per_second")], ["trained on", one("trained_tokens_per_second")]],
   "share of groups with mixed rewards": [["own", one("informative_share")]],
   "reward of own groups": [["own", one("own_reward")]],
+  "turns of a dialogue": [["own", one("turns")]],
   loss: [["loss", one("loss")]],
   "KL to the policy before": [["KL", one("kl")]],
   entropy: [["entropy", one("entropy")]],
   "share of clipped tokens": [["clipped", one("clipped_share")]],
   "busy share": [["sampler", one("sampler_busy")], ["trainer", one("trainer_busy")]],
   "memory in MB": [["all processes", (_, row) => row.memory / 1e6]],
-  "refused messages": [["refused", one("refused")]],
+  "refused messages": [["refused", one("refused")], ["dialogues that end elsewhere", one("replay")]],
 };
 
 function one(name) { return (_, row) => row[name] ?? null; }

@@ -20,6 +20,8 @@ Precision = Literal["float32", "bfloat16"]
 LEAST_LOGITS = 1 << 24
 #: Tokens of a typical prompt: a guess.
 PROMPT_TOKENS = 256
+#: Tokens of a reply between two turns of a dialogue: its most characters at four a token.
+REPLY_TOKENS = 256
 #: So many checkpoints are on a disk that has the room, the one that is being written included.
 KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20

@@ -18,6 +18,7 @@ from typing import Literal
 
 from swarm_node.policy.memory.footprint import (
     PREFILL_TOKENS,
+    REPLY_TOKENS,
     Footprint,
     Precision,
     TrainingMethod,
@@ -47,8 +48,9 @@ _BASES = {"auto": (False, True), "whole": (False,), "nf4": (True,)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` is the
-    user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
+    """The work to plan for: `rows` answers of at most `max_new_tokens` at once, or dialogues of as
+    many `turns`, each as long as an answer. `lora_rank` is the user's choice; with None the plan
+    chooses. `dtype` is the type of matrix products and of the
     sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
     can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
     frozen weights. `base` says how a frozen base may be held. `processes` processes train, each on
@@ -64,6 +66,19 @@ class Job:
     base: Literal["auto", "whole", "nf4"] = "whole"
     processes: int = 1
     cards: int = 1
+    turns: int = 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens that may follow a prompt: all turns, and the replies between them."""
+        return self.turns * self.max_new_tokens + (self.turns - 1) * REPLY_TOKENS
+
+    def described(self) -> str:
+        """The lengths in words."""
+        tokens = f"{self.max_new_tokens:,} tokens"
+        if self.turns == 1:
+            return f"answers of up to {tokens}"
+        return f"dialogues of up to {self.turns} turns of up to {tokens}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +202,7 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
 
 
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
-    longest = longest_tokens(model, job.max_new_tokens)
+    longest = longest_tokens(model, job.longest)
     cards = engine_cards(model, job.cards)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
     for nf4, rank in _frozen_and_ranks(job):
@@ -198,7 +213,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                     training,
                     device="cuda",
                     rows=rows,
-                    max_new_tokens=job.max_new_tokens,
+                    max_new_tokens=job.longest,
                     one_base=job.one_base,
                     cards=cards,
                 )

@@ -269,6 +269,9 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
         assert shot.groups.trained_own >= 6
         assert 0 < shot.groups.announced <= shot.groups.published
         assert shot.faults == {}
+        assert shot.latest is not None
+        assert shot.latest.turns is not None
+        assert 1 < shot.latest.turns < 3, "some dialogues end earlier"
         offered = wire.Announcement(
             v=1,
             epoch=1,

@@ -27,9 +27,13 @@ def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> Non
             node._tally.groups.published += 7  # it samples slowly, and has made none
             node._tally.groups.announced += 3
             node._shared.directory.failures.failed(REVOKED, world.clock.now())
+            node._tally.rejected.update({"replay": 2, "unreachable": 1, "window": 1})
             await asyncio.sleep(60)
+            latest = node.snapshot().latest
             node.stop()
             await life
+        assert latest is not None
+        assert (latest.refused, latest.replay, latest.turns) == (3, 2, None)
         alone, revoked = [line for line in lines if line["event"] == "verdict"]
         assert (alone["kind"], alone["log_level"]) == ("alone", "info")
         assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")

@@ -33,8 +33,14 @@ from swarm_node.node.preflight.fit import (
     this_machine,
 )
 from swarm_node.node.start import join as joining
-from swarm_node.node.start.derive import engine_plan, resolve_start, resumed, trainer_settings
-from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count
+from swarm_node.node.start.derive import (
+    cache_shape,
+    engine_plan,
+    resolve_start,
+    resumed,
+    trainer_settings,
+)
+from swarm_node.policy.memory.footprint import REPLY_TOKENS, TrainingMethod, adapter_count
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
@@ -70,6 +76,20 @@ def test_only_what_the_user_left_open_is_planned() -> None:
     assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
     assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
     assert asked(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+
+
+def test_engine_and_cache_have_room_for_all_turns_of_a_dialogue() -> None:
+    settings, model = settings_of(sampling__max_new_tokens=100), shape_of("qwen2.5-0.5b")
+    for machine in (Machine(ON_CPU, 64 * GIB, None, None), on_gpu(12)):
+        plans = [
+            engine_plan(settings, model, fit(settings, model, machine, turns)).max_model_len
+            for turns in (1, 3)
+        ]
+        assert plans[1] - plans[0] == 2 * 100 + 2 * REPLY_TOKENS
+    shapes = [
+        cache_shape(settings, model, fit(settings, model, on_gpu(12), turns)) for turns in (1, 3)
+    ]
+    assert [shape and shape.context for shape in shapes] == [360, 1072], "in eights"
 
 
 def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:

@@ -21,6 +21,7 @@ from swarm_node.errors import (
     CoordinatorError,
     HomeError,
     MachineError,
+    ModelError,
     TicketError,
     TicketExpiredError,
 )
@@ -135,6 +136,14 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
         ),
         ("environment.name", "nowhere:create", r"'nowhere:create' cannot be imported \(No module"),
         ("environment.name", "json:nothing", r"'json:nothing' cannot be imported .*no attribute"),
+        (
+            "environment.name",
+            "swarm_node.environments.jsonl:create",
+            r"environment.options for swarm_node.environments.jsonl:create: missing .* it takes",
+        ),
+        ("environment.name", "decimal:Decimal.x", r"cannot be imported"),
+        ("environment.name", "fractions:Fraction", r"returns is no environment: it has no 'name'"),
+        ("environment.name", "os:abort", r"'os:abort' cannot be made \(it ended the process\)"),
         ("environment.options", {"preset": "shrot"}, r"'shrot': did you mean short\? There are "),
         ("environment.families", ["revers"], "has no family 'revers': did you mean reversal"),
     ],
@@ -152,6 +161,35 @@ def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_pri
         join_swarm(load_settings(flags, environ={}), Sources(flags, {}))
     assert "device CPU" not in capsys.readouterr().out
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "told"),
+    [
+        (
+            {"model": "tiny"},
+            ModelError,
+            r"tiny cannot play games: .*chat template cannot be continued .*such as tiny-talk",
+        ),
+        (
+            {"model": "tiny-talk", "sampling.max_new_tokens": 600},
+            ConfigError,
+            r"2 turns of games exceed the model's 1024 positions: at most 510",
+        ),
+    ],
+)
+def test_a_model_that_cannot_play_the_dialogues_is_refused_before_a_swarm_is_founded(
+    tmp_path: Path,
+    own_logging: None,
+    flags: dict[str, object],
+    error: type[Exception],
+    told: str,
+) -> None:
+    home = tmp_path / "home"
+    given = {"home": home, "environment.name": "games", "run.device": "cpu", **flags}
+    with pytest.raises(error, match=told):
+        join_swarm(load_settings(given, environ={}), Sources(given, {}))
+    assert not home.exists()
 
 
 def test_a_home_in_use_is_refused_before_anything_is_printed(

@@ -24,6 +24,7 @@ from swarm_node.cli.plan_view import PlannedCard, card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,
+    REPLY_TOKENS,
     Footprint,
     TrainingMethod,
     activation_bytes,
@@ -362,6 +363,41 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
         shown = run("--model", "qwen2.5-7b", "--vram", "6GB", *chosen).stdout
         assert f"take a smaller model (qwen2.5-{smaller})" in shown
         assert f"Sampled by {sampler}" in shown
+
+
+def test_a_dialogue_is_as_long_as_all_its_turns_and_the_replies_between_them() -> None:
+    model, answers = shape("qwen2.5-1.5b"), Job(max_new_tokens=512)
+    talk = replace(answers, turns=3)
+    assert answers.longest == 512
+    assert talk.longest == 3 * 512 + 2 * REPLY_TOKENS
+    one, three = least_plan(model, answers, 80 * GIB), least_plan(model, talk, 80 * GIB)
+    assert three.max_model_len == one.max_model_len + talk.longest - 512
+    one, three = make_plan(model, answers, 80 * GIB), make_plan(model, talk, 80 * GIB)
+    assert one is not None
+    assert three is not None
+    token = 2 * model.num_hidden_layers * model.key_value_size * 2
+    assert three.parts.kv - one.parts.kv == talk.rows * token * (talk.longest - 512)
+    assert three.parts.activations >= one.parts.activations
+    # The longest dialogue is one row, and never cut.
+    long = replace(talk, max_new_tokens=4096, turns=4)
+    rows = [least_plan(model, job, 80 * GIB).parts.activations for job in (long, talk)]
+    assert rows[0] > 3 * rows[1]
+    card = next(gib for gib in range(4, 80) if make_plan(model, answers, gib * GIB))
+    wanted = replace(talk, max_new_tokens=8000)
+    assert make_plan(model, wanted, card * GIB) is None
+    assert any("sampling.max_new_tokens" in each for each in remedies(model, wanted, card * GIB))
+
+
+def test_plan_counts_the_turns_of_the_environment_that_is_set() -> None:
+    def shown(*options: str) -> str:
+        done = run("--model", "qwen2.5-0.5b", "--vram", "12GB", *options)
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    assert "answers of up to 512 tokens wanted at once" in shown()
+    games = shown("--set", "environment.name=games")
+    assert "dialogues of up to 2 turns of up to 512 tokens wanted at once" in games
+    assert run("--vram", "12GB", "--set", "environment.name=gams").exit_code == 1
 
 
 @pytest.mark.parametrize("job", [Job(), Job(lora_rank=0, can_sleep=True)])
