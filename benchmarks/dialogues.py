@@ -78,7 +78,8 @@ class ThreeTurns:
     """Guesses at a number that end after three, right or wrong. Half of all last ones count, so
     that groups have unlike rewards."""
 
-    name, version, families, turns = "three-turns", "1", ("guess",), 3
+    name, version, turns = "three-turns", "1", 3
+    families: tuple[str, ...] = ("guess",)
 
     def derive(self, ref: TaskRef) -> Task:
         return Task(ref, 10 + ref.seed % 88)

@@ -6,8 +6,9 @@ An error makes a start impossible. A warning says that the node will not work as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
@@ -16,6 +17,7 @@ from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
 from swarm_node.node.preflight.facts import Facts
 from swarm_node.node.preflight.fit import (
     Fit,
+    GpuMemory,
     Machine,
     check_disk,
     computed_on,
@@ -26,13 +28,24 @@ from swarm_node.node.preflight.fit import (
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.sampling.vllm.engine import INSTALL_CUDA, VLLM_VERSION
+from swarm_node.policy.sampling.vllm.engine import (
+    INSTALL_CUDA,
+    VLLM_VERSION,
+    EngineChoice,
+    choose_engine,
+)
 from swarm_node.storage import MAX_DATABASE_BYTES
 
 Level = Literal["ok", "warning", "error"]
 _GIB = 1 << 30
 _DAY = 86_400
 _WARN_DAYS = 14
+#: All subjects in the order in which they are shown.
+_SUBJECTS = (
+    *("python", "home", "gpu", "device", "sampler", "compiler", "memory", "model", "shared"),
+    *("disk", "environment", "clock", "stack", "port", "ticket", "membership"),
+)
+_OF_MODEL = frozenset({"sampler", "compiler", "model", "shared", "disk"})
 _ON_CPU = "the CPU with `--set run.device=cpu`"
 #: The first NVIDIA driver for each major version of CUDA.
 _DRIVERS = {12: 525, 13: 580}
@@ -47,16 +60,17 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def examine(
-    facts: Facts,
-    settings: Settings,
-    shape: Qwen2Config | None,
-    found: Fit | None = None,
-    turns: int = 1,
-) -> list[Finding]:
-    """Judge all facts of a start with `settings` on an environment of as many `turns`. The model's
-    `shape` and its fit, `found`, are None if unknown."""
-    findings = [_python(facts), *_home(facts), _gpu(facts, settings)]
+class Examined(NamedTuple):
+    """Findings on a machine before the model is known, and the machine, None if nothing can be
+    computed on it."""
+
+    findings: list[Finding]
+    machine: Machine | None
+
+
+def examine_machine(facts: Facts, settings: Settings) -> Examined:
+    """Judge all facts of a start with `settings` that no model decides."""
+    findings, machine = [_python(facts), *_home(facts), _gpu(facts, settings.run.device)], None
     try:
         machine = machine_of(facts, settings)
     except ConfigError as error:
@@ -64,13 +78,60 @@ def examine(
             text, _, remedy = str(error).partition(": ")
             findings.append(Finding("device", "error", text, remedy))
     else:
-        sampler = [*_sampler(facts, settings, machine, shape, turns)]
+        wanted = settings.sampling.engine
+        where, choose = machine.where.device, partial(choose_engine, wanted)
+        sampler = [*_sampler(facts, wanted, where, partial(choose, where, machine.vllm))]
         findings += [*sampler, _memory(facts, machine)]
-        if sampler[0].level != "error":  # a plan depends on the engine
-            findings += _model(facts, settings, machine, shape, found, turns)
-    findings += [*_environment(facts, settings), _clock(facts), *_stack(facts, settings)]
-    findings.append(_port(facts, settings))
-    return [*findings, *_ticket(facts), *_membership(facts)]
+        if sampler[0].level != "error":
+            text = f"{settings.model}: its size is known after the download of its config.json"
+            findings.append(Finding("model", "ok", text))
+    findings += [*_environment(facts, settings.environment.name), _clock(facts)]
+    findings += [*_stack(facts, settings.network.stack), _port(facts, settings.network.listen)]
+    return Examined([*findings, *_ticket(facts), *_membership(facts)], machine)
+
+
+def examine_fit(
+    before: Examined, facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit
+) -> list[Finding]:
+    """Return the findings `before` the model was known, completed by those on a model of this
+    `shape`, which runs as `found` says."""
+    gpu = None if before.machine is None else before.machine.gpu
+    sampler = _sampler(facts, settings.sampling.engine, found.where.device, lambda: found.engine)
+    return _completed(
+        before.findings, [*sampler, *_model(facts, settings.model, shape, found, gpu)]
+    )
+
+
+def examine(
+    facts: Facts, settings: Settings, shape: Qwen2Config | None, turns: int = 1
+) -> list[Finding]:
+    """Judge all facts of a start with `settings` on an environment of as many `turns`, and a model
+    of this shape, None if unknown."""
+    before = examine_machine(facts, settings)
+    findings, machine = before
+    if shape is None or machine is None or not _has_engine(findings):
+        return findings
+    choose = partial(engine_of, settings, machine, shape, turns)
+    sampler = [*_sampler(facts, settings.sampling.engine, machine.where.device, choose)]
+    if facts.running or not _has_engine(sampler):  # a plan depends on the engine
+        return _completed(findings, sampler)
+    try:
+        found = fit(settings, shape, machine, turns)
+    except ModelError as error:
+        text, _, remedy = str(error).partition(": ")
+        ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
+        return _completed(findings, [*sampler, Finding("model", "error", text, remedy + ends)])
+    return examine_fit(before, facts, settings, shape, found)
+
+
+def _has_engine(findings: list[Finding]) -> bool:
+    return all(item.level != "error" for item in findings if item.subject == "sampler")
+
+
+def _completed(before: list[Finding], of_model: list[Finding]) -> list[Finding]:
+    """Put the findings `of_model` in place of those that were made without it."""
+    kept = [finding for finding in before if finding.subject not in _OF_MODEL]
+    return sorted([*kept, *of_model], key=lambda finding: _SUBJECTS.index(finding.subject))
 
 
 def refuse(findings: list[Finding]) -> None:
@@ -112,8 +173,8 @@ def _home(facts: Facts) -> Iterator[Finding]:
         yield Finding("home", "ok", str(facts.home))
 
 
-def _gpu(facts: Facts, settings: Settings) -> Finding:
-    device, card = settings.run.device, facts.card
+def _gpu(facts: Facts, device: str) -> Finding:
+    card = facts.card
     if device == "cpu":
         return Finding("gpu", "ok", 'not used: run.device is "cpu"')
     if facts.seen.hardware.gpus:
@@ -152,18 +213,19 @@ def _unseen(facts: Facts) -> tuple[str, str]:
 
 
 def _sampler(
-    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None, turns: int
+    facts: Facts, wanted: str, device: str, choose: Callable[[], EngineChoice]
 ) -> Iterator[Finding]:
-    on_gpu, build = machine.where.device != "cpu", facts.vllm
+    """Judge the engine that `choose` returns, or its refusal. `wanted` is the setting."""
+    on_gpu, build = device != "cpu", facts.vllm
     try:
-        choice = engine_of(settings, machine, shape, turns)
+        choice = choose()
     except ModelError as error:
         text, _, remedy = str(error).rpartition(": ")
         yield Finding("sampler", "error", text, remedy)
         return
     if not choice.vllm:
         unfit = on_gpu and build is not None and build.on_cpu
-        passed_over = unfit and settings.sampling.engine == "auto"
+        passed_over = unfit and wanted == "auto"
         text = f"the built-in sampler: {choice.why}"
         level: Level = "warning" if passed_over else "ok"
         yield Finding("sampler", level, text, f"run {INSTALL_CUDA}" if passed_over else "")
@@ -202,32 +264,15 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 
 
 def _model(
-    facts: Facts,
-    settings: Settings,
-    machine: Machine,
-    shape: Qwen2Config | None,
-    found: Fit | None,
-    turns: int,
+    facts: Facts, name: str, shape: Qwen2Config, found: Fit, gpu: GpuMemory | None
 ) -> Iterator[Finding]:
-    """Check that the model fits memory, GPU, shared memory and disk."""
-    if shape is None:
-        text = f"{settings.model}: its size is known after the download of its config.json"
-        yield Finding("model", "ok", text)
-    if shape is None or facts.running:
-        return
-    try:
-        found = found or fit(settings, shape, machine, turns)
-    except ModelError as error:
-        text, _, remedy = str(error).partition(": ")
-        ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
-        yield Finding("model", "error", text, remedy + ends)
-        return
+    """Judge a model that fits main memory and GPU: its place in shared memory and on the disk."""
     plan = found.plan
-    if plan is None or machine.gpu is None:
-        yield Finding("model", "ok", f"{settings.model} fits")
+    if plan is None or gpu is None:
+        yield Finding("model", "ok", f"{name} fits")
     else:
-        text = f"{settings.model} fits: {plan.described()}"
-        whole = make_plan(shape, found.job, machine.gpu.total)
+        text = f"{name} fits: {plan.described()}"
+        whole = make_plan(shape, found.job, gpu.total)
         if whole is None or _stage(whole) == _stage(plan):
             yield Finding("model", "ok", text)
         else:
@@ -288,9 +333,8 @@ def _clock(facts: Facts) -> Finding:
     return Finding("clock", "ok", text)
 
 
-def _environment(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _environment(facts: Facts, name: str) -> Iterator[Finding]:
     """Check the package of an environment that is an extra; others give no finding."""
-    name = settings.environment.name
     if name not in EXTRAS:
         return
     extra = EXTRAS[name]
@@ -301,9 +345,9 @@ def _environment(facts: Facts, settings: Settings) -> Iterator[Finding]:
         yield Finding("environment", "error", text, extra.remedy)
 
 
-def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _stack(facts: Facts, stack: str) -> Iterator[Finding]:
     """Check the network stack that is not always installed; the other one gives no finding."""
-    if settings.network.stack != "libp2p":
+    if stack != "libp2p":
         return
     if facts.libp2p:
         yield Finding("stack", "ok", "py-libp2p is installed")
@@ -312,11 +356,11 @@ def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
         yield Finding("stack", "error", "py-libp2p is not installed", remedy)
 
 
-def _port(facts: Facts, settings: Settings) -> Finding:
+def _port(facts: Facts, listen: Sequence[str]) -> Finding:
     if facts.running:
         return Finding("port", "ok", "the running node has it")
     if not facts.busy:
-        return Finding("port", "ok", f"free: {', '.join(settings.network.listen)}")
+        return Finding("port", "ok", f"free: {', '.join(listen)}")
     text = ", ".join(f"{address}: {reason}" for address, reason in facts.busy)
     remedy = "end what listens there, or take another port with `--listen /ip4/0.0.0.0/tcp/PORT`"
     return Finding("port", "error", text, remedy)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from pydantic import SecretStr
@@ -28,7 +29,7 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
-from swarm_node.node.preflight.doctor import examine, machine_of, refuse
+from swarm_node.node.preflight.doctor import examine_fit, examine_machine, refuse
 from swarm_node.node.preflight.facts import Seen, gather
 from swarm_node.node.preflight.first_lines import (
     Line,
@@ -48,6 +49,9 @@ from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, resolve
 from swarm_node.policy.placement import hardware
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
+
+if TYPE_CHECKING:
+    from swarm_node.node.start.derive import Resolved
 
 _MAX_TICKET_FILE = 16 * 1024
 _log = structlog.get_logger(__name__)
@@ -90,45 +94,15 @@ def _said(said: str, value: object) -> Iterator[bool]:
 
 def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -> None:
     screen.step("home")
-    # Before anything is founded or started: a download may take long and may be interrupted.
-    from swarm_node.node.start.derive import Resolved, resolve_start  # imports torch
-
-    home, run, origins = Home(given.home), given.run, sources.origins()
+    home = Home(given.home)
     home.check()
     home.refuse_in_use()
     environment = given.environment
     tried = try_environment(environment.name, environment.options)
     check_choice(environment.name, environment.options, environment.families)
     ticket = redeemed(given, home, code)
-    seen = Seen(hardware(run.device))
-    facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
-    refuse(examine(facts, given, None, None, tried.turns))
-    machine, named = machine_of(facts, given), _named(home, ticket)
-    screen.step("model")
-    downloads: list[Download] = []
-    started: list[Resolved] = []
-
-    def admit(shape: Qwen2Config) -> None:
-        start = resolve_start(given, origins, home, named, shape, machine, tried.turns)
-        check_disk(facts.home, shape, start.fit, facts.disk)
-        findings = examine(facts, start.settings, shape, start.fit)
-        refuse(findings)
-        screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        screen.tell([*start_lines(start.settings, facts, machine, start.fit, shape)])
-        screen.tell([*remembered_lines(origins)])
-        started.append(start)
-
-    def download(wanted: Download) -> None:
-        downloads.append(wanted)
-        screen.tell([download_line(wanted)])
-
-    directory = resolve(given.model, admit, download)
-    (start,) = started
-    if not downloads and given.model not in SHIPPED:
-        screen.tell(
-            [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
-        )
-    model = read_model(directory, start.settings, tried)
+    # Before anything is founded or started: a download may take long and may be interrupted.
+    start, model = _admitted(given, sources.origins(), home, ticket, tried, screen)
     with home.lock(), home.using_database():
         membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
@@ -164,6 +138,56 @@ def read_model(directory: Path, settings: Settings, tried: Tried) -> Model:
     except ModelError as error:
         raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
     return model
+
+
+def _admitted(
+    given: Settings,
+    origins: Mapping[str, str],
+    home: Home,
+    ticket: str | None,
+    tried: Tried,
+    screen: Screen,
+) -> tuple[Resolved, Model]:
+    """Return the settings of this start and its model, once the machine is found fit for both, and
+    the model for the environment that was `tried`.
+
+    Raises:
+        MachineError, ModelError, ConfigError, HomeError: it is not; nothing large was downloaded.
+    """
+    from swarm_node.node.start.derive import resolve_start  # imports torch
+
+    run = given.run
+    seen = Seen(hardware(run.device))
+    facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
+    before = examine_machine(facts, given)
+    refuse(before.findings)
+    machine, named = before.machine, _named(home, ticket)
+    assert machine is not None  # without one, there is an error
+    screen.step("model")
+    downloads: list[Download] = []
+    started: list[Resolved] = []
+
+    def admit(shape: Qwen2Config) -> None:
+        start = resolve_start(given, origins, home, named, shape, machine, tried.turns)
+        check_disk(facts.home, shape, start.fit, facts.disk)
+        findings = examine_fit(before, facts, start.settings, shape, start.fit)
+        refuse(findings)
+        screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
+        screen.tell([*start_lines(start.settings, facts, machine, start.fit, shape)])
+        screen.tell([*remembered_lines(origins)])
+        started.append(start)
+
+    def download(wanted: Download) -> None:
+        downloads.append(wanted)
+        screen.tell([download_line(wanted)])
+
+    directory = resolve(given.model, admit, download)
+    if not downloads and given.model not in SHIPPED:
+        screen.tell(
+            [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
+        )
+    (start,) = started
+    return start, read_model(directory, start.settings, tried)
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:

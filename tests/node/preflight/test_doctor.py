@@ -12,9 +12,16 @@ from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import MachineError
 from swarm_node.node.preflight.defaults import for_model
-from swarm_node.node.preflight.doctor import Finding, examine, machine_of, refuse
+from swarm_node.node.preflight.doctor import (
+    Finding,
+    examine,
+    examine_fit,
+    examine_machine,
+    machine_of,
+    refuse,
+)
 from swarm_node.node.preflight.facts import Card, Facts, Holder, Paper, Seen, Torch
-from swarm_node.node.preflight.fit import GpuMemory
+from swarm_node.node.preflight.fit import GpuMemory, fit
 from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
@@ -83,6 +90,21 @@ def judged(facts: Facts, **flags: Any) -> dict[str, Finding]:
     assert len(by_subject) == len(findings)
     assert all(finding.remedy for finding in findings if finding.level != "ok")
     return by_subject
+
+
+@pytest.mark.parametrize(("facts", "model"), [(LAPTOP, "tiny"), (PC, MODEL)])
+def test_a_start_and_doctor_judge_alike(facts: Facts, model: str) -> None:
+    """A start judges the machine before its model is known, and plans it once."""
+    shape = shape_of(model)
+    settings = for_model(settings_of(model=model), shape)
+    before = examine_machine(facts, settings)
+    assert before.machine is not None
+    told = [finding for finding in before.findings if finding.subject == "model"]
+    assert [finding.found for finding in told] == [
+        f"{model}: its size is known after the download of its config.json"
+    ]
+    found = fit(settings, shape, before.machine)
+    assert examine_fit(before, facts, settings, shape, found) == examine(facts, settings, shape)
 
 
 def wrong(facts: Facts, **flags: Any) -> dict[str, str]:

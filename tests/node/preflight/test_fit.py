@@ -296,9 +296,10 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
         fetched.append(name)
         return tmp_path
 
-    machine = Machine(ON_CPU, 1 << 62, None, vllm=None)
+    gathered = joining.gather
+    plenty = lambda *asked: replace(gathered(*asked), memory=1 << 62)  # noqa: E731
     monkeypatch.setattr(joining, "resolve", refused)
-    monkeypatch.setattr(joining, "machine_of", lambda facts, settings: machine)
+    monkeypatch.setattr(joining, "gather", plenty)
     with pytest.raises(HomeError, match="where two must fit"):
         joining.join_swarm(settings_of(home=str(tmp_path)), Sources({}))
     assert fetched == []
