@@ -107,7 +107,8 @@ def find(settings: Settings) -> list[Finding]:
         from swarm_node.node.start.derive import resumed  # imports torch
 
         settings = resumed(settings, home.checkpoints)
-    shape, wrong, turns = None, [], 1
+    shape, turns = None, 1
+    wrong: list[Finding] = []
     try:
         tried = try_environment(settings.environment.name, settings.environment.options)
         turns = tried.turns
