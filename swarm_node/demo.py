@@ -51,8 +51,8 @@ _SHOWN_FAMILIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the nodes of a demo learn: the `families` of an environment, with a shipped model."""
+class DemoTasks:
+    """Tasks of a demo: the `families` of an environment, learnt by a shipped model."""
 
     environment: str
     families: Sequence[str]
@@ -66,14 +66,14 @@ class Ground:
 
 
 _NUMBERS = {3: "three", 9: "nine"}
-DRILLS = Ground(
+DRILLS = DemoTasks(
     "drills",
     FAMILIES,
     "tiny",
     # A fifth of the default: the rise then fills three minutes of two busy cores.
     ("training.learning_rate=6e-5",),
 )
-GAMES = Ground("games", games.create().families, "tiny-talk", ("environment.name=games",))
+GAMES = DemoTasks("games", games.create().families, "tiny-talk", ("environment.name=games",))
 GROUNDS = {ground.environment: ground for ground in (DRILLS, GAMES)}
 
 
@@ -86,7 +86,7 @@ class DemoNode:
     families: Sequence[str]
     sampler: str | None = None
     assignments: Sequence[str] = ()
-    ground: Ground = DRILLS
+    ground: DemoTasks = DRILLS
     process: asyncio.subprocess.Process | None = None
     snapshot: Snapshot | None = None
     log: list[str] = field(default_factory=list)
@@ -196,7 +196,7 @@ async def run_demo(
     return 0
 
 
-def ground_of(environment: str, nodes: int) -> Ground:
+def ground_of(environment: str, nodes: int) -> DemoTasks:
     """Return the ground called `environment`.
 
     Raises:
@@ -215,7 +215,7 @@ def ground_of(environment: str, nodes: int) -> Ground:
     return ground
 
 
-def _plan(directory: Path, nodes: int, sampler: str | None, ground: Ground) -> list[DemoNode]:
+def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -> list[DemoNode]:
     """The nodes of the swarm, and the one alone, each with its membership."""
     families, swarm = ground.families, []
     for index in range(nodes):
@@ -359,7 +359,7 @@ def result_of(node: DemoNode) -> NodeReport:
     )
 
 
-def summary(ground: Ground, results: Sequence[NodeReport]) -> Iterator[str]:
+def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
     """Yield the lines about the results: of few families one by one, the node's own marked."""
     for result in results:
         borrowed = _change(result.borrowed_start, result.borrowed_end)

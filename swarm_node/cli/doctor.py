@@ -107,8 +107,8 @@ def find(settings: Settings) -> list[Finding]:
         from swarm_node.node.start.derive import resumed  # imports torch
 
         settings = resumed(settings, home.checkpoints)
-    wrong: list[Finding] = []
     shape, turns = None, 1
+    wrong: list[Finding] = []
     try:
         tried = try_environment(settings.environment.name, settings.environment.options)
         turns = tried.turns
