@@ -91,7 +91,7 @@ def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     all tokens in float64 takes ten times as long; each token of the block keeps its share of it."""
     size = probabilities.shape[1]
     whole = size - size % _BLOCK
-    sums = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
+    sums = probabilities[:, :whole].view(len(probabilities), -1, _BLOCK).sum(-1)
     if whole < size:
         sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], 1)
     sums = sums.double()
@@ -158,27 +158,21 @@ class _Batch:
         """The places whose row has ended, in i64."""
         return self._ended.nonzero()[:, 0]
 
-    def draw(self, logits: Tensor, places: Tensor | slice = slice(None)) -> Tensor:
-        """Draw the next token of the rows in `places` from logits [K, V], which may be overwritten;
-        returns the tokens i64[K]."""
-        row, at = self._row[places], self._at[places]
-        drawn, logprobs = self._drawn(logits, row, self._uniforms[row, at])
-        self._tokens[row, at] = drawn
-        self._logprobs[row, at] = logprobs
-        stopped = self._is_eos[drawn] & ~self._ended[places]
-        self._lengths[row[stopped]] = at[stopped] + 1
-        lengths = self._lengths[row]
-        self._ended[places] |= stopped | (lengths <= at + 1)
-        self._at[places] = torch.minimum(at + 1, lengths)
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw the next token of the row in each place from logits [M, V]; returns the tokens
+        i64[M]."""
+        drawn, self._at, self._ended = self._advanced(logits, self._row, self._at, self._ended)
         return drawn
 
     def begin(self, places: Tensor, logits: Tensor) -> Tensor:
         """Begin the next rows in `places` and draw their first tokens i64[K] from logits [K, V]."""
         end = self._begun + len(places)
         self._row[places] = torch.arange(self._begun, end, device=places.device)
-        self._at[places], self._ended[places] = 0, False
         self._begun = end
-        return self.draw(logits, places)
+        row, none = self._row[places], torch.zeros_like(places)
+        drawn, at, ended = self._advanced(logits, row, none, none.bool())
+        self._at[places], self._ended[places] = at, ended
+        return drawn
 
     def compact(self, ended: int) -> Tensor | None:
         """Drop the rows that ended; returns the indices of the places left, i64[M']. Returns None,
@@ -199,6 +193,19 @@ class _Batch:
             Sampled(ids[:length].copy(), values[:length].copy())
             for ids, values, length in zip(tokens, logprobs, lengths, strict=True)
         ]
+
+    def _advanced(
+        self, logits: Tensor, row: Tensor, at: Tensor, ended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw token number `at` of each `row`, some of which have `ended`; returns the tokens, and
+        the new `at` and `ended`."""
+        drawn, logprobs = self._drawn(logits, row, self._uniforms[row, at])
+        self._tokens[row, at] = drawn
+        self._logprobs[row, at] = logprobs
+        after = at + 1
+        lengths = torch.where(self._is_eos[drawn] & ~ended, after, self._lengths[row])
+        self._lengths[row] = lengths
+        return drawn, torch.minimum(after, lengths), lengths <= after
 
     def _drawn(self, logits: Tensor, row: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens i64[K] and their log-probs f32[K]."""
