@@ -1,8 +1,8 @@
 """Keys and values of the sequences that are being decoded.
 
 They lie in one piece of memory, which is kept from call to call. A call takes views of it, and its
-sequences stay where they are until some of them are dropped. So the addresses that a CUDA graph has
-captured stay valid.
+sequences stay where they are until some of them are dropped, or new ones take their places. So the
+addresses that a CUDA graph has captured stay valid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarm_node.policy.models.config import Qwen2Config
 
 
 class KeyValueCache:
-    """Keys and values of N sequences whose prompts end in the same slot (left padding).
+    """Keys and values of N sequences whose last tokens are in the same slot (left padding).
 
     `keys[l]`: [N * key/value heads, head_dim, capacity], `values[l]`: [N * key/value heads,
     capacity, head_dim], as the two batched products of a decode step read them; `bias`: [N *
@@ -43,6 +43,16 @@ class KeyValueCache:
     def capacity(self) -> int:
         return self.bias.shape[-1]
 
+    @property
+    def _masked(self) -> float:
+        """The bias of a slot that is not attended to."""
+        return torch.finfo(self.bias.dtype).min
+
+    @property
+    def _unused(self) -> float:
+        """The bias of a slot that is not in use yet: without a window no step sees it."""
+        return 0.0 if self.window is None else self._masked
+
     def fill(self, collected: Sequence[tuple[Tensor, Tensor]], mask: Tensor, rows: Tensor) -> None:
         """Take over key and value [B, T, key/value heads, d] of each layer: sequence n begins with
         prompt `rows[n]` (i64[N] below B). mask bool[B, T] is True at tokens."""
@@ -53,14 +63,59 @@ class KeyValueCache:
             keys[..., :slots] = key.permute(0, 2, 3, 1).index_select(0, rows)
             values = self.values[layer].view(n, heads, -1, d)
             values[:, :, :slots] = value.transpose(1, 2).index_select(0, rows)
-        masked = torch.finfo(self.bias.dtype).min
         bias = self.bias.view(n, -1, self.capacity)
-        bias.fill_(0.0 if self.window is None else masked)
+        bias.fill_(self._unused)
         real = mask.index_select(0, rows)[:, None]
-        bias[:, :, :slots] = torch.zeros_like(real, dtype=bias.dtype).masked_fill_(~real, masked)
+        padding = torch.zeros_like(real, dtype=bias.dtype).masked_fill_(~real, self._masked)
+        bias[:, :, :slots] = padding
         self.positions.copy_(mask.sum(1).index_select(0, rows))
         self.length = slots
         self.slot.fill_(slots)
+
+    def replace(
+        self,
+        collected: Sequence[tuple[Tensor, Tensor]],
+        mask: Tensor,
+        rows: Tensor,
+        places: Tensor,
+    ) -> None:
+        """Put new sequences in the place of sequences `places` (i64[M]): sequence m begins with
+        prompt `rows[m]`. The prompts, which are as those of `fill`, end in the last slot in use."""
+        slots = mask.shape[1]
+        n, end, span = len(self.positions), self.length, slice(self.length - slots, self.length)
+        for layer, (key, value) in enumerate(collected):
+            heads, d = key.shape[2:]
+            keys = self.keys[layer].view(n, heads, d, -1)
+            keys[places, :, :, span] = key.permute(0, 2, 3, 1).index_select(0, rows)
+            values = self.values[layer].view(n, heads, -1, d)
+            values[places, :, span] = value.transpose(1, 2).index_select(0, rows)
+        real = mask.index_select(0, rows)
+        bias = self.bias.new_full((len(rows), 1, self.capacity), self._masked)
+        bias[:, 0, span].masked_fill_(real, 0.0)
+        bias[:, 0, end:] = self._unused
+        self.bias.view(n, -1, self.capacity)[places] = bias
+        self.positions[places] = mask.sum(1).index_select(0, rows)
+
+    def move(self, used: int, end: int) -> None:
+        """Let the last `used` slots of all sequences end before slot `end`, and forget what lies
+        before them."""
+        source, target = slice(self.length - used, self.length), slice(end - used, end)
+        fresh = slice(self.length, end)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            # Fresh memory may hold anything, and a masked slot must be finite.
+            keys[:, :, fresh] = values[:, fresh] = 0.0
+            keys[:, :, target] = keys[:, :, source].clone()
+            values[:, target] = values[:, source].clone()
+        self.bias[:, :, target] = self.bias[:, :, source].clone()
+        self.bias[:, :, : end - used] = self._masked
+        self.bias[:, :, end:] = self._unused
+        self.length = end
+        self.slot.fill_(end)
+
+    def bound(self) -> None:
+        """Keep the positions of sequences that have ended within the model's tables, though they
+        stay in the batch while others take new places."""
+        self.positions.clamp_(max=self.capacity - 1)
 
     def keep(self, rows: Tensor) -> None:
         """Drop every sequence but `rows` (i64[M]), which become the first M."""

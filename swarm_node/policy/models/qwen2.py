@@ -181,10 +181,15 @@ class Qwen2(nn.Module):
 
         ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the last hidden states [N,
         hidden]."""
-        collected: list[tuple[Tensor, Tensor]] = []
-        last = self._run(ids, mask.long() - 1, collected)[:, -1].index_select(0, rows)
+        last, collected = self.read(ids, mask)
         cache.fill(collected, mask, rows)
-        return last
+        return last.index_select(0, rows)
+
+    def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run left-padded prompts, as `prefill` takes them. Returns the last hidden states [B,
+        hidden], and key and value [B, T, key/value heads, d] of each layer."""
+        collected: list[tuple[Tensor, Tensor]] = []
+        return self._run(ids, mask.long() - 1, collected)[:, -1], collected
 
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same

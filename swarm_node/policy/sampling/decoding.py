@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -25,6 +26,9 @@ from swarm_node.policy.models.qwen2 import Qwen2
 
 #: Fewer rows take as long: a step then reads all weights for few products.
 _LEAST_BUCKET = 8
+#: Sequences move to the begin of the cache when it is full, or when new ones come and this share of
+#: the slots in use serves none: every step reads them.
+_WASTE = 0.25
 _log = structlog.get_logger(__name__)
 
 
@@ -64,6 +68,20 @@ def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | N
     return len(rows)
 
 
+def run_size(rows: Sequence[tuple[int, int]], places: int, shape: CacheShape | None) -> int:
+    """Number of the first `rows` that are sampled in one run, of which `places` are begun at once:
+    on a GPU those that take a cache of one capacity, because each has graphs of its own."""
+    if shape is None:
+        return len(rows)
+    prompt, answer = (max(sizes) for sizes in zip(*rows[:places], strict=True))
+    capacity = shape.capacity(prompt + answer)
+    for count, row in enumerate(rows[places:], places):
+        prompt, answer = max(prompt, row[0]), max(answer, row[1])
+        if shape.capacity(prompt + answer) > capacity:
+            return count
+    return len(rows)
+
+
 def bucket(rows: int, most: int) -> int:
     """Number of rows that are computed for `rows`: a power of two, or `most`."""
     return min(most, 1 << (max(_LEAST_BUCKET, rows) - 1).bit_length())
@@ -74,6 +92,28 @@ def window_of(used: int, capacity: int) -> int:
     all."""
     half = capacity // 2
     return half if used <= half else capacity
+
+
+class Prompts(NamedTuple):
+    """Prompts that were run: `collected` and `mask` as `KeyValueCache.fill` takes them, and the
+    logits [B, V] of the tokens that follow them."""
+
+    collected: list[tuple[Tensor, Tensor]]
+    mask: Tensor
+    logits: Tensor
+
+    def last(self) -> Prompts:
+        """A copy of the last prompt alone, without padding."""
+        mask = self.mask[-1:]
+        begin = self.mask.shape[1] - int(mask.sum())
+        return Prompts(
+            [
+                (key[-1:, begin:].clone(), value[-1:, begin:].clone())
+                for key, value in self.collected
+            ],
+            mask[:, begin:].clone(),
+            self.logits[-1:].clone(),
+        )
 
 
 class Decoder:
@@ -90,19 +130,26 @@ class Decoder:
         self._memory = KeyValueMemory(model.config)
         self._cache: KeyValueCache | None = None
         self._rows = self._most = 0
+        self._replaces = False
         self._captures = shape is not None and model.embedding.is_cuda
         self._graphs: _Graphs | None = None
         self._runs: dict[tuple[int, int, int], Callable[[], Tensor]] = {}
         self._faults = Counter[str]() if faults is None else faults
 
-    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int) -> Tensor:
+    def begin(
+        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, later: int | None = None
+    ) -> Tensor:
         """Run left-padded prompts once and begin N sequences, n after prompt `rows[n]`; each will
-        get up to `steps` tokens.
+        get up to `steps` tokens. Sequences of up to `later` tokens may take their places; None says
+        that none will.
 
         ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the logits [N, V] of the first
         tokens."""
         n, needed, like = len(rows), ids.shape[1] + steps - 1, self.model.embedding
         self._rows, self._cache = n, None  # the cache holds the memory of before
+        self._replaces = later is not None
+        if later is not None:
+            needed = max(needed, later)
         if self.shape is None:
             self._memory.reserve(n, n * needed, like)
             self._cache = self._memory.view(n, needed)
@@ -119,10 +166,42 @@ class Decoder:
         hidden = self.model.prefill(ids, mask, rows, self._cache)
         return self.model.logits(hidden)
 
+    def read(self, ids: Tensor, mask: Tensor) -> Prompts:
+        """Run left-padded prompts, as `begin` takes them, for sequences that come later."""
+        hidden, collected = self.model.read(ids, mask)
+        return Prompts(collected, mask, self.model.logits(hidden))
+
+    def replace(self, prompts: Prompts, rows: Tensor, places: Tensor, alive: Tensor) -> Tensor:
+        """Begin M sequences, m after prompt `rows[m]`, in the place of sequences `places` (i64[M]).
+        Those of `alive` (bool[N]) go on. Returns the logits [M, V] of the first tokens."""
+        cache, width = self._begun, prompts.mask.shape[1]
+        used = max(self._used(alive), width)
+        if width > cache.length or cache.length - used > _WASTE * cache.length:
+            cache.move(min(used, cache.length), used)
+        cache.replace(prompts.collected, prompts.mask, rows, places)
+        return prompts.logits.index_select(0, rows)
+
+    @property
+    def full(self) -> bool:
+        """Check that there is no slot for another step before `make_room`."""
+        return self._begun.length == self._begun.capacity
+
+    def make_room(self, alive: Tensor) -> None:
+        """Have a slot for the next step of the sequences `alive` (bool[N])."""
+        used = self._used(alive)
+        self._begun.move(used, used)
+
+    def _used(self, alive: Tensor) -> int:
+        """Number of slots that the longest of these sequences has."""
+        positions = self._begun.positions[alive]
+        return int(positions.max()) if len(positions) else 0
+
     def step(self, tokens: Tensor) -> Tensor:
         """Append tokens i64[N] to the sequences; the logits [N, V] of the next ones, which the next
         call overwrites."""
         cache = self._begun
+        if self._replaces:
+            cache.bound()
         cache.unmask()
         if cache.window is None:
             logits = _compute(tokens, cache, self.model)

@@ -1,7 +1,9 @@
-"""Completes a batch of prompts with a decoder.
+"""Completes prompts with a decoder: a batch at once, in which waiting rows take the places of those
+that ended (continuous batching).
 
 A token is drawn by inverting the cumulative distribution at a uniform number. All numbers of a
-request come from a counter-based generator keyed by its seed.
+request come from a counter-based generator keyed by its seed, so they are the same in any place and
+at any time.
 """
 
 from __future__ import annotations
@@ -18,13 +20,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.sampling.decoding import Decoder
+from swarm_node.policy.sampling.decoding import Decoder, Prompts
 from swarm_node.policy.sampling.sampler import SampleRequest
 
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
 #: much as a few steps of those rows.
 _COMPACT_SHARE = 0.25
 _COMPACT_ROWS = 8
+#: The price of a refill in steps of no rows: it reads all weights once, and moves the cache now and
+#: then.
+_STEPS_OF_A_REFILL = 2.0
+#: A step of no rows costs as much as this many rows add to it. On a CPU it was 31 in the shape of
+#: Qwen2.5 0.5B, in either number type, and 45 in the tiny model.
+_ROWS_OF_A_STEP = 32
+#: Vocabularies up to this size are summed in float64 throughout, larger ones by such blocks.
+_BLOCK = 1024
+_BELOW_ONE = 1.0 - 2.0**-52
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,62 +69,120 @@ def _left_padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(width) >= width - lengths
 
 
+def _prompts(rows: Sequence[SeededRow], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Every prompt of `rows` once, left-padded: ids i64[B, T], mask bool[B, T], and the prompt
+    i64[N] of each row."""
+    unique = {prompt: n for n, prompt in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
+    ids, mask = _left_padded(tuple(unique))
+    origin = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
+    return ids.to(device), mask.to(device), origin
+
+
 def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     """Tokens i64[N] distributed as exp(logprobs[N, V]), by inversion at uniforms f64[N] in [0, 1).
 
     Summed in float64: in float32 the sum's rounding exceeds the probability of rare tokens."""
-    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    return _inverted(logprobs.exp(), uniforms)
+
+
+def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens i64[N] distributed as probabilities[N, V], by inversion at uniforms f64[N] in [0, 1):
+    first a block of tokens, then one of it. Only blocks are summed in float32, in which a sum of
+    all tokens in float64 takes ten times as long; each token of the block keeps its share of it."""
+    size = probabilities.shape[1]
+    whole = size - size % _BLOCK
+    sums = probabilities[:, :whole].view(len(probabilities), -1, _BLOCK).sum(-1)
+    if whole < size:
+        sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], 1)
+    sums = sums.double()
+    ends = sums.cumsum(-1)
+    target = torch.minimum(uniforms[:, None], uniforms.new_tensor(_BELOW_ONE)) * ends[:, -1:]
+    block = torch.searchsorted(ends, target, right=True).clamp_(max=sums.shape[1] - 1)
+    mass = sums.gather(1, block)
+    inside = ((target - ends.gather(1, block) + mass) / mass)[:, 0].clamp_(0.0, _BELOW_ONE)
+    tokens = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    beyond = tokens >= size
+    shares = probabilities.gather(1, tokens.clamp_(max=size - 1)).masked_fill_(beyond, 0.0)
+    return tokens.gather(1, _inverted(shares, inside)[:, None])[:, 0]
+
+
+def _inverted(shares: Tensor, uniforms: Tensor) -> Tensor:
+    cumulative = shares.cumsum(-1, dtype=torch.float64)
     target = (uniforms * cumulative[:, -1])[:, None]
     # The first entry above the target: a token of probability zero never is.
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(
-        max=logprobs.shape[1] - 1
-    )
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=shares.shape[1] - 1)
 
 
 class _Batch:
-    """The state of one batch of N rows, as tensors [N] or [N, steps]. Rows that ended stay in the
-    batch until `compact`; their tokens after the end are cut off by `lengths`."""
+    """N rows, of which the first M are begun at once, and the others in places of rows that ended.
+    The state of rows is in tensors [N] or [N, steps + 1], that of places in tensors [M]. Rows that
+    ended stay in their place until another is begun there, or `compact`; what is drawn for them
+    goes to the last columns and is cut off by `_lengths`."""
 
-    def __init__(self, rows: Sequence[SeededRow], eos_ids: frozenset[int], model: Qwen2) -> None:
+    def __init__(
+        self, rows: Sequence[SeededRow], places: int, eos_ids: frozenset[int], model: Qwen2
+    ) -> None:
         device, vocab_size = model.embedding.device, model.config.vocab_size
-        self.steps = max(len(row.uniforms) for row in rows)
-        uniforms = np.zeros((len(rows), self.steps))
+        steps = max(len(row.uniforms) for row in rows)
+        uniforms = np.zeros((len(rows), steps + 1))
         for place, row in zip(uniforms, rows, strict=True):
             place[: len(row.uniforms)] = row.uniforms
         self._uniforms = torch.from_numpy(uniforms).to(device)
-        self._temperatures = torch.tensor([[row.temperature] for row in rows], device=device)
+        self._temperatures: Tensor | None = None
+        if any(row.temperature != 1.0 for row in rows):
+            self._temperatures = torch.tensor([[row.temperature] for row in rows], device=device)
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[sorted(eos_ids)] = True
-        self._tokens = torch.zeros(len(rows), self.steps, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(len(rows), self.steps, device=device)
+        self._tokens = torch.zeros(len(rows), steps + 1, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(len(rows), steps + 1, device=device)
         self._lengths = torch.tensor([len(row.uniforms) for row in rows], device=device)
-        # The indices of the rows that are still in the batch.
-        self._alive = torch.arange(len(rows), device=device)
-        self._ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        # The row in each place, the number of its next token, and its end.
+        self._row = torch.arange(places, device=device)
+        self._at = torch.zeros(places, dtype=torch.int64, device=device)
+        self._ended = torch.zeros(places, dtype=torch.bool, device=device)
+        self._begun = places
+        self._space: Tensor | None = None
 
-    def draw(self, step: int, logits: Tensor) -> Tensor:
-        """Draw token number `step` of each row from logits [M, V]; returns the tokens i64[M]."""
-        alive = self._alive
-        logprobs = (logits.float() / self._temperatures).log_softmax(-1)
-        drawn = draw(logprobs, self._uniforms[alive, step])
-        self._tokens[alive, step] = drawn
-        self._logprobs[alive, step] = logprobs.gather(1, drawn[:, None])[:, 0]
-        stopped = self._is_eos[drawn] & ~self._ended
-        self._lengths[alive[stopped]] = step + 1
-        self._ended |= stopped | (self._lengths[alive] <= step + 1)
+    @property
+    def ended(self) -> int:
+        """Number of places whose row has ended."""
+        return int(self._ended.sum())
+
+    @property
+    def alive(self) -> Tensor:
+        """bool[M]: the places whose row has not ended."""
+        return ~self._ended
+
+    @property
+    def free(self) -> Tensor:
+        """The places whose row has ended, in i64."""
+        return self._ended.nonzero()[:, 0]
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw the next token of the row in each place from logits [M, V]; returns the tokens
+        i64[M]."""
+        drawn, self._at, self._ended = self._advanced(logits, self._row, self._at, self._ended)
         return drawn
 
-    def compact(self) -> Tensor | None:
-        """Drop the rows that ended; returns the indices of those left, i64[M']. Returns None, and
-        drops nothing, while too few rows have ended."""
-        ended = int(self._ended.sum())
+    def begin(self, places: Tensor, logits: Tensor) -> Tensor:
+        """Begin the next rows in `places` and draw their first tokens i64[K] from logits [K, V]."""
+        end = self._begun + len(places)
+        self._row[places] = torch.arange(self._begun, end, device=places.device)
+        self._begun = end
+        row, none = self._row[places], torch.zeros_like(places)
+        drawn, at, ended = self._advanced(logits, row, none, none.bool())
+        self._at[places], self._ended[places] = at, ended
+        return drawn
+
+    def compact(self, ended: int) -> Tensor | None:
+        """Drop the rows that ended; returns the indices of the places left, i64[M']. Returns None,
+        and drops nothing, while too few rows have ended."""
         if ended < len(self._ended) and ended < max(
             _COMPACT_ROWS, _COMPACT_SHARE * len(self._ended)
         ):
             return None
         keep = (~self._ended).nonzero()[:, 0]
-        self._alive, self._ended = self._alive[keep], self._ended[keep]
-        self._temperatures = self._temperatures[keep]
+        self._row, self._at, self._ended = self._row[keep], self._at[keep], self._ended[keep]
         return keep
 
     def results(self) -> list[Sampled]:
@@ -125,6 +194,92 @@ class _Batch:
             for ids, values, length in zip(tokens, logprobs, lengths, strict=True)
         ]
 
+    def _advanced(
+        self, logits: Tensor, row: Tensor, at: Tensor, ended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw token number `at` of each `row`, some of which have `ended`; returns the tokens, and
+        the new `at` and `ended`."""
+        drawn, logprobs = self._drawn(logits, row, self._uniforms[row, at])
+        self._tokens[row, at] = drawn
+        self._logprobs[row, at] = logprobs
+        after = at + 1
+        lengths = torch.where(self._is_eos[drawn] & ~ended, after, self._lengths[row])
+        self._lengths[row] = lengths
+        return drawn, torch.minimum(after, lengths), lengths <= after
+
+    def _drawn(self, logits: Tensor, row: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens i64[K] and their log-probs f32[K]."""
+        scaled = logits.float()
+        if self._temperatures is not None:
+            scaled = scaled / self._temperatures[row]
+        if scaled.shape[1] <= _BLOCK:
+            logprobs = scaled.log_softmax(-1)
+            drawn = draw(logprobs, uniforms)
+            return drawn, logprobs.gather(1, drawn[:, None])[:, 0]
+        # In memory that was used before: fresh memory of this size takes as long as the rest.
+        if self._space is None or len(self._space) < len(scaled):
+            self._space = torch.empty_like(scaled)
+        shares = torch.softmax(scaled, -1, out=self._space[: len(scaled)])
+        drawn = draw_by_blocks(shares, uniforms)
+        return drawn, shares.gather(1, drawn[:, None])[:, 0].log()
+
+
+class IdlePlaces:
+    """Decides when waiting rows take the places of those that ended, by what both cost.
+
+    A row that ended is computed on, and its share of what a step costs without rows is wasted. The
+    cheapest moment is when that waste, summed since the last refill, is the price of one (as of an
+    order in a store). Both sides are modelled and not measured, so that the same requests make the
+    same batches."""
+
+    def __init__(self, places: int) -> None:
+        self._waste = 1 / places + 1 / _ROWS_OF_A_STEP
+        self._wasted = 0.0
+
+    def due(self, ended: int, places: int) -> bool:
+        """After each step, of which `ended` of the `places` served no row."""
+        self._wasted += ended * self._waste
+        if ended < places and self._wasted < _STEPS_OF_A_REFILL:
+            return False
+        self._wasted = 0.0
+        return True
+
+
+class _Waiting:
+    """Rows that wait for a place, in order. A prompt that neighbours share runs once, also where
+    they are begun at different times."""
+
+    def __init__(self, rows: Sequence[SeededRow], decoder: Decoder) -> None:
+        self._rows, self._decoder = rows, decoder
+        self._next = 0
+        self._last: tuple[tuple[int, ...], Prompts] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows) - self._next
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that one of them needs slots for; None without rows."""
+        return max(
+            (len(row.prompt_ids) + len(row.uniforms) - 1 for row in self._rows), default=None
+        )
+
+    def take(self, count: int) -> Iterator[tuple[Prompts, Tensor]]:
+        """The next `count` rows: prompts, and the prompt i64[K] of each of the next K rows."""
+        rows = self._rows[self._next : self._next + count]
+        self._next += len(rows)
+        begun = 0
+        if self._last is not None:
+            begun = sum(1 for row in rows if row.prompt_ids == self._last[0])
+            if begun:
+                device = self._decoder.model.embedding.device
+                yield self._last[1], torch.zeros(begun, dtype=torch.int64, device=device)
+        if begun < len(rows):
+            ids, mask, origin = _prompts(rows[begun:], self._decoder.model.embedding.device)
+            prompts = self._decoder.read(ids, mask)
+            self._last = rows[-1].prompt_ids, prompts.last()
+            yield prompts, origin
+
 
 @torch.inference_mode()
 def generate(
@@ -132,29 +287,44 @@ def generate(
     rows: Sequence[SeededRow],
     eos_ids: frozenset[int],
     abandoned: threading.Event,
+    places: int | None = None,
 ) -> list[Sampled]:
-    """Sample every row until its end token or its last uniform number.
+    """Sample every row until its end token or its last uniform number: `places` rows at once, None
+    for all. Rows of one prompt should be neighbours, and prompts of one length.
 
     Raises:
         CancelledError: `abandoned` was set.
     """
-    model = decoder.model
-    device = model.embedding.device
-    # Every prompt runs once, however many rows continue it.
-    unique = {prompt: n for n, prompt in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
-    ids, mask = _left_padded(tuple(unique))
-    origin = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
-    batch = _Batch(rows, eos_ids, model)
-    logits = decoder.begin(ids.to(device), mask.to(device), origin, batch.steps)
-    for step in range(batch.steps):
+    model, places = decoder.model, min(places or len(rows), len(rows))
+    first, waiting = rows[:places], _Waiting(rows[places:], decoder)
+    batch, idle = _Batch(rows, places, eos_ids, model), IdlePlaces(places)
+    ids, mask, origin = _prompts(first, model.embedding.device)
+    steps = max(len(row.uniforms) for row in first)
+    logits = decoder.begin(ids, mask, origin, steps, waiting.longest)
+    while True:
         if abandoned.is_set():
             raise CancelledError
-        drawn = batch.draw(step, logits)
-        keep = batch.compact()
-        if keep is not None:
-            if not len(keep):
-                break
-            drawn = drawn[keep]
-            decoder.keep(keep)
+        drawn = batch.draw(logits)
+        ended = batch.ended
+        if waiting:
+            if idle.due(ended, places):
+                _refill(batch, waiting, decoder, drawn)
+        else:
+            keep = batch.compact(ended)
+            if keep is not None:
+                if not len(keep):
+                    return batch.results()
+                drawn = drawn[keep]
+                decoder.keep(keep)
+        if decoder.full:
+            decoder.make_room(batch.alive)
         logits = decoder.step(drawn)
-    return batch.results()
+
+
+def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, drawn: Tensor) -> None:
+    """Begin waiting rows in the free places; their first tokens go to `drawn`."""
+    free = batch.free
+    for prompts, rows in waiting.take(len(free)):
+        places, free = free[: len(rows)], free[len(rows) :]
+        logits = decoder.replace(prompts, rows, places, batch.alive)
+        drawn[places] = batch.begin(places, logits)

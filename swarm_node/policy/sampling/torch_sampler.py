@@ -31,7 +31,7 @@ from swarm_node.policy.models.lora import ADAPTER_FILE, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import header, load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size
+from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size, run_size
 from swarm_node.policy.sampling.generating import Sampled, SeededRow, generate, rows_of
 from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
 from swarm_node.policy.weights.base import base_index, make_base, map_base
@@ -223,10 +223,11 @@ class TorchSampler:
         while len(done) < len(rows):
             left = [rows[i] for i in order[len(done) :]]
             sizes = [(len(row.prompt_ids), len(row.uniforms)) for row in left]
-            count = batch_size(sizes, self._max_rows, self._decoder.shape)
-            sampled = self._attempt(left[:count], abandoned)
+            places = batch_size(sizes, self._max_rows, self._decoder.shape)
+            count = run_size(sizes, places, self._decoder.shape)
+            sampled = self._attempt(left[:count], places, abandoned)
             if sampled is None:
-                self._halve(left[:count])
+                self._halve(left[:places])
                 continue
             chosen = order[len(done) : len(done) + count]
             done |= dict(zip(chosen, map(self._completion, sampled), strict=True))
@@ -234,13 +235,13 @@ class TorchSampler:
         return [tuple(islice(in_order, request.n)) for request in requests]
 
     def _attempt(
-        self, rows: Sequence[SeededRow], abandoned: threading.Event
+        self, rows: Sequence[SeededRow], places: int, abandoned: threading.Event
     ) -> list[Sampled] | None:
-        """None when memory ran out."""
+        """Sample `rows`, `places` of them at once. None when memory ran out."""
         device = self._model.embedding.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                return generate(self._decoder, rows, self._codec.eos_ids, abandoned)
+                return generate(self._decoder, rows, self._codec.eos_ids, abandoned, places)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
