@@ -402,8 +402,8 @@ class Service:
         self._introductions.drop(peer_id)
         for held in (self._reports, self._ratings, self._refused, self._reported):
             held.pop(peer_id, None)
-        for held in (self._seen, self._stored, self._heard):
-            held.pop(peer_id, None)
+        for kept in (self._seen, self._stored, self._heard):
+            kept.pop(peer_id, None)
         self._sighted.pop(peer_id, None)
 
     def _note(self, peer_id: str, report: Report, at: float) -> None:
