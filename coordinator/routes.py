@@ -47,7 +47,7 @@ class CodePath(api.Wire, frozen=True):
     code: Counter
 
 
-class Exchange(Struct, frozen=True):
+class ExchangedGroups(Struct, frozen=True):
     """Groups between members by the newest reports. Each row has the places in `peers` of the
     member that got groups and of their author, and the groups that were of use and that were
     refused for a fault of the author."""
@@ -99,7 +99,7 @@ ADMIN: Final = (
           "What the page shows; the members with the last page of history.",
           api.Picture, query=HistoryPage),
     Route("exchange", "GET", "/v1/exchange", "admin",
-          "Groups that members got from each other, by their reports.", Exchange),
+          "Groups that members got from each other, by their reports.", ExchangedGroups),
     Route("log", "GET", "/v1/log", "admin", "Events of members, the newest first.", EventReport),
     Route("metrics", "GET", "/metrics", "admin", "Counters for Prometheus.", None),
     Route("codes", "GET", "/v1/codes", "admin", "List redemption codes.", api.Codes),

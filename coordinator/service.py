@@ -17,7 +17,7 @@ import msgspec
 
 from coordinator.introductions import Introductions
 from coordinator.reputation import rated, trust
-from coordinator.routes import Exchange
+from coordinator.routes import ExchangedGroups
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -298,7 +298,7 @@ class Service:
         newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
         return in_turn(newest, self._members.issuer, api.MAX_ROWS)
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ExchangedGroups:
         """Return the groups between the members on the page."""
         peers = self._shown()
         place = {peer_id: number for number, peer_id in enumerate(peers)}
@@ -309,7 +309,7 @@ class Service:
                 if author in place and (useful or author in refused):
                     bad = refused.get(author, 0)
                     rows.append((place[learner], place[author], int(useful), bad))
-        return Exchange(peers, rows)
+        return ExchangedGroups(peers, rows)
 
     def log(self) -> EventReport:
         """Return the log of what happened to members."""

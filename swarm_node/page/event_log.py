@@ -51,8 +51,8 @@ class EventReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is seen of a node at a moment. `issuer` admitted it. It is `present` if it was heard
-    lately. `epoch` grows with every start of the node, 0 if it is not known. `refused` counts its
+    """State of a node as it is seen at a moment. `issuer` admitted it. It is `present` if it was
+    heard lately. `epoch` grows with every start of the node, 0 if it is not known. `refused` counts its
     refused messages by reason."""
 
     name: str
