@@ -52,8 +52,8 @@ class EventReport(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Sight:
     """State of a node as it is seen at a moment. `issuer` admitted it. It is `present` if it was
-    heard lately. `epoch` grows with every start of the node, 0 if it is not known. `refused` counts its
-    refused messages by reason."""
+    heard lately. `epoch` grows with every start of the node, 0 if it is not known. `refused` counts
+    its refused messages by reason."""
 
     name: str
     issuer: str
