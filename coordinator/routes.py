@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.wire.wire import Counter
 from swarm_node.page.entrance import Key, Pass
+from swarm_node.page.event_log import EventReport
 from swarm_node.version import __version__
 
 Who = Literal["anybody", "member", "admin"]
@@ -44,6 +45,15 @@ class PeerPath(api.Wire, frozen=True):
 
 class CodePath(api.Wire, frozen=True):
     code: Counter
+
+
+class ExchangedGroups(Struct, frozen=True):
+    """Groups between members by the newest reports. Each row has the places in `peers` of the
+    member that got groups and of their author, and the groups that were of use and that were
+    refused for a fault of the author."""
+
+    peers: list[api.PeerId]
+    groups: list[tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,9 @@ ADMIN: Final = (
     Route("picture", "GET", "/v1/picture", "admin",
           "What the page shows; the members with the last page of history.",
           api.Picture, query=HistoryPage),
+    Route("exchange", "GET", "/v1/exchange", "admin",
+          "Groups that members got from each other, by their reports.", ExchangedGroups),
+    Route("log", "GET", "/v1/log", "admin", "Events of members, the newest first.", EventReport),
     Route("metrics", "GET", "/metrics", "admin", "Counters for Prometheus.", None),
     Route("codes", "GET", "/v1/codes", "admin", "List redemption codes.", api.Codes),
     Route("make_code", "POST", "/v1/codes", "admin", "Make a redemption code.",

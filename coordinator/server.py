@@ -165,6 +165,8 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
             "picture": lambda asked: service.picture(
                 asked.query.after, asked.query.since, asked.query.limit
             ),
+            "exchange": lambda _: service.exchange(),
+            "log": lambda _: service.log(),
             "codes": lambda _: redemptions.codes(),
             "make_code": lambda asked: redemptions.make_code(asked.body),
             "withdraw": lambda asked: redemptions.withdraw(asked.inside.code),

@@ -10,13 +10,14 @@ import asyncio
 import hashlib
 import random
 import statistics
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 import msgspec
 
 from coordinator.introductions import Introductions
 from coordinator.reputation import rated, trust
+from coordinator.routes import ExchangedGroups
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -38,9 +39,12 @@ from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS, SwarmInfo
 from swarm_node.p2p.membership.statements import verify_revocations
 from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
+from swarm_node.page.event_log import EventLog, EventReport, Sight
 
 #: Seconds between two writes of the time when a member was last seen.
 _STORE_SECONDS = 600.0
+#: Seconds for which a member that asked counts as present. It asks once a minute.
+_PRESENT_SECONDS = 300.0
 #: Least seconds between two reports of a member.
 _REPORT_SECONDS = 30.0
 #: Rate per second and burst of reports of an issuer's members. Each waits for the disk.
@@ -80,7 +84,12 @@ class Service:
         #: The newest reports, without figures of peers, of which only `_ratings` stay in memory.
         self._reports: dict[str, Report] = {}
         self._ratings: dict[str, dict[str, float]] = {}
+        #: Groups refused for a fault of their author, by reporter and author; without zeros.
+        self._refused: dict[str, dict[str, int]] = {}
         self._reported: dict[str, float] = {}
+        self._events = EventLog()
+        #: Epoch and addresses in the newest heartbeat of each member that left one.
+        self._heard: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._issuer_reports = PeerGates(*_ISSUER_REPORTS)
         self._seen: dict[str, float] = {}
         self._stored: dict[str, float] = {}
@@ -101,6 +110,7 @@ class Service:
             if isinstance(self._members.admit(stored.chain, stored.peer_id), Rejected):
                 continue
             self._seen[stored.peer_id] = stored.seen
+            self._watch(stored.peer_id, present=False)
             report = open_report(stored.report or b"", self._swarm.swarm_id)
             if not isinstance(report, Rejected):
                 self._note(stored.peer_id, report.body, stored.reported)
@@ -161,6 +171,7 @@ class Service:
                 return refused
             if not self._members.is_member(caller.peer_id):
                 return Rejected("revoked", "the swarm's owner has expelled it")
+        self._heard[caller.peer_id] = heard.head.epoch, heard.head.addresses
         self._introductions.leave(
             caller.peer_id, asked.presence, caller.admitted_by.hex(), heard.head.issued_ms
         )
@@ -228,6 +239,12 @@ class Service:
         gone = [peer_id for peer_id in self._seen if peer_id not in stay]
         for peer_id in gone:
             self._forget(peer_id)
+        refused: Counter[str] = Counter()
+        for found in self._refused.values():
+            refused.update(found)
+        for peer_id, seen in self._seen.items():
+            present = wall - seen < _PRESENT_SECONDS
+            self._watch(peer_id, present=present, refused=refused[peer_id])
         sighted, self._sighted = self._sighted, {}
         await self.store.run(self.store.see, sighted.values())
         await self.store.run(self.store.tidy, wall, gone)
@@ -264,9 +281,7 @@ class Service:
         """Data of the page: history after a row. The last part also has the members that reported
         last, by issuer in turn: keys of one ticket push nobody off the page."""
         history = await self.history(after, since, limit)
-        newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
-        newest = [] if history.next else newest
-        shown = in_turn(newest, self._members.issuer, api.MAX_ROWS)
+        shown = [] if history.next else self._shown()
         rows = [row for peer in shown if (row := self._row(peer)) is not None]
         return api.Picture(
             swarm=self._swarm.name,
@@ -277,6 +292,28 @@ class Service:
             history=history.rows,
             next=history.next,
         )
+
+    def _shown(self) -> list[str]:
+        """Return the members that reported last, by issuer in turn."""
+        newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
+        return in_turn(newest, self._members.issuer, api.MAX_ROWS)
+
+    def exchange(self) -> ExchangedGroups:
+        """Return the groups between the members on the page."""
+        peers = self._shown()
+        place = {peer_id: number for number, peer_id in enumerate(peers)}
+        rows = []
+        for learner in peers:
+            refused = self._refused.get(learner, {})
+            for author, useful in self._ratings.get(learner, {}).items():
+                if author in place and (useful or author in refused):
+                    bad = refused.get(author, 0)
+                    rows.append((place[learner], place[author], int(useful), bad))
+        return ExchangedGroups(peers, rows)
+
+    def log(self) -> EventReport:
+        """Return the log of what happened to members."""
+        return self._events.report()
 
     def trusted(self) -> api.Trusted:
         return api.Trusted(self._trusted)
@@ -291,7 +328,7 @@ class Service:
     async def forget(self, peer_id: str) -> api.Forgotten:
         """Delete what a member reported."""
         rows = await self.store.run(self.store.forget, peer_id)
-        for held in (self._reports, self._ratings, self._reported):
+        for held in (self._reports, self._ratings, self._refused, self._reported):
             held.pop(peer_id, None)
         await self._weigh()
         return api.Forgotten(rows)
@@ -363,17 +400,38 @@ class Service:
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
-        for held in (self._reports, self._ratings, self._reported, self._seen, self._stored):
+        for held in (self._reports, self._ratings, self._refused, self._reported):
             held.pop(peer_id, None)
+        for kept in (self._seen, self._stored, self._heard):
+            kept.pop(peer_id, None)
         self._sighted.pop(peer_id, None)
 
     def _note(self, peer_id: str, report: Report, at: float) -> None:
         self._reports[peer_id] = msgspec.structs.replace(report, peers=())
         self._ratings[peer_id] = {peer_id_of(found.key): _useful(found) for found in report.peers}
+        faults = {peer_id_of(found.key): _faults(found) for found in report.peers}
+        self._refused[peer_id] = {author: count for author, count in faults.items() if count}
         self._reported[peer_id] = at
+
+    def _watch(self, peer_id: str, *, present: bool, refused: int = 0) -> None:
+        """Log what happened to a member since the last look. `refused` counts its groups that
+        others refused for a fault of its own."""
+        shown = self._members.shown(peer_id)
+        if shown is None:
+            return
+        member, standing = shown
+        epoch, addresses = self._heard.get(peer_id, (0, ()))
+        issuer = member.admitted_by.hex()
+        groups = {"groups": refused}
+        sight = Sight(member.name, issuer, standing, present, epoch, addresses, groups)
+        self._events.see(peer_id, sight, self._clock.wall())
+
+
+def _faults(found: PeerFigures) -> int:
+    """Groups that were refused for a fault of their author."""
+    return sum(count for reason, count in found.refused if reason not in BLAMELESS)
 
 
 def _useful(found: PeerFigures) -> float:
     """Groups that were of use, less those that were refused for a fault of their author."""
-    faults = sum(count for reason, count in found.refused if reason not in BLAMELESS)
-    return float(max(0, found.received - faults))
+    return float(max(0, found.received - _faults(found)))

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from control_servers import control_server
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.history import GroupCounts, HistoryReport, HistoryRow
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot, TaughtRow
+from swarm_node.page.event_log import EventLog, Sight
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -87,6 +89,45 @@ def snapshot(**changes: Any) -> Snapshot:
     return quiet_snapshot(**{**known, **changes})
 
 
+def events(nodes: int) -> EventLog:
+    """A log in which each node joined, one changed its address and was refused, and one left."""
+    log, began = EventLog(), 1.7e9
+    for number in range(nodes):
+        seen = Sight(f"node {number}", f"{number:02}", "member", True, 1, ("/ip4/10.0.0.1/tcp/1",))
+        log.see(peer(number).peer_id, seen, began + number)
+    if nodes > 1:
+        moved = replace(seen, name=HOSTILE, addresses=(HOSTILE,), refused={HOSTILE: 2})
+        log.see(peer(nodes - 1).peer_id, moved, began + 3600)
+        log.see(peer(0).peer_id, Sight("node 0", "00", "member", False, 2), began + 7200)
+    return log
+
+
+def crowd(nodes: int, **changes: Any) -> Snapshot:
+    """A node that knows as many others, and was taught by all of them."""
+    families = ["gcd", "products", "spell_backward", *(f"family_{n}" for n in range(12))]
+    taught = [
+        TaughtRow(peer(number).peer_id, family, 1, 1 + (7 * number + 5 * place) % 60)
+        for number in range(nodes)
+        for place, family in enumerate(families)
+        if (number + place) % 3
+    ]
+    peers = [
+        peer(
+            number,
+            seconds_since_seen=number * 1.7,
+            published=40 + number,
+            received=number % 40,
+            took=number * 3 % 50,
+            share=1 / nodes,
+            score=number % 10 / 10,
+            via=None if number % 7 == 3 else "",
+            refused={"author_reward": number} if number % 9 == 8 else {},
+        )
+        for number in range(nodes)
+    ]
+    return snapshot(peers=peers, taught=taught, **changes)
+
+
 class Served:
     """A control server on a thread of its own; `now` and `rows` are what it shows, `stopped` how
     often it was told to stop."""
@@ -94,6 +135,8 @@ class Served:
     def __init__(self, file: Path, now: Snapshot, rows: Sequence[HistoryRow]) -> None:
         self.file, self.now, self.rows = file, now, list(rows)
         self.stopped = 0
+        self.log = EventLog()
+        self.samples = [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")]
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
@@ -119,7 +162,9 @@ class Served:
             self.file,
             snapshot=lambda: self.now,
             history=lambda since: HistoryReport(1, [r for r in self.rows if r.time > since]),
-            samples=lambda: [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")],
+            samples=lambda: self.samples,
+            settings=lambda: {"model": "tiny", "network.listen": [HOSTILE]},
+            log=lambda: self.log.report(),
             stop=stop,
         )
         await server.start()

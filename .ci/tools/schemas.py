@@ -10,6 +10,7 @@ from swarm_node.config.reloading import Reloaded
 from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.page.event_log import EventReport
 
 PLACE = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 #: File name -> the type that it describes.
@@ -18,6 +19,7 @@ TYPES = {
     "eval": EvalPoint,
     "samples": SamplesReport,
     "history": HistoryReport,
+    "log": EventReport,
     "network": NetworkReport,
     "reload": Reloaded,
 }

@@ -218,6 +218,17 @@ def settings_keys() -> Iterator[tuple[str, str]]:
             yield name, field.description or ""
 
 
+def public_values(settings: Settings) -> dict[str, Any]:
+    """Every key with its value as JSON has it, without the ticket, which is a secret."""
+    dumped = settings.model_dump(mode="json", exclude={"ticket"})
+    flat: dict[str, Any] = {}
+    for key, _ in settings_keys():
+        table, _, inner = key.partition(".")
+        if table in dumped:
+            flat[key] = dumped[table][inner] if inner else dumped[table]
+    return flat
+
+
 def field_of(key: str) -> FieldInfo:
     """The field of a dotted key."""
     table, _, inner = key.partition(".")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_node.config import Sources, load_settings, parse_assignments, settings_keys
+from swarm_node.config.model import public_values
 from swarm_node.errors import ConfigError
 
 
@@ -96,3 +97,12 @@ def test_assignments_read_as_toml_and_else_as_text() -> None:
 def test_a_ticket_does_not_show_in_the_settings() -> None:
     settings = load_settings({"ticket": "swarmjoin1.secret"}, environ={})
     assert "secret" not in repr(settings)
+
+
+def test_public_values_are_all_settings_but_the_ticket(tmp_path: Path) -> None:
+    settings = load_settings({"home": tmp_path, "ticket": "secret", "run.seed": 7}, environ={})
+    values = public_values(settings)
+    assert {*values} == {key for key, _ in settings_keys()} - {"ticket"}
+    assert values["run.seed"] == 7
+    assert values["home"] == str(tmp_path)
+    assert "secret" not in str(values)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinator_crowd import report_of_crowd
 from coordinator_runs import Hand, Running, coordinator, found, request, sealed_report
 from page_server import CHROMIUM, FLAGS
 from swarm_keys import Swarm
 
 from coordinator.admin import AdminClient
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.page.entrance import Key
 from swarm_node.simulation.seeded import EPOCH
 
@@ -27,7 +31,7 @@ async def test_a_pass_is_for_looking(tmp_path: Path) -> None:
         body = b'{"key":"%b"}' % key.encode()
         status, answer = await request("POST", place + "/v1/enter", body, {})
         assert status == 200
-        for path in ("/v1/picture", "/v1/codes", "/v1/trusted"):
+        for path in ("/v1/picture", "/v1/exchange", "/v1/log", "/v1/codes", "/v1/trusted"):
             assert await ask("GET", path, answer["token"]) == 200
         for method, path in (("POST", "/v1/codes"), ("PUT", "/v1/trusted"), ("POST", "/v1/key")):
             assert await ask(method, path, answer["token"], b"{}") == 401
@@ -63,7 +67,8 @@ async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_pa
         await _told(running, swarm, hand)
         async with driver.async_playwright() as started:
             browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            for width, scheme in ((1280, "light"), (360, "dark")):
+            sizes = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
+            for width, scheme in [*sizes, (360, "dark")]:
                 page = await browser.new_page(
                     viewport={"width": width, "height": 800}, color_scheme=scheme
                 )
@@ -74,11 +79,64 @@ async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_pa
                 await driver.expect(page.locator("#said")).to_have_text("2 of 2 members report")
                 await driver.expect(page.locator("#chart canvas")).to_be_visible()
                 await driver.expect(page.locator("#held")).to_have_text("0.625")
+                await driver.expect(page.locator("#taught tbody tr")).to_have_count(2)
+                for closed in await page.locator("summary").all():
+                    await closed.press("Enter")
                 assert errors == []
                 result = await axe.Axe().run(page)
                 assert result.violations_count == 0, result.generate_report()
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width
+                wide = "e => e.filter(one => one.scrollWidth > one.clientWidth).length"
+                assert await page.locator(".wide").evaluate_all(wide) == 0, "it scrolls sideways"
             await browser.close()
+
+
+@pytest.mark.slow(reason="starts a browser")
+@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+async def test_members_are_compared_by_name(tmp_path: Path) -> None:
+    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
+    swarm, hand = Swarm(), Hand(1000.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        await report_of_crowd(running, swarm, hand, 9)
+        async with driver.async_playwright() as started:
+            browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            page = await browser.new_page()
+            await page.goto(await AdminClient(running.data).page())
+            lines = page.locator("#chart .u-legend .u-label")
+            names = [f"node {number}" for number in range(1, 10)]
+            await driver.expect(lines).to_have_text(["time", *names[:6]])
+            await page.locator("#over").select_option("groups made")
+            await driver.expect(lines).to_have_text(["groups made", *names[:6]])
+            unseen = page.locator("#nodes th").filter(has_text="unseen")
+            await unseen.get_by_role("button").press("Enter")
+            best = ["groups made", *names[:2:-1]]
+            await driver.expect(lines).to_have_text(best)
+            section = page.locator("section", has=page.locator("#h-nodes"))
+            await section.get_by_label("filter").fill(swarm.member(9).identity.peer_id[-8:])
+            await driver.expect(lines).to_have_text(["groups made", "node 9"])
+            await page.locator("#metric").select_option("reward on unseen texts")
+            await driver.expect(lines).to_have_text(["time", "mean", "least", "most"])
+            await browser.close()
+
+
+async def test_reports_tell_who_got_groups_from_whom_and_whose_were_refused(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(), Hand(1000.0)
+    members = [swarm.member(number) for number in range(1, 4)]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        known = (found(members[1], 9, signature=2), found(members[2], 4, unreachable=3))
+        known = (*known, found(swarm.member(99), 5))  # nobody here knows that one
+        for one, peers in zip(members, (known, (), ()), strict=True):
+            report = sealed_report(one, EPOCH + hand.seconds, peers=peers)
+            assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
+        _, told = await running.admin("GET", "/v1/exchange")
+        got = {
+            (told["peers"][learner], told["peers"][author]): (useful, refused)
+            for learner, author, useful, refused in told["groups"]
+        }
+        one, two, three = (member.identity.peer_id for member in members)
+        assert got == {(one, two): (7, 2), (one, three): (4, 0)}
 
 
 async def test_only_the_last_page_of_history_comes_with_members(tmp_path: Path) -> None:
@@ -116,3 +174,46 @@ async def test_names_that_members_invent_do_not_fill_the_page(tmp_path: Path) ->
             for name in ("gcd", "__proto__"):
                 await driver.expect(rows.filter(has_text=name)).to_have_count(1)
             await browser.close()
+
+
+async def test_what_happens_to_members_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.server.TICK_SECONDS", 0.05)
+    swarm, hand = Swarm(), Hand(1000.0)
+    one, other = (swarm.member(number, name=f"node {number}") for number in (1, 2))
+
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+
+        async def greet(member: Membership, **head: object) -> None:
+            hand.seconds += 60
+            asked = api.Introduction(swarm.presence(member, hand.seconds, **head))
+            assert (await running.ask("POST", "/v1/introductions", asked, by=member))[0] == 200
+
+        async def expect(*kinds: str) -> None:
+            for _ in range(200):
+                _, told = await running.admin("GET", "/v1/log")
+                if [(row["name"], row["kind"]) for row in told["rows"]] == [
+                    tuple(kind.split(": ")) for kind in kinds
+                ]:
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError(told)
+
+        await greet(one)
+        await expect("node 1: joined")
+        await greet(one, epoch=2, addresses=("/ip4/192.0.2.1/tcp/1",))
+        begun = ["node 1: address changed", "node 1: restarted", "node 1: joined"]
+        await expect(*begun)
+        report = sealed_report(other, EPOCH + hand.seconds, peers=(found(one, 5, signature=2),))
+        assert (await running.ask("POST", "/v1/reports", report, by=other))[0] == 200
+        for _ in range(200):
+            _, told = await running.admin("GET", "/v1/log")
+            if len(told["rows"]) == 5:
+                break
+            await asyncio.sleep(0.05)
+        new = {(row["name"], row["kind"], row["text"]) for row in told["rows"][:2]}
+        assert new == {
+            ("node 1", "refused", "groups 2; 2 in all"),
+            ("node 2", "joined", "heard for the first time"),
+        }

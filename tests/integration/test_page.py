@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from msgspec.structs import replace
-from page_server import CHROMIUM, FLAGS, HOSTILE, point, row, served, snapshot
+from page_server import (
+    CHROMIUM,
+    FAMILIES,
+    FLAGS,
+    HOSTILE,
+    crowd,
+    events,
+    peer,
+    point,
+    row,
+    served,
+    snapshot,
+)
 
-from swarm_node.node.figures.snapshot import CoordinatorRow
+from swarm_node.node.figures.samples import SampleRow
+from swarm_node.node.figures.snapshot import CoordinatorRow, TaughtRow
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="NOT RUN: needs axe")
@@ -133,16 +150,155 @@ def test_it_says_so_when_the_node_ends(tmp_path: Path, said: tuple[Any, list[str
     )
 
 
+def test_nodes_are_filtered_and_sorted_by_keyboard(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    with served(tmp_path, crowd(60)) as one:
+        page.goto(one.address())
+        rows, head = page.locator("#nodes tbody tr"), page.locator("#nodes th")
+        playwright.expect(rows).to_have_count(50)
+        page.get_by_role("button", name="show 10 more of 60").press("Enter")
+        playwright.expect(rows).to_have_count(60)
+        version = head.filter(has_text="version")
+        version.get_by_role("button").press("Enter")
+        playwright.expect(rows.first).to_contain_text("node 59")
+        playwright.expect(version).to_have_attribute("aria-sort", "descending")
+        version.get_by_role("button").press("Enter")
+        playwright.expect(rows.first).to_contain_text("node 0")
+        head.filter(has_text="name").get_by_role("button").press("Enter")
+        names = rows.locator("td.name").all_inner_texts()
+        assert names == [f"node {number}" for number in range(60)], "numbers sort as numbers"
+        page.locator("#h-nodes").locator("xpath=../..").get_by_label("filter").fill("author_reward")
+        playwright.expect(rows).to_have_count(6)
+        one.now = crowd(10)  # the next event keeps filter and order
+        playwright.expect(rows).to_have_count(1, timeout=15_000)
+        playwright.expect(rows).to_contain_text("node 8")
+    assert errors == []
+
+
+def test_the_matrix_sums_up_what_does_not_fit(tmp_path: Path, said: tuple[Any, list[str]]) -> None:
+    page, errors = said
+    now = crowd(40)
+    with served(tmp_path, now) as one:
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.goto(one.address())
+        rows = page.locator("#taught tbody tr")
+        playwright.expect(rows).to_have_count(12)
+        playwright.expect(rows.last.locator("th")).to_have_text("29 others")
+        titles = page.locator("#taught tbody td[title]")
+        counted = titles.evaluate_all(
+            "cells => cells.map(({title}) => Number(title.split(': ').pop().replaceAll(',', '')))"
+        )
+        assert sum(counted) == sum(row.answers for row in now.taught)
+        one.now = snapshot(
+            peers=[peer(1, name=HOSTILE)],
+            taught=[TaughtRow(peer(1).peer_id, HOSTILE, 1, 5), TaughtRow("gone", "gcd", 1, 2)],
+        )
+        playwright.expect(rows).to_have_count(2, timeout=15_000)
+        playwright.expect(rows.first.locator("th")).to_have_text(HOSTILE[:39] + "…")
+        assert page.locator("img").count() == 0
+    assert errors == []
+
+
+def test_the_log_shows_what_happened_to_peers(tmp_path: Path, said: tuple[Any, list[str]]) -> None:
+    page, errors = said
+    with served(tmp_path, snapshot()) as one:
+        one.log = events(3)
+        page.goto(one.address())
+        lines = page.locator("#log li")
+        kinds = ["left", "restarted", "refused", "address changed", *["joined"] * 3]
+        playwright.expect(lines.locator(".kind")).to_have_text(kinds)
+        assert HOSTILE[:39] in lines.nth(2).inner_text()
+        assert page.locator("img").count() == 0
+        page.locator("#log select").select_option("left")
+        playwright.expect(lines).to_have_count(1)
+        playwright.expect(lines).to_contain_text("node 0")
+        playwright.expect(page.locator("#settings")).to_contain_text("network.listen")
+    assert errors == []
+
+
+def test_figures_and_tables_are_saved_as_files(tmp_path: Path, said: tuple[Any, list[str]]) -> None:
+    page, errors = said
+    odd = snapshot(
+        peers=[peer(1, name="=1+1"), peer(2, name='"a", b\x00\u202e')],
+        taught=[TaughtRow(peer(1).peer_id, HOSTILE, 1, 5)],
+    )
+    rows = [row(1), replace(row(2), pass_1={"gcd": 0.5}, split=1), replace(row(3), pass_1={})]
+    with served(tmp_path, odd, rows) as one:
+        page.goto(one.address())
+        playwright.expect(page.locator("#metrics canvas")).to_be_visible()
+
+        def saved(part: str, kind: str) -> bytes:
+            menu = page.locator(f"#save-{part} details")
+            if menu.get_attribute("open") is None:
+                menu.locator("summary").press("Enter")
+            with page.expect_download() as going:
+                menu.get_by_role("button", name=kind, exact=True).press("Enter")
+            assert going.value.suggested_filename.endswith(f".{kind.lower()}")
+            return Path(going.value.path()).read_bytes()
+
+        table = [*csv.DictReader(io.StringIO(saved("nodes", "CSV").decode()))]
+        assert [line["name"] for line in table] == ["'=1+1", '"a", b  ']
+        assert [line["version"] for line in table] == ["1", "2"]
+        points = json.loads(saved("reward", "JSON"))
+        assert len(points) == 300
+        assert points[-1]["all families"] == 299 / 400
+        for part in ("reward", "metrics", "taught"):
+            root = ElementTree.fromstring(saved(part, "SVG"))
+            assert root.tag == "{http://www.w3.org/2000/svg}svg"
+            assert len(root) >= 5
+            kinds = {element.tag.rpartition("}")[2] for element in root.iter()}
+            assert kinds <= {"svg", "rect", "polyline", "text"}, "names are text in it"
+            assert saved(part, "PNG").startswith(b"\x89PNG")
+        page.locator("#over").select_option("groups made here")
+        assert json.loads(saved("reward", "JSON")) == [
+            {"groups made here": 2, "all families": 0.5, "seen texts": None}
+        ]
+    assert errors == []
+
+
+def test_samples_are_two_a_family_and_all_of_the_one_that_is_chosen(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    with served(tmp_path, snapshot()) as one:
+        one.samples = [
+            SampleRow(family, "question", f"answer {number}", number % 2, number, author)
+            for family in FAMILIES
+            for number, author in enumerate(("", "", peer(1).peer_id))
+        ]
+        page.goto(one.address())
+        shown = page.locator(".sample")
+        playwright.expect(shown).to_have_count(6)
+        page.locator("#sample-by").select_option("peers")
+        playwright.expect(shown).to_have_count(3)
+        page.locator("#sample-by").select_option("everybody")
+        page.locator("#sample-family").select_option("gcd")
+        playwright.expect(shown).to_have_count(3)
+        page.locator("#sample-mark").select_option("right")
+        playwright.expect(shown).to_have_count(1)
+        playwright.expect(shown).to_contain_text("answer 1")
+    assert errors == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, 390, 1280])
 def test_people_who_cannot_see_it_well_can_use_it(
     tmp_path: Path, browser: Any, scheme: str, width: int
 ) -> None:
     page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
-    with served(tmp_path, snapshot()) as one:
+    hostile = peer(99, name=HOSTILE, refused={HOSTILE: 3})
+    with served(tmp_path, replace(crowd(9), former=[hostile]), [row(1), row(2)]) as one:
+        one.log = events(9)
         page.goto(one.address())
-        playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
+        playwright.expect(page.locator("#nodes tbody tr")).to_have_count(10)
+        playwright.expect(page.locator("#settings-section")).to_be_visible()
+        for closed in page.locator("summary").all():
+            closed.press("Enter")
         found = axe.Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        wide = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth)"
+        assert page.evaluate(f"{wide}.map(e => e.ariaLabel)") == [], "it scrolls sideways"
     page.close()

@@ -8,6 +8,8 @@ the API. The Host header is checked against DNS rebinding by web pages.
     GET  /v1/network    ask members how this node is reached
     GET  /v1/history    rows of the history, those after the Unix second `since`
     GET  /v1/samples    some answers, own and peers'
+    GET  /v1/log        events of peers, as this node saw them
+    GET  /v1/settings   the settings in force, without the ticket
     GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
@@ -23,7 +25,7 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +46,7 @@ from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
 from swarm_node.page.entrance import Entrance, Key, bearer, decoded
+from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
@@ -67,6 +70,13 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
+class SettingsReport(msgspec.Struct, frozen=True):
+    """The reply to `GET /v1/settings`: the values in force by their keys."""
+
+    schema: int
+    settings: Mapping[str, Any]
+
+
 class ControlServer:
     """Serves the control API for as long as it is started."""
 
@@ -81,6 +91,8 @@ class ControlServer:
         stop: Callable[[], None],
         reload: Callable[[], Reloaded],
         samples: Callable[[], Sequence[SampleRow]] = tuple,
+        settings: Callable[[], Mapping[str, Any]] = dict,
+        log: Callable[[], EventReport] = EventReport.empty,
     ) -> None:
         self._file = file
         self._snapshot = snapshot
@@ -90,6 +102,8 @@ class ControlServer:
         self._stop = stop
         self._reload = reload
         self._samples = samples
+        self._settings = settings
+        self._log = log
         self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
@@ -109,6 +123,8 @@ class ControlServer:
                 web.get(_NETWORK, self._get_network),
                 web.get("/v1/history", self._get_history),
                 web.get("/v1/samples", self._get_samples),
+                web.get("/v1/log", self._get_log),
+                web.get("/v1/settings", self._get_settings),
                 web.get("/v1/events", self._events.serve),
                 web.get(_METRICS, self._get_metrics),
                 web.post("/v1/key", self._post_key),
@@ -193,6 +209,12 @@ class ControlServer:
 
     async def _get_samples(self, _: web.Request) -> web.Response:
         return _json(SamplesReport(SCHEMA, list(self._samples())))
+
+    async def _get_log(self, _: web.Request) -> web.Response:
+        return _json(self._log())
+
+    async def _get_settings(self, _: web.Request) -> web.Response:
+        return _json(SettingsReport(SCHEMA, self._settings()))
 
     async def _get_history(self, request: web.Request) -> web.Response:
         try:

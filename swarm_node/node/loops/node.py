@@ -62,6 +62,7 @@ from swarm_node.p2p.exchange.publishing import Played
 from swarm_node.p2p.exchange.pulling import Turn
 from swarm_node.p2p.exchange.verify import restored_groups
 from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.page.event_log import EventReport
 from swarm_node.rollout import VerifiedGroup
 
 _STOP_SECONDS = 20.0
@@ -203,6 +204,10 @@ class Node:
     def samples(self) -> list[SampleRow]:
         """Some answers, own and peers'."""
         return self._tally.samples.rows()
+
+    def events(self) -> EventReport:
+        """Return the log of what happened to peers."""
+        return self._tally.events.report()
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot of this node now."""

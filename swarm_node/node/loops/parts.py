@@ -28,6 +28,7 @@ from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.wire.transport import Transport
+from swarm_node.page.event_log import EventLog
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
@@ -106,8 +107,9 @@ class Tally:
     time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
     peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
     lately by author; older ones count less. `taught` counts peers' groups that were trained on.
-    `alarms` are sentences for the owner, by kind. `steady` remembers the verdict. `updated_at` is
-    the end of the newest update, `last_applied` the newest one that was not skipped.
+    `alarms` are sentences for the owner, by kind. `events` logs what happened to peers. `steady`
+    remembers the verdict. `updated_at` is the end of the newest update, `last_applied` the newest
+    one that was not skipped.
     """
 
     updates: int = 0
@@ -131,6 +133,7 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    events: EventLog = field(default_factory=EventLog)
     steady: Steady = field(default_factory=Steady)
     coordinator: CoordinatorRow | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import structlog
 
@@ -19,6 +19,7 @@ from swarm_node.node.figures.history import (
 )
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint, Said
 from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.page.event_log import Sight
 
 _TICK_SECONDS = 1.0
 _REPORT_SECONDS = 15.0
@@ -41,8 +42,8 @@ class Recorder:
         self._told_of_fault = False
 
     async def step(self) -> None:
-        """Write a row if one is due, and log one line on the node's work from time to time. The
-        caller repeats it."""
+        """Write a row if one is due. From time to time log one line on the node's work, and look
+        what happened to peers. The caller repeats it."""
         clock = self._parts.clock
         await asyncio.sleep(_TICK_SECONDS)
         if self._due():
@@ -50,6 +51,20 @@ class Recorder:
         if clock.now() - self._reported >= _REPORT_SECONDS:
             self._reported = clock.now()
             self._report()
+            self._watch()
+
+    def _watch(self) -> None:
+        """Log what happened to members since the last look."""
+        shared, now, wall = self._shared, self._parts.clock.now(), self._parts.clock.wall()
+        here = {peer.peer_id: peer for peer in shared.directory.live(now, float("inf"))}
+        for peer_id, peer in {**shared.former, **here}.items():
+            shown = shared.members.shown(peer_id)
+            if shown is not None:
+                silent = now - peer.last_seen > SEEN_SECONDS or peer_id not in here
+                name, _ = shared.members.names(shown[0])
+                issuer = shown[0].admitted_by.hex()
+                sight = Sight(name, issuer, shown[1], not silent, peer.epoch, peer.addresses)
+                shared.tally.events.see(peer_id, replace(sight, refused=dict(peer.rejected)), wall)
 
     def _due(self) -> bool:
         tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds

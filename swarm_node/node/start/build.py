@@ -14,6 +14,7 @@ from functools import partial
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
+from swarm_node.config.model import public_values
 from swarm_node.config.reloading import Reloaded, Reloading
 from swarm_node.durable import Journal
 from swarm_node.environments.host import ProcessEnvironmentHost
@@ -224,6 +225,8 @@ async def run_node(
         evaluate=node.evaluate,
         stop=node.stop,
         samples=node.samples,
+        settings=lambda: public_values(node.settings),
+        log=node.events,
         reload=reload,
     )
     loop = asyncio.get_running_loop()

@@ -5,13 +5,25 @@
 const steps = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
 /* Lines that stand behind the others. */
 const dim = ["alone", "seen texts", "old ground"], thin = ["seen texts"];
-const colours = ["--one", "--two", "--three"];
+const colours = ["--one", "--two", "--three", "--four", "--five", "--six"];
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/* A chart in `place`. `draw(x, series)` shows it anew: x in seconds, series as [label, values]. */
+function styleOf(label, at) {
+  return {
+    stroke: colour(dim.includes(label) ? "--dim" : colours[at % colours.length]),
+    wide: thin.includes(label) ? 1 : 2,
+    dash: at % 6 === 2 || at >= colours.length || label === "old ground" ? [6, 4] : undefined,
+  };
+}
+
+/* Numbers on an axis of counts. */
+const counts = { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7], values: (_, ticks) => ticks.map((tick) => compact.format(tick)) };
+
+/* A chart in `place`. `draw(x, series)` shows it anew: x in seconds, or in what `axis.counts` names; series as
+   [label, values]. */
 function lineChart(place, axis) {
   let chart = null, shape = "", last = null;
 
@@ -22,19 +34,20 @@ function lineChart(place, axis) {
       height: 240,
       scales: { x: { time: axis.clock === true }, y: { range: axis.share ? [0, 1] : fromZero } },
       axes: [
-        axis.clock ? { ...line, values: (_, ticks) => ticks.map(clock) } : { ...line, incrs: steps, values: (_, ticks) => ticks.map(span) },
-        { ...line, size: 64 },
+        axis.counts ? { ...line, ...counts } : axis.clock ? { ...line, incrs: steps.filter((step) => step >= 60), values: (_, ticks) => ticks.map(clock) } : { ...line, incrs: steps, values: (_, ticks) => ticks.map(span) },
+        { ...line, size: 52 },
       ],
       series: [
-        { label: axis.clock ? "time" : "up", value: axis.clock ? undefined : (_, v) => (v === null ? "" : span(v)) },
+        { label: axis.counts ?? (axis.clock ? "time" : "up"), value: axis.clock ? undefined : (_, v) => (v === null ? "" : sayX(v)) },
         ...labels.map((label, at) => ({
-          label, stroke: colour(dim.includes(label) ? "--dim" : colours[at % colours.length]), width: thin.includes(label) ? 1 : 2, spanGaps: true,
-          dash: at === 2 || label === "old ground" ? [6, 4] : undefined,
+          label: plain(label, 32), stroke: styleOf(label, at).stroke, width: styleOf(label, at).wide, dash: styleOf(label, at).dash, spanGaps: true,
           value: (_, v) => (v === null || v === undefined ? "" : Number(v.toPrecision(3)).toString()),
         })),
       ],
     };
   }
+
+  const sayX = axis.counts ? count : axis.clock ? moment : span;
 
   function draw(x, series) {
     last = [x, series];
@@ -53,6 +66,16 @@ function lineChart(place, axis) {
     chart = null;
   }
 
+  /* What is drawn, as rows for a file, and as a figure. */
+  function records() {
+    const [x, series] = last ?? [[], []], name = axis.counts ?? (axis.clock ? "time" : "seconds");
+    return x.map((value, n) => ({ [name]: value, ...Object.fromEntries(series.map(([label, values]) => [label, values[n] ?? null])) }));
+  }
+
+  function figure(title) {
+    return chartFigure(title, ...(last ?? [[], []]), { shareAxis: axis.share === true, sayX, styleOf });
+  }
+
   function again() {
     if (chart === null) return;
     clear();
@@ -63,7 +86,7 @@ function lineChart(place, axis) {
     if (chart !== null && Math.abs(place.clientWidth - chart.width) > 2) chart.setSize({ width: place.clientWidth, height: 240 });
   }).observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  return { draw, clear };
+  return { draw, clear, records, figure };
 }
 
 function fromZero(_, low, high) {
@@ -73,6 +96,12 @@ function fromZero(_, low, high) {
 
 function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+}
+
+/* A moment with its day, if that is not today. */
+function moment(seconds) {
+  const day = new Date(seconds * 1000);
+  return day.toDateString() === new Date().toDateString() ? clock(seconds) : `${day.toLocaleDateString([], { month: "short", day: "numeric" })} ${clock(seconds)}`;
 }
 
 function span(seconds) {

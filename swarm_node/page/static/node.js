@@ -2,6 +2,7 @@
 /* The page of one node: what /v1/events and /v1/history say. */
 
 const rewards = lineChart(at("reward"), { share: true });
+const grown = lineChart(at("reward"), { share: true, counts: "groups made here" });
 const figures = lineChart(at("metrics"), { clock: true });
 let evals = [], rows = [], shown = null;
 
@@ -52,7 +53,10 @@ async function remember() {
       rows.push(...(await (await ask(`/v1/history?since=${since}`)).json()).rows);
       rows = rows.slice(-8192);
       drawMetric();
-      showSamples((await (await ask("/v1/samples")).json()).samples);
+      if (overMade()) drawRewards();
+      samples.draw((await (await ask("/v1/samples")).json()).samples, named);
+      showLog((await (await ask("/v1/log")).json()).rows);
+      showSettings((await (await ask("/v1/settings")).json()).settings);
     } catch (error) {
       console.info(error.message);
     }
@@ -133,26 +137,37 @@ function ground() {
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
 const share2 = (value) => (value === null || value === undefined ? "–" : value.toFixed(1));
 
-function showFamilies(snapshot) {
-  const first = ground()[0], last = evals[evals.length - 1], sampled = new Set(snapshot.own_families);
-  const names = last ? Object.keys(last.families).sort() : [];
-  const choice = at("family"), wanted = ["all families", ...names];
-  if (choice.options.length !== wanted.length) {
-    choice.replaceChildren(...wanted.map((name) => new Option(name)));
-  }
-  fill("families", names, (row, name) => {
+function familyRows() {
+  const first = ground()[0], last = evals[evals.length - 1], sampled = new Set(shown.own_families);
+  return Object.keys(last ? last.families : {}).sort().map((name) => {
     const then = first.families[name] ?? 0, now = last.families[name];
-    cell(row, name, "name");
-    cell(row, sampled.has(name) ? "yes" : "by peers only");
-    cell(row, then.toFixed(2), "n");
-    cell(row, now.toFixed(2), "n");
-    cell(row, "").append(bar(now, `${name}: ${then.toFixed(2)} to ${now.toFixed(2)}`), ` ${signed(now - then)}`);
+    return { name, own: sampled.has(name) ? "yes" : "by peers only", then, now, change: now - then };
   });
 }
 
+function showFamilies() {
+  const rows = familyRows();
+  choices(at("family"), ["all families", ...rows.map(({ name }) => name)]);
+  families.draw(rows);
+}
+
+const families = dataTable("families", {
+  key: (row) => row.name,
+  sort: [0, 1],
+  columns: [
+    { title: "family", kind: "name", value: (row) => row.name, say: (row) => plain(row.name, 64) },
+    { title: "sampled here", value: (row) => row.own, say: (row) => row.own },
+    { title: "at first", kind: "n", value: (row) => row.then, say: (row) => row.then.toFixed(2) },
+    { title: "now", kind: "n", value: (row) => row.now, say: (row) => row.now.toFixed(2) },
+    { title: "change", kind: "n wide-card", value: (row) => row.change, say: (row) => `${signed(row.change)} ${row.now.toFixed(2)}`, draw: meterCell((row) => row.now, (row) => signed(row.change)) },
+  ],
+});
+
 function drawRewards() {
+  if (overMade()) { drawGrown(); return; }
+  grown.clear();
   if (!evals.length) return;
-  const chosen = at("family").selectedIndex > 0 ? at("family").value : "";
+  const chosen = chosenFamily();
   const x = evals.map((point) => point.seconds), old = evals.map((point) => !point.split);
   const on = (values) => values.map((value, n) => (old[n] ? null : value));
   const of = chosen ? (point) => point.families[chosen] ?? null : (point) => point.all;
@@ -165,6 +180,21 @@ function drawRewards() {
   }
   if (old.includes(true)) lines.push(["old ground", values.map((value, n) => (old[n] ? value : null))]);
   rewards.draw(x, lines);
+}
+
+const chosenFamily = () => (at("family").selectedIndex > 0 ? at("family").value : "");
+const overMade = () => at("over").selectedIndex === 1;
+
+/* Over groups: the rows of the history that measured. Rows from before texts were held out do not compare. */
+function drawGrown() {
+  rewards.clear();
+  const measured = rows.filter((row) => row.pass_1 && row.split), chosen = chosenFamily();
+  const points = measured.filter((row, n) => !n || row.made > measured[n - 1].made);
+  if (!points.length) return;
+  const all = (row) => (chosen ? row.pass_1[chosen] ?? null : mean(Object.values(row.pass_1)));
+  const lines = [[chosen || "all families", points.map(all)]];
+  if (!chosen) lines.push(["seen texts", points.map((row) => row.seen_1)]);
+  grown.draw(points.map((row) => row.made), lines);
 }
 
 /* A line, and apart from it what was measured before the first group of a peer was trained on. */
@@ -183,72 +213,83 @@ function drawMetric() {
   figures.draw(rows.map((row) => row.time), lines);
 }
 
-function showNodes(snapshot) {
-  const names = new Map(snapshot.peers.map((peer) => [peer.peer_id, peer.name || short(peer.peer_id)]));
-  text("nodes-more", snapshot.peers.length
-    ? `${count(snapshot.peers.length)} known. A score is the least share of a peer's groups that is of use, with 95% confidence.`
-    : "no peers yet: give a ticket to another machine (swarm-node invite --help)");
-  fill("nodes", [...snapshot.peers, ...snapshot.former], (row, peer) => {
-    cell(row, peer.name || "?", "name").title = peer.issuer ? `admitted by ${peer.issuer}` : "";
-    cell(row, short(peer.peer_id), "id").title = peer.peer_id;
-    cell(row, peer.standing === "member" ? `until ${day(peer.until)}` : peer.standing);
-    cell(row, count(peer.version), "n");
-    cell(row, span(peer.seconds_since_seen), "n");
-    cell(row, `${count(peer.received)} of ${count(peer.published)}`, "n");
-    cell(row, percent(peer.share), "n");
-    cell(row, peer.score.toFixed(2), "n");
-    cell(row, peer.via === null ? "–" : peer.via === "" ? "direct" : `via ${names.get(peer.via) ?? short(peer.via)}`);
-    const left = peer.left_seconds > 0 ? `; left alone for ${span(peer.left_seconds)}` : "";
-    cell(row, counted(peer.refused) + left, "words");
-  });
+const peerName = (peer) => plain(peer.name || "?", 64);
+const named = (id) => {
+  const peer = shown ? [...shown.peers, ...shown.former].find(({ peer_id }) => peer_id === id) : null;
+  return peer && peer.name ? `${peerName(peer)} ${short(id)}` : short(id);
+};
+/* A peer's name alone, where no other peer has it. */
+function nameOnly(id) {
+  const all = shown ? [...shown.peers, ...shown.former] : [], peer = all.find(({ peer_id }) => peer_id === id);
+  return peer && peer.name && all.filter(({ name }) => name === peer.name).length === 1 ? peerName(peer) : named(id);
 }
+const linkOf = ({ via }) => (via === null ? "–" : via === "" ? "direct" : `via ${named(via)}`);
+const refusals = ({ refused }) => Object.values(refused).reduce((sum, n) => sum + n, 0);
+
+/* What sets a peer apart from this node, in words. */
+function notes(peer) {
+  return [
+    peer.lost ? "does not answer" : "", peer.left_seconds > 0 ? `left alone for ${span(peer.left_seconds)}` : "",
+    peer.environment ? `environment ${plain(peer.environment, 64)}` : "", peer.model ? `model ${plain(peer.model, 16)}` : "",
+  ].filter(Boolean).join("; ");
+}
+
+const nodes = dataTable("nodes", {
+  key: (peer) => peer.peer_id,
+  sort: [5, 1],
+  columns: [
+    { title: "name", kind: "name", value: peerName, say: peerName, tip: (peer) => (peer.issuer ? `admitted by ${peer.issuer}` : "") },
+    { title: "peer", kind: "id", value: (peer) => peer.peer_id, say: (peer) => short(peer.peer_id), tip: (peer) => peer.peer_id },
+    { title: "until", value: (peer) => memberUntil(peer), say: (peer) => memberUntil(peer) },
+    { title: "version", kind: "n", value: (peer) => peer.version, say: (peer) => count(peer.version) },
+    { title: "ahead", kind: "n", value: (peer) => peer.version - shown.version, say: (peer) => count(peer.version - shown.version).replace("-", "−"),
+      tip: () => "versions ahead of this node" },
+    { title: "heard", kind: "n", value: (peer) => peer.seconds_since_seen, say: (peer) => `${span(peer.seconds_since_seen)} ago` },
+    { title: "gave us", kind: "n", value: (peer) => peer.received, say: (peer) => `${count(peer.received)} of ${count(peer.published)}` },
+    { title: "took", kind: "n", value: (peer) => peer.took, say: (peer) => count(peer.took) },
+    { title: "share", kind: "n", value: (peer) => peer.share, say: (peer) => percent(peer.share) },
+    { title: "score", kind: "n", value: (peer) => peer.score, say: (peer) => peer.score.toFixed(2) },
+    { title: "link", value: linkOf, say: linkOf },
+    { title: "refused", kind: "words", value: refusals, say: (peer) => plain(counted(peer.refused)) },
+    { title: "note", kind: "words", value: notes, say: notes },
+  ],
+});
+
+function showNodes(snapshot) {
+  text("nodes-more", snapshot.peers.length
+    ? `${count(snapshot.peers.length)} known. Share: part of the groups trained on lately. A score is the least share of a peer's groups that is of use, with 95% confidence.`
+      + " Peers do not tell each other their reward on unseen texts: the page of a coordinator compares it."
+    : "no peers yet: give a ticket to another machine (swarm-node invite --help)");
+  nodes.draw([...snapshot.peers, ...snapshot.former]);
+}
+
+const taught = countMatrix("taught", { corner: "peer, family", label: nameOnly, columnLabel: (family) => plain(family, 40) });
 
 function showTaught(snapshot) {
-  const taught = snapshot.taught ?? [];
-  at("taught-section").hidden = taught.length === 0;
-  if (!taught.length) return;
-  text("taught-more", "Good answers of peers that this node trained on, by peer and family. What each of them gained cannot be told apart.");
-  const names = new Map(snapshot.peers.map((peer) => [peer.peer_id, peer.name]));
-  const families = [...new Set(taught.map((row) => row.family))].sort();
-  const peers = new Map();
-  for (const row of taught) {
-    if (!peers.has(row.peer_id)) peers.set(row.peer_id, {});
-    peers.get(row.peer_id)[row.family] = row.answers;
-  }
-  const head = document.createElement("tr");
-  for (const name of ["peer", ...families, "all"]) {
-    const title = document.createElement("th");
-    title.scope = "col";
-    title.textContent = name;
-    if (name !== "peer") title.className = "n";
-    head.append(title);
-  }
-  at("taught").tHead.replaceChildren(head);
-  const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
-  fill("taught", [...peers].sort((a, b) => total(b[1]) - total(a[1])), (row, [peer, counts]) => {
-    cell(row, `${names.get(peer) || "?"} ${short(peer)}`, "name");
-    for (const family of families) cell(row, counts[family] ? count(counts[family]) : "–", "n");
-    cell(row, count(total(counts)), "n");
-  });
+  const rows = (snapshot.taught ?? []).map((row) => [row.peer_id, row.family, row.answers]);
+  at("taught-section").hidden = rows.length === 0;
+  if (rows.length) taught.draw(rows);
 }
 
-function showSamples(samples) {
-  const names = new Map((shown ? shown.peers : []).map((peer) => [peer.peer_id, peer.name]));
-  at("samples-section").hidden = samples.length === 0;
-  at("samples").replaceChildren(...samples.map((sample) => {
-    const place = document.createElement("div"), head = document.createElement("p"), mark = document.createElement("span");
-    place.className = "sample";
-    head.className = "small";
-    mark.className = sample.reward >= 0.5 ? "right" : "wrong";
-    mark.textContent = `${sample.reward >= 0.5 ? "✓" : "✗"} ${share(sample.reward)}`;
-    const who = sample.author ? `peer ${names.get(sample.author) || short(sample.author)}` : "this node";
-    head.append(`${sample.family} · ${who} · version ${count(sample.version)} · `, mark);
-    const question = document.createElement("pre"), answer = document.createElement("pre");
-    question.textContent = sample.prompt;
-    answer.textContent = sample.answer;
-    place.append(head, question, answer);
-    return place;
-  }));
+const samples = sampleList(), events = eventLog("log");
+
+function showLog(rows) {
+  at("log-section").hidden = rows.length === 0;
+  events.draw(rows);
+}
+
+const settings = dataTable("settings", {
+  key: ([name]) => name,
+  sort: [0, 1],
+  columns: [
+    { title: "setting", kind: "name", value: ([name]) => name, say: ([name]) => name },
+    { title: "value", kind: "words", value: ([, value]) => JSON.stringify(value), say: ([, value]) => plain(JSON.stringify(value)) },
+  ],
+});
+
+function showSettings(found) {
+  at("settings-section").hidden = false;
+  settings.draw(Object.entries(found));
 }
 
 function showMachine(snapshot) {
@@ -268,15 +309,18 @@ function showMachine(snapshot) {
     refused: counted(snapshot.rejected) || "nothing",
     faults: counted(snapshot.faults) || "none",
   };
-  at("machine").replaceChildren(...Object.entries(facts).flatMap(([name, said]) => {
-    const term = document.createElement("dt"), what = document.createElement("dd");
-    term.textContent = name;
-    what.textContent = said;
-    return [term, what];
-  }));
+  define("machine", Object.entries(facts));
 }
 
 at("metric").replaceChildren(...Object.keys(metrics).map((name) => new Option(name)));
 at("metric").addEventListener("change", drawMetric);
-at("family").addEventListener("change", drawRewards);
+for (const id of ["family", "over"]) at(id).addEventListener("change", drawRewards);
+const rewardChart = () => (overMade() ? grown : rewards);
+saver("save-reward", "reward", () => rewardChart().records(), () => rewardChart().figure(`Reward on unseen texts: ${plain(at("family").value, 64)}`));
+saver("save-metrics", "figures", figures.records, () => figures.figure(at("metric").value));
+saver("save-families", "families", families.records);
+saver("save-nodes", "nodes", nodes.records);
+saver("save-taught", "taught", taught.records, taught.figure);
+saver("save-log", "events", events.records);
+saver("save-settings", "settings", settings.records);
 run();

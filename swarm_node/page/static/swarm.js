@@ -1,16 +1,19 @@
 "use strict";
-/* The page of a coordinator: what /v1/picture says, every ten seconds. */
+/* The page of a coordinator: what /v1/picture, /v1/exchange and /v1/log say, every ten seconds. */
 
 const lines = lineChart(at("chart"), { clock: true });
 const shares = lineChart(at("chart"), { clock: true, share: true });
-const stepSeconds = 60, mostFamilies = 64;
-let reports = [], shown = null;
+const grown = lineChart(at("chart"), { counts: "groups made", share: true });
+const stepSeconds = 60, freshSeconds = 900, mostFamilies = 64, mostReports = 50000, namedLines = 6, bins = 400;
+let reports = [], shown = null, refused = new Map(), byPeer = new Map();
 
+const byName = "reward on unseen texts, by name", reward = "reward on unseen texts";
 const metrics = {
-  "reward on unseen texts": (points) => [
+  [byName]: null,
+  [reward]: (points) => [
     ["mean", points.map(({ held }) => mean(held))],
-    ["least", points.map(({ held }) => (held.length ? Math.min(...held) : null))],
-    ["most", points.map(({ held }) => (held.length ? Math.max(...held) : null))],
+    ["least", points.map(({ held }) => (held.length ? least(held) : null))],
+    ["most", points.map(({ held }) => (held.length ? greatest(held) : null))],
   ],
   "groups a minute": (points) => [
     ["made", rates(points, "published")],
@@ -22,8 +25,7 @@ const metrics = {
   ],
   "members that report": (points) => [["members", points.map(({ members }) => members)]],
 };
-
-const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+const totals = ["published", "received", "trained_own", "trained_external"];
 
 function rates(points, name) {
   return points.map((point, n) => (n && point[name] >= points[n - 1][name]
@@ -32,38 +34,76 @@ function rates(points, name) {
 
 /* One point a minute: what each member's newest report before it says. */
 function timeline() {
-  const newest = new Map(), points = [];
+  const newest = new Map(), points = [], sums = Object.fromEntries(totals.map((name) => [name, 0]));
   let next = 0;
   if (!reports.length) return points;
   const first = reports[0].at, last = reports[reports.length - 1].at;
   const step = Math.max(stepSeconds, (last - first) / 1000);
   for (let time = first; time < last + step; time += step) {
-    for (; next < reports.length && reports[next].at <= time; next++) newest.set(reports[next].peer_id, reports[next]);
-    const rows = [...newest.values()], sum = (name) => rows.reduce((total, row) => total + row[name], 0);
-    points.push({
-      time, members: rows.filter((row) => row.at > time - 900).length,
-      held: rows.filter((row) => row.held_out !== null && row.at > time - 900).map((row) => row.held_out),
-      published: sum("published"), received: sum("received"),
-      trained_own: sum("trained_own"), trained_external: sum("trained_external"),
-    });
+    for (; next < reports.length && reports[next].at <= time; next++) {
+      const now = reports[next], before = newest.get(now.peer_id);
+      for (const name of totals) sums[name] += now[name] - (before ? before[name] : 0);
+      newest.set(now.peer_id, now);
+    }
+    const held = [];
+    let members = 0;
+    for (const row of newest.values()) {
+      if (row.at <= time - freshSeconds) continue;
+      members += 1;
+      if (row.held_out !== null) held.push(row.held_out);
+    }
+    points.push({ time, members, held, ...sums });
   }
   return points;
 }
 
+/* Reward of some nodes over `x` of their reports, on one axis of as many places as the chart can show. */
+function compared(peers, x) {
+  const of = peers.map((peer) => (byPeer.get(peer) ?? []).filter((row) => row.held_out !== null));
+  const all = of.flat().map(x), low = least(all), high = greatest(all);
+  if (!(high > low)) return [[], []];
+  const place = (row) => Math.round(((x(row) - low) / (high - low)) * bins);
+  const axis = Array.from({ length: bins + 1 }, (_, n) => low + ((high - low) * n) / bins);
+  return [axis, of.map((rows, n) => {
+    const values = new Array(bins + 1).fill(null);
+    for (const row of rows) values[place(row)] = row.held_out;
+    return [labelOf(peers[n]), values];
+  })];
+}
+
+const nameOf = (row) => plain(row.name || "?", 64);
+
+/* A member's name, with the end of its id if another one has the same. */
+function labelOf(id) {
+  const all = shown ? shown.members : [], member = all.find((row) => row.peer_id === id);
+  if (!member || !member.name) return short(id);
+  return all.filter((row) => row.name === member.name).length > 1 ? `${nameOf(member)} ${short(id)}` : nameOf(member);
+}
+
+function chosenChart() {
+  const chosen = at("metric").value;
+  if (chosen === byName) return at("over").selectedIndex === 1 ? grown : shares;
+  return chosen === reward ? shares : lines;
+}
+
 function draw() {
-  const chosen = at("metric").value, points = timeline();
-  if (points.length < 2) return;
-  const [used, other] = chosen === "reward on unseen texts" ? [shares, lines] : [lines, shares];
-  other.clear();
-  used.draw(points.map(({ time }) => time), metrics[chosen](points));
+  const chosen = at("metric").value, used = chosenChart();
+  at("over").disabled = chosen !== byName;
+  for (const chart of [lines, shares, grown]) if (chart !== used) chart.clear();
+  if (chosen === byName) {
+    const [x, series] = compared(nodes.first(namedLines).map((row) => row.peer_id), (row) => (used === grown ? row.published : row.at));
+    if (x.length) used.draw(x, series);
+    return;
+  }
+  const points = timeline();
+  if (points.length > 1) used.draw(points.map(({ time }) => time), metrics[chosen](points));
 }
 
 function show(picture) {
   shown = picture;
   const rows = picture.members, now = picture.time;
   const members = rows.filter((row) => row.standing === "member");
-  const fresh = members.filter((row) => row.reported > now - 900);
-  const held = (row) => mean(Object.values(row.held_out));
+  const fresh = members.filter((row) => row.reported > now - freshSeconds);
   const rewards = fresh.map(held).filter((value) => value !== null);
   const total = (name) => rows.reduce((sum, row) => sum + row[name], 0);
   document.title = `${picture.swarm} · swarm`;
@@ -74,52 +114,87 @@ function show(picture) {
   text("members", count(members.length));
   text("members-more", `${count(rows.length - members.length)} left, expired or were revoked`);
   text("held", rewards.length ? mean(rewards).toFixed(3) : "–");
-  text("held-more", rewards.length ? `mean of ${rewards.length}; ${Math.min(...rewards).toFixed(3)} to ${Math.max(...rewards).toFixed(3)}` : "nobody measured yet");
+  text("held-more", rewards.length ? `mean of ${rewards.length}; ${least(rewards).toFixed(3)} to ${greatest(rewards).toFixed(3)}` : "nobody measured yet");
   text("made", count(total("published")));
   text("exchanged", count(total("received")));
   text("exchanged-more", `${count(total("trained_external"))} of them trained on`);
-  showFamilies(fresh);
-  showNodes(rows, new Map(picture.reputation.map((row) => [row.peer_id, row])), now, held);
+  families.draw(familyRows(fresh));
+  const rated = new Map(picture.reputation.map((row) => [row.peer_id, row])), furthest = greatest(members.map((row) => row.version));
+  nodes.draw(rows.map((row) => ({ ...row, rated: rated.get(row.peer_id) ?? null, reward: held(row), now, behind: Math.max(0, furthest - row.version) })));
   draw();
 }
 
-function showFamilies(rows) {
-  const families = new Map();
+const held = (row) => mean(Object.values(row.held_out));
+
+function familyRows(rows) {
+  const found = new Map();
   for (const row of rows) {
-    for (const [name, reward] of Object.entries(row.held_out)) {
-      if (!families.has(name)) families.set(name, []);
-      families.get(name).push(reward);
+    for (const [name, value] of Object.entries(row.held_out)) {
+      if (!found.has(name)) found.set(name, []);
+      found.get(name).push(value);
     }
   }
   /* A member can invent any number of names: those that most members measured are shown. */
-  const common = [...families].sort((a, b) => b[1].length - a[1].length).slice(0, mostFamilies);
-  fill("families", common.sort(), (row, [name, rewards]) => {
-    cell(row, name, "name");
-    cell(row, Math.min(...rewards).toFixed(2), "n");
-    cell(row, mean(rewards).toFixed(2), "n");
-    cell(row, Math.max(...rewards).toFixed(2), "n");
-    cell(row, "").append(bar(mean(rewards), `${name}: ${mean(rewards).toFixed(2)}`));
-  });
+  const common = [...found].sort((a, b) => b[1].length - a[1].length).slice(0, mostFamilies);
+  return common.map(([name, values]) => ({ name, members: values.length, least: least(values), mean: mean(values), most: greatest(values) }));
 }
 
-function showNodes(rows, reputation, now, held) {
-  const sorted = [...rows].sort((a, b) => b.reported - a.reported);
-  fill("nodes", sorted, (row, member) => {
-    const rated = reputation.get(member.peer_id), reward = held(member);
-    cell(row, member.name || "?", "name");
-    cell(row, short(member.peer_id), "id").title = member.peer_id;
-    cell(row, member.standing === "member" ? `until ${day(member.until)}` : member.standing);
-    cell(row, member.reported ? `${span(now - member.reported)} ago` : "never", "n");
-    cell(row, member.model || "–").title = member.agent;
-    cell(row, count(member.version), "n");
-    cell(row, reward === null ? "–" : reward.toFixed(3), "n");
-    cell(row, count(member.published), "n");
-    cell(row, count(member.received), "n");
-    cell(row, count(member.trained_external), "n");
-    const rating = cell(row, rated ? percent(rated.share) : "–", "n");
-    rating.title = rated ? `${rated.raters} members reported about it` : "nobody reported about it";
-    cell(row, member.reach || "–", "words");
-  });
+const figure = (title, of, say = (value) => value.toFixed(2)) => ({ title, kind: "n", value: of, say: (row) => say(of(row)) });
+
+const families = dataTable("families", {
+  key: (row) => row.name,
+  sort: [0, 1],
+  step: mostFamilies,
+  columns: [
+    { title: "family", kind: "name", value: (row) => row.name, say: (row) => plain(row.name, 64) },
+    figure("members", (row) => row.members, count), figure("least", (row) => row.least), figure("most", (row) => row.most),
+    { title: "mean", kind: "n wide-card", value: (row) => row.mean, say: (row) => row.mean.toFixed(2), draw: meterCell((row) => row.mean, (row) => row.mean.toFixed(2)) },
+  ],
+});
+
+const nodes = dataTable("nodes", {
+  key: (row) => row.peer_id,
+  sort: [0, 1],
+  changed: () => { if (shown && at("metric").value === byName) draw(); },
+  columns: [
+    { title: "name", kind: "name", value: nameOf, say: nameOf },
+    { title: "peer", kind: "id", value: (row) => row.peer_id, say: (row) => short(row.peer_id), tip: (row) => row.peer_id },
+    { title: "until", value: memberUntil, say: memberUntil, tip: () => "end of the membership" },
+    { title: "reported", kind: "n", value: (row) => row.reported, say: (row) => (row.reported ? `${span(row.now - row.reported)} ago` : "never") },
+    { title: "model", kind: "word", value: (row) => plain(row.model, 32), say: (row) => plain(row.model, 32) || "–", tip: (row) => row.agent },
+    figure("version", (row) => row.version, count),
+    figure("behind", (row) => row.behind, count),
+    { title: "unseen", kind: "n", value: (row) => row.reward, say: (row) => share(row.reward) },
+    figure("made", (row) => row.published, count),
+    figure("got", (row) => row.received, count),
+    { ...figure("trained", (row) => row.trained_external, count), tip: () => "groups of peers trained on" },
+    { title: "refused", kind: "n", value: (row) => refused.get(row.peer_id) ?? 0, say: (row) => count(refused.get(row.peer_id) ?? 0) },
+    { title: "trust", kind: "n", value: (row) => (row.rated ? row.rated.share : null), say: (row) => (row.rated ? percent(row.rated.share) : "–"),
+      tip: (row) => (row.rated ? `${row.rated.raters} members reported about it` : "nobody reported about it") },
+    { title: "reach", kind: "words", value: (row) => plain(row.reach), say: (row) => plain(row.reach) || "–" },
+  ],
+});
+
+const taught = countMatrix("taught", { corner: "got, from", label: labelOf });
+const events = eventLog("log");
+
+function showExchange({ peers, groups }) {
+  refused = new Map();
+  for (const [, author, , bad] of groups) refused.set(peers[author], (refused.get(peers[author]) ?? 0) + bad);
+  const cells = groups.filter(([, , useful]) => useful).map(([learner, author, useful]) => [peers[learner], peers[author], useful]);
+  at("taught-section").hidden = cells.length === 0;
+  if (cells.length) taught.draw(cells);
+}
+
+function take(history) {
+  for (const row of history) {
+    reports.push(row);
+    if (!byPeer.has(row.peer_id)) byPeer.set(row.peer_id, []);
+    byPeer.get(row.peer_id).push(row);
+  }
+  if (reports.length <= mostReports) return;
+  reports = reports.slice(-mostReports);
+  byPeer = Map.groupBy(reports, (row) => row.peer_id);
 }
 
 async function run() {
@@ -127,11 +202,15 @@ async function run() {
   for (let after = 0; ; ) {
     try {
       const picture = await (await ask(`/v1/picture?after=${after}`)).json();
-      reports.push(...picture.history);
-      reports = reports.slice(-50000);
+      take(picture.history);
       after = reports.length ? reports[reports.length - 1].id : after;
       if (picture.next > 0) continue;
+      const exchange = await (await ask("/v1/exchange")).json(), log = await (await ask("/v1/log")).json();
+      shown = picture; // names for what follows
+      showExchange(exchange);
       show(picture);
+      at("log-section").hidden = log.rows.length === 0;
+      events.draw(log.rows);
     } catch (error) {
       const locked = error.message === "locked";
       verdict("bad", locked ? "this page has no pass" : "the coordinator does not answer",
@@ -141,6 +220,11 @@ async function run() {
   }
 }
 
-at("metric").replaceChildren(...Object.keys(metrics).map((name) => new Option(name)));
-at("metric").addEventListener("change", draw);
+choices(at("metric"), Object.keys(metrics));
+for (const id of ["metric", "over"]) at(id).addEventListener("change", draw);
+saver("save-chart", "chart", () => chosenChart().records(), () => chosenChart().figure(at("metric").value));
+saver("save-families", "families", families.records);
+saver("save-nodes", "nodes", nodes.records);
+saver("save-taught", "taught", taught.records, taught.figure);
+saver("save-log", "events", events.records);
 run();

@@ -45,3 +45,29 @@ def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> Non
         assert progress[-1]["said"].endswith("verdict revoked (bad)")
 
     run_virtual(scenario)
+
+
+def test_what_happens_to_peers_is_logged_for_the_page(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop, members=2), small_settings()
+        slow = [Sampler(tiny().sampler(), 5.0, 0, world.home(n)) for n in range(2)]
+        one, other = (
+            assemble(
+                settings,
+                world.memberships[n],
+                world.parts(settings, n, sampler=slow[n]),
+            )
+            for n in range(2)
+        )
+        lives = [asyncio.create_task(node.run()) for node in (one, other)]
+        await asyncio.sleep(30)
+        other.stop()
+        await lives[1]
+        await asyncio.sleep(80)
+        seen = one.events().rows
+        one.stop()
+        await lives[0]
+        assert [row.kind for row in seen] == ["left", "joined"]
+        assert {row.peer_id for row in seen} == {world.memberships[1].identity.peer_id}
+
+    run_virtual(scenario)
