@@ -70,7 +70,7 @@ def demo(
     report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
     environment: Annotated[
-        str, typer.Option(help="drills, or games: dialogues of two turns, with tiny-talk.")
+        str, typer.Option(help="drills, or games of two turns.")
     ] = "drills",
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.

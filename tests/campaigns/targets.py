@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,20 @@ from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.reach import knock, probe, punch, relayed, verdict
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords
-from swarm_node.p2p.wire import frames, wire
+from swarm_node.p2p.wire import dialogues, frames, wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.page.entrance import decoded
 from swarm_node.process import frames as pipes
-from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
+from swarm_node.rollout import (
+    Completion,
+    EarlierTurn,
+    Finish,
+    PolicyRef,
+    RolloutGroup,
+    TaskRef,
+    VersionSpan,
+)
 
 ROOT_KEY, ISSUER, NODE = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 SWARM = SwarmInfo("fuzz", ROOT_KEY.public_key, bytes(32))
@@ -71,8 +80,10 @@ class FuzzTarget:
     wrap: Callable[[bytes], bytes] = bytes
 
 
-def group_body(completions: int = 2, tokens: int = 5) -> bytes:
-    """The body of a sealed group."""
+def made_group(
+    completions: int = 2, tokens: int = 5, earlier: tuple[EarlierTurn, ...] = ()
+) -> RolloutGroup:
+    """A group of answers, or of dialogues with `earlier` turns."""
     made = tuple(
         Completion(
             text="forty-two é",
@@ -80,13 +91,25 @@ def group_body(completions: int = 2, tokens: int = 5) -> bytes:
             logprobs=np.full(tokens + n, -0.5, dtype=np.float32),
             spans=(VersionSpan(4, 0, 2), VersionSpan(5, 2, tokens + n)),
             finish=Finish.STOP,
+            earlier=earlier,
         )
         for n in range(completions)
     )
     task = TaskRef("reasoning_gym", "0.1.25-2f8a", "chain_sum", 11)
     claimed = tuple(float(n) for n in range(completions))
-    group = RolloutGroup(task, PolicyRef(DIGEST, DIGEST[::-1], 5), made, claimed)
-    return wire.pack_group(group, epoch=9, seq=3, created_ms=1_700_000_000_000)
+    return RolloutGroup(task, PolicyRef(DIGEST, DIGEST[::-1], 5), made, claimed)
+
+
+def group_body(completions: int = 2, tokens: int = 5) -> bytes:
+    """The body of a sealed group."""
+    made = made_group(completions, tokens)
+    return wire.pack_group(made, epoch=9, seq=3, created_ms=1_700_000_000_000)
+
+
+def dialogues_body(completions: int = 2, tokens: int = 5) -> bytes:
+    """The body of a sealed group of dialogues."""
+    made = made_group(completions, tokens, (EarlierTurn("forty?", 2),))
+    return dialogues.pack_dialogues(made, epoch=9, seq=3, created_ms=1_700_000_000_000)
 
 
 ISSUER_CERTIFICATE = membership.issue_issuer(
@@ -115,10 +138,13 @@ def members() -> Members:
     return Members(SWARM, lambda: float(NOW))
 
 
-#: The body type of each kind of envelope. `_Group` has checks that its type cannot express.
+#: The body type of each kind of envelope. `_Group` and `_Dialogues` have checks that their types
+#: cannot express.
 CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.ROLLOUT: wire._Group,
     Kind.RECORD: wire.Announcement,
+    Kind.ROLLOUT_2: dialogues._Dialogues,
+    Kind.RECORD_2: dialogues.DialogueAnnouncement,
     Kind.HEAD: wire.Heartbeat,
     Kind.ISSUER: membership.IssuerBody,
     Kind.CERT: membership.MemberBody,
@@ -141,6 +167,8 @@ def example(kind: type[msgspec.Struct]) -> bytes:
     """A body of this type, as MessagePack."""
     if kind is wire._Group:
         return group_body()
+    if kind is dialogues._Dialogues:
+        return dialogues_body()
     return msgspec.msgpack.encode(_example(msgspec.inspect.type_info(kind), itertools.count(7)))
 
 
@@ -152,7 +180,7 @@ def _example(kind: Any, numbers: Iterator[int]) -> Any:
             values = {each.encode_name: _example(each.type, numbers) for each in kind.fields}
             return list(values.values()) if kind.array_like else values
         case inspect.ListType() | inspect.VarTupleType():
-            return [_example(kind.item_type, numbers)]
+            return [] if kind.max_length == 0 else [_example(kind.item_type, numbers)]
         case inspect.DictType():
             key = "gcd" if isinstance(kind.key_type, inspect.StrType) else "1"
             return {key: _example(kind.value_type, numbers)}
@@ -183,6 +211,7 @@ def targets() -> list[FuzzTarget]:
         *map(_resigned, Kind),
         *map(_plain, bodies()),
         _group(),
+        _dialogues(),
         _statement(),
         _chain(),
         _forged_chain(),
@@ -421,7 +450,9 @@ def _resigned(kind: Kind) -> FuzzTarget:
         opened = open_sealed(sealed, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
         if isinstance(opened, Rejected):
             raise Defect(f"a sealed body was refused: {opened}")
-        return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)
+        if kind in (Kind.ROLLOUT, Kind.ROLLOUT_2):
+            return _reads_group(opened.body, kind)
+        return _reads(carried, opened.body)
 
     name, seeds = f"re-signed {kind.name}", [example(carried)]
     return FuzzTarget(name, seeds, run, structured=True, weight=0.8, wrap=wrap)
@@ -436,6 +467,12 @@ def _group() -> FuzzTarget:
     return FuzzTarget("group body", seeds, _reads_group, structured=True, weight=4)
 
 
+def _dialogues() -> FuzzTarget:
+    seeds = [dialogues_body(), dialogues_body(1, 3), dialogues_body(8, 40)]
+    read = partial(_reads_group, kind=Kind.ROLLOUT_2)
+    return FuzzTarget("body of dialogues", seeds, read, structured=True, weight=4)
+
+
 def _reads(kind: Any, data: bytes) -> bool:
     body = wire.unpack(kind, data, max_bytes=wire.MAX_SEALED_BYTES)
     if isinstance(body, Rejected):
@@ -444,12 +481,13 @@ def _reads(kind: Any, data: bytes) -> bool:
     return True
 
 
-def _reads_group(data: bytes) -> bool:
-    read = wire.unpack_group(data)
+def _reads_group(data: bytes, kind: Kind = Kind.ROLLOUT) -> bool:
+    read = dialogues.unpack_rollouts(kind, data)
     if isinstance(read, Rejected):
         return False
     header, group = read
-    wire.pack_group(group, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
+    pack = wire.pack_group if kind is Kind.ROLLOUT else dialogues.pack_dialogues
+    pack(group, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
     for each in group.completions:
         if not np.isfinite(each.logprobs).all() or len(each.token_ids) != each.spans[-1].end:
             raise Defect("a group with log-probs or spans out of bounds")

@@ -180,7 +180,7 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
     assert list(theirs.dialogues) == found
     assert (theirs.prompt, theirs.lost, theirs.unjudged) == ("say 7", "", "")
     assert theirs.replies == tuple(each.replies for each in found)
-    flaws = ["short"] * 2 + [""] * 5 + ["ended"] * 2 + ["reply"] * 3 + ["short"] + ["reply"] * 2
+    flaws = ["short"] * 2 + [""] * 5 + ["ended"] * 2 + ["reply"] * 3 + ["short"] + ["reply"] * 4
     assert list(theirs.flaws) == [*flaws, "", "", ""]
 
 

@@ -36,10 +36,10 @@ class GroupCounts(msgspec.Struct):
     published: int = 0
     trained_own: int = 0
     trained_external: int = 0
-    trained_again: int = 0
     received: int = 0
     announced: int = 0
     taken: int = 0
+    trained_again: int = 0
 
 
 class Metric(NamedTuple):

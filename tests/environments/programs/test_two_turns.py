@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from swarm_node.environments.base import MAX_REPLY_CHARS, Task
 from swarm_node.environments.extras import installed
-from swarm_node.environments.host import ProcessEnvironmentHost, ReplayedDialogue
+from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import ReplayedLine, Transcript, replay_dialogue
 from swarm_node.environments.programs.environment import Failure, create, told
 from swarm_node.environments.programs.runtime import Outcome
