@@ -16,7 +16,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.plan import shape_of
+from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.policy.models.config import Qwen2Config
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "one-card.md"

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console, RenderableType
 
-from swarm_node.cli.live import node_view
-from swarm_node.cli.samples_view import samples_view
-from swarm_node.cli.status_view import status_view
-from swarm_node.cli.views import peers_view
+from swarm_node.cli.views.live import node_view
+from swarm_node.cli.views.samples_view import samples_view
+from swarm_node.cli.views.status_view import status_view
+from swarm_node.cli.views.views import peers_view
 from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import Snapshot
 

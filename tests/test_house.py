@@ -32,7 +32,7 @@ HEAVY = (
 )
 LIGHT = (
     "swarm_node.cli.main",
-    "swarm_node.cli.views",
+    "swarm_node.cli.views.views",
     "swarm_node.library.starting",
     "swarm_node.config",
     "swarm_node.environments.host",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from swarm_node.cli.config_view import SettingRow, explain_settings
+from swarm_node.cli.views.config_view import SettingRow, explain_settings
 from swarm_node.config import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from swarm_node.cli import members, watching
-from swarm_node.cli import simulate as simulation
-from swarm_node.cli.backup import backup, restore
-from swarm_node.cli.config import config_app
-from swarm_node.cli.doctor import doctor
-from swarm_node.cli.env import env_app
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
-from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
     CodeOption,
@@ -35,9 +28,16 @@ from swarm_node.cli.options import (
     TicketOption,
     VerboseOption,
 )
-from swarm_node.cli.plan import plan
-from swarm_node.cli.support import support_bundle
-from swarm_node.cli.track import track
+from swarm_node.cli.verbs import members, watching
+from swarm_node.cli.verbs import simulate as simulation
+from swarm_node.cli.verbs.backup import backup, restore
+from swarm_node.cli.verbs.config import config_app
+from swarm_node.cli.verbs.doctor import doctor
+from swarm_node.cli.verbs.env import env_app
+from swarm_node.cli.verbs.issuer import issuer_app
+from swarm_node.cli.verbs.plan import plan
+from swarm_node.cli.verbs.support import support_bundle
+from swarm_node.cli.verbs.track import track
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def demo(
     minutes: Annotated[float, typer.Option(min=0.5, max=120, help="How long to learn.")] = 3.0,
     report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
-    environment: Annotated[
-        str, typer.Option(help="drills, or games of two turns.")
-    ] = "drills",
+    environment: Annotated[str, typer.Option(help="drills, or games of two turns.")] = "drills",
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
 
@@ -135,7 +133,7 @@ def join(
     port. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML key
     (experience.own); `swarm-node config` lists them.
     """
-    from swarm_node.cli.live import live_screen
+    from swarm_node.cli.views.live import live_screen
     from swarm_node.config import Sources, parse_assignments
     from swarm_node.node.start.join import join_swarm
 
@@ -272,7 +270,7 @@ def status(
     The first line is the verdict. The exit code is 1 if it is bad (✗), as after an
     expulsion, or without a running node.
     """
-    from swarm_node.cli.status_view import status_view
+    from swarm_node.cli.views.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
     if healthy:
@@ -292,7 +290,7 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     those trained on, a lower bound of the share that is of use, and refusals by reason. The last
     line says how peers reach this node. `--json` has whole ids, addresses and every field.
     """
-    from swarm_node.cli.views import peers_view
+    from swarm_node.cli.views.views import peers_view
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.members.admitting import admissions
 
@@ -312,7 +310,7 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
     """Measure the running node's reward on unseen texts now, per task family, and on seen ones."""
     import msgspec
 
-    from swarm_node.cli.views import eval_view
+    from swarm_node.cli.views.views import eval_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
     point = ask(home, lambda client: client.evaluate())
@@ -330,7 +328,7 @@ def stop(home: HomeOption = None) -> None:
 @app.command(rich_help_panel=_BASIC)
 def losses(json: JsonOption = False) -> None:
     """List the losses and advantages that can be chosen, each with its source."""
-    from swarm_node.cli.views import choices_rows, choices_view
+    from swarm_node.cli.views.views import choices_rows, choices_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
     show(json, {"schema": SCHEMA, **choices_rows()}, choices_view)

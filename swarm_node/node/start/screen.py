@@ -30,7 +30,7 @@ def end_text(ended: Ended) -> str:
 
 
 class Screen(AbstractContextManager[None]):
-    """Shows progress as log lines. `cli/live.py` draws on a terminal instead."""
+    """Shows progress as log lines. `cli/views/live.py` draws on a terminal instead."""
 
     #: True if it draws: then only warnings are worth a log line beside it.
     draws = False

@@ -18,8 +18,8 @@ import pytest
 from running import COMMAND, RunningNode
 from typer.testing import CliRunner
 
-from swarm_node.cli.doctor import find
 from swarm_node.cli.main import app
+from swarm_node.cli.verbs.doctor import find
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import HomeError, MachineError
 from swarm_node.node.home import inventory

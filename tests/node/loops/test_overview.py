@@ -11,7 +11,7 @@ import pytest
 from in_memory import Sampler, World, small_settings, tiny
 from rich.console import Console
 
-from swarm_node.cli.live import Pages
+from swarm_node.cli.views.live import Pages
 from swarm_node.node.loops.overview import name_of, take_report
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.members import Member, Members

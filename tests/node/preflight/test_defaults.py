@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm_node.cli.plan import shape_of
+from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import Settings, load_settings
 from swarm_node.node.preflight.defaults import for_model, for_training
 from swarm_node.node.preflight.fit import GpuMemory, Machine, fit

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from swarm_node.cli.plan import shape_of
+from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import load_settings
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model

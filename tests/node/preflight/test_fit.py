@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.plan import shape_of
+from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home

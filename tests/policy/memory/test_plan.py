@@ -15,12 +15,12 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from swarm_node.cli.main import app
-from swarm_node.cli.plan import (
+from swarm_node.cli.verbs.plan import (
     CARDS,
     parse_vram,
     shape_of,
 )
-from swarm_node.cli.plan_view import PlannedCard, card_view, cards_view
+from swarm_node.cli.views.plan_view import PlannedCard, card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,

@@ -24,7 +24,7 @@ def samples(home: HomeOption = None, json: JsonOption = False) -> None:
     Of each family: the first own answer since the start, the newest one, and the newest that a peer
     gave right. Nothing in an answer can write into the terminal.
     """
-    from swarm_node.cli.samples_view import samples_view
+    from swarm_node.cli.views.samples_view import samples_view
 
     async def both(client: Any) -> Any:
         return await client.samples(), await client.status()
@@ -37,7 +37,7 @@ def top(home: HomeOption = None) -> None:
     """Watch the running node, as `join` draws it. q or Ctrl-C leaves it running."""
     from rich.console import Console
 
-    from swarm_node.cli.live import watch
+    from swarm_node.cli.views.live import watch
     from swarm_node.node.control.control import ControlClient
 
     console = Console(highlight=False)

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import day_of, plain, standing
+from swarm_node.cli.views.views import day_of, plain, standing
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.members.ledger import Ban, IssuedTicket
 from swarm_node.p2p.wire.identity import short_id

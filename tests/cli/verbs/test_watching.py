@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from swarm_node.cli.home import json_of
 from swarm_node.cli.main import app
-from swarm_node.cli.samples_view import samples_view
+from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.durable import Journal
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.samples import SampleRow

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from swarm_node.cli.doctor import findings_view
 from swarm_node.cli.main import app
+from swarm_node.cli.verbs.doctor import findings_view
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.p2p.addresses.addresses import coordinator_address

@@ -221,7 +221,7 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     ones, and those that showed it after it was used up. A ticket for any number of nodes has only
     peers that the node knows.
     """
-    from swarm_node.cli.members_view import members_view, ticket_rows
+    from swarm_node.cli.views.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
     from swarm_node.node.members.bans import ban_ledger

@@ -55,7 +55,7 @@ def check(
     )
 
     def view() -> Any:
-        from swarm_node.cli.status_view import findings_view
+        from swarm_node.cli.views.status_view import findings_view
 
         return findings_view(found)
 

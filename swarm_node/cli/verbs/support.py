@@ -101,7 +101,7 @@ def _versions() -> dict[str, str]:
 
 
 def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
-    from swarm_node.cli.doctor import find
+    from swarm_node.cli.verbs.doctor import find
     from swarm_node.config import load_settings
 
     settings = load_settings({"home": place.path}, config=config, with_home=True)
@@ -109,7 +109,7 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
 
 
 def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
-    from swarm_node.cli.config_view import explain_settings
+    from swarm_node.cli.views.config_view import explain_settings
 
     rows = []
     for key in explain_settings({"home": place.path}, config=config, with_home=True):

@@ -92,7 +92,7 @@ def find(settings: Settings) -> list[Finding]:
         TicketError: the ticket's file cannot be read.
         HomeError: the home cannot be used.
     """
-    from swarm_node.cli.plan import shape_of
+    from swarm_node.cli.verbs.plan import shape_of
     from swarm_node.environments.presets import try_environment
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model

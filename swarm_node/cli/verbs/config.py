@@ -35,7 +35,7 @@ def config(
     if context.invoked_subcommand is not None:
         context.obj = (file, home)
         return
-    from swarm_node.cli.config_view import config_rows, config_view, explain_settings
+    from swarm_node.cli.views.config_view import config_rows, config_view, explain_settings
     from swarm_node.config import Sources, parse_assignments
     from swarm_node.node.figures.snapshot import SCHEMA
 

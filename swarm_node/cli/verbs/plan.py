@@ -17,7 +17,7 @@ from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
 from swarm_node.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from swarm_node.cli.plan_view import PlannedCard
+    from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.config import Settings
     from swarm_node.node.preflight.fit import Machine
     from swarm_node.policy.models.config import Qwen2Config
@@ -60,7 +60,7 @@ def plan(
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
-    from swarm_node.cli.plan_view import PlannedCard
+    from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.presets import try_environment
     from swarm_node.node.preflight.defaults import for_model
@@ -91,7 +91,7 @@ def plan(
 def _show(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> None:
     from rich.console import Console
 
-    from swarm_node.cli.plan_view import card_view, cards_view
+    from swarm_node.cli.views.plan_view import card_view, cards_view
 
     one = len(cards) == 1
     view = card_view(name, shape, *cards) if one else cards_view(name, shape, cards)

@@ -13,7 +13,7 @@ import pytest
 from builders import quiet_snapshot
 from rich.console import Console, RenderableType
 
-from swarm_node.cli.live import LiveScreen, Pages, live_screen, node_view, single_keys, told
+from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, node_view, single_keys, told
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
 from swarm_node.node.figures.verdict import findings

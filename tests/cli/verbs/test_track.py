@@ -9,7 +9,7 @@ from page_server import row
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.track import figures
+from swarm_node.cli.verbs.track import figures
 from swarm_node.node.figures.history import HistoryRow, MetricsFile
 from swarm_node.node.home.home import Home
 

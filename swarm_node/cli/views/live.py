@@ -17,9 +17,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.cli.samples_view import samples_view
-from swarm_node.cli.status_view import course, figures_view, findings_view
-from swarm_node.cli.views import peers_view, plain, span
+from swarm_node.cli.views.samples_view import samples_view
+from swarm_node.cli.views.status_view import course, figures_view, findings_view
+from swarm_node.cli.views.views import peers_view, plain, span
 from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
 from swarm_node.node.start.screen import Screen, end_text

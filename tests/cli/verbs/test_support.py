@@ -15,7 +15,7 @@ from page_server import row
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.support import cleaned, known_secrets
+from swarm_node.cli.verbs.support import cleaned, known_secrets
 from swarm_node.node.figures.history import MetricsFile
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import PREFIX

@@ -11,8 +11,8 @@ from control_servers import serving
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from swarm_node.cli.config_view import SettingRow, explain_settings
 from swarm_node.cli.main import app
+from swarm_node.cli.views.config_view import SettingRow, explain_settings
 from swarm_node.config import Sources, load_settings, settings_keys
 from swarm_node.config.reloading import Reloaded, Reloading
 from swarm_node.config.remembered import recall

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from swarm_node.cli.members_view import members_view, ticket_rows
-from swarm_node.cli.status_view import bars, curve, figures, gave, got, refused, status_view
-from swarm_node.cli.views import eval_view, peers_view
+from swarm_node.cli.views.members_view import members_view, ticket_rows
+from swarm_node.cli.views.status_view import bars, curve, figures, gave, got, refused, status_view
+from swarm_node.cli.views.views import eval_view, peers_view
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.node.figures.snapshot import (

@@ -8,7 +8,7 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, span
+from swarm_node.cli.views.views import counts, day_of, number_of, plain, relay_name, span
 from swarm_node.node.figures.curve import BY_SEED, OLD_GROUND, parted
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
