@@ -46,7 +46,7 @@ def child(name: str, place: Path, repetitions: int) -> None:
     from defaults import trainer_settings
 
     from swarm_node.policy.experience.batch import Batch, TrainRow
-    from swarm_node.policy.training.worker import TrainerHost
+    from swarm_node.policy.training.processes.worker import TrainerHost
     from swarm_node.rollout import Provenance
 
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from swarm_node.config import load_settings
 from swarm_node.node.start import derive
-from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.update.settings import TrainerSettings
 
 
 def trainer_settings(**changes: Any) -> TrainerSettings:

@@ -39,8 +39,8 @@ from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.rollout import Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 

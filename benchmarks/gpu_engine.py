@@ -40,7 +40,7 @@ from swarm_node.policy.sampling.vllm.engine import (
 )
 from swarm_node.policy.sampling.vllm.sampler import Sync, VllmSampler
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
-from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.device import DeviceBuffers
 from swarm_node.policy.weights.store import WeightStore
 

@@ -144,7 +144,7 @@ async def at_work(
     from swarm_node.node.start.derive import cache_shape, trainer_settings
     from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
-    from swarm_node.policy.training.process import ProcessTrainer
+    from swarm_node.policy.training.processes.process import ProcessTrainer
 
     longest = min(PROMPT_TOKENS + arguments.new, shape.max_position_embeddings)
     tokens = 2 * max(found.training.micro_batch_tokens, longest)

@@ -84,9 +84,9 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
     from defaults import trainer_settings
 
     from swarm_node.policy.models.model import resolve
-    from swarm_node.policy.training.ranks import ALONE, Ranks
-    from swarm_node.policy.training.sharded import Group
-    from swarm_node.policy.training.trainer import TrainerCore
+    from swarm_node.policy.training.processes.sharded import Group
+    from swarm_node.policy.training.update.ranks import ALONE, Ranks
+    from swarm_node.policy.training.update.trainer import TrainerCore
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks: Ranks = Group(directory) if settings["processes"] > 1 else ALONE
@@ -122,7 +122,7 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
 
 def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     """Run one variant. Return the figures of its first process."""
-    from swarm_node.policy.training.launching import launch_ranks, rank_environment
+    from swarm_node.policy.training.processes.launching import launch_ranks, rank_environment
 
     program = [__file__, "--model", arguments.model, "--child", json.dumps(settings)]
     for name in ("rows", "tokens", "repetitions"):

@@ -81,7 +81,7 @@ def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> 
         # As F.cross_entropy does.
         F.nll_loss(logps, wanted, reduction="sum").backward()  # type: ignore[no-untyped-call]
     else:
-        from swarm_node.policy.training.head import head_logprobs
+        from swarm_node.policy.training.objective.head import head_logprobs
 
         piece = max(1, PIECES[kind] // arguments.vocabulary)
         logps = head_logprobs(head, hidden, wanted, 1.0, piece)[0]

@@ -28,7 +28,7 @@ from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.training.processes.worker import TrainerHost
 
 ASKED = SampleRequest(tuple(range(1000, 1040)), n=8, seed=3, max_new_tokens=16)
 PATIENT = Deadlines(start=3600.0, sync=3600.0)

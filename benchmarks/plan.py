@@ -129,7 +129,7 @@ def phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[st
 
 def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
     """Measure all parts but the sampler; the trainer is gone afterwards."""
-    from swarm_node.policy.training.trainer import TrainerCore
+    from swarm_node.policy.training.update.trainer import TrainerCore
 
     settings = trainer_settings(training, device)
     start = gauge.held()
@@ -232,7 +232,7 @@ def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
 async def process_peak(directory: Path, training: Any) -> int:
     """The most that a real trainer process has resident in its third update."""
     from swarm_node.policy.models.config import Qwen2Config
-    from swarm_node.policy.training.process import ProcessTrainer
+    from swarm_node.policy.training.processes.process import ProcessTrainer
 
     vocabulary = Qwen2Config.from_directory(directory).vocab_size
     batch = batch_of(vocabulary, 2 * training.micro_batch_tokens * training.processes)
@@ -258,7 +258,7 @@ def workers(pid: int | None) -> list[str]:
     """The processes that train: those of a launcher, or the one with this id."""
     import psutil
 
-    from swarm_node.policy.training.launching import RANK_MODULE
+    from swarm_node.policy.training.processes.launching import RANK_MODULE
 
     below = psutil.Process(pid).children(recursive=True)
     ranks = [str(process.pid) for process in below if RANK_MODULE in process.cmdline()]

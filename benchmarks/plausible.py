@@ -23,9 +23,9 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.training import gradient
-from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.plausible import OwnAnswers, least_likely
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.objective.plausible import OwnAnswers, least_likely
+from swarm_node.policy.training.update import gradient
 from swarm_node.rollout import Provenance, TaskRef
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.run import simulation_settings

@@ -72,8 +72,9 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     from defaults import trainer_settings
 
     from swarm_node.policy.experience.batch import Batch
-    from swarm_node.policy.training import logprobs, packing, ranks
-    from swarm_node.policy.training.trainer import TrainerCore
+    from swarm_node.policy.training.objective import logprobs, packing
+    from swarm_node.policy.training.update import ranks
+    from swarm_node.policy.training.update.trainer import TrainerCore
 
     variant = VARIANTS[name]
     torch.set_num_threads(1)
@@ -129,7 +130,7 @@ def print_padding(budget: int = 8192, draws: int = 20) -> None:
     """Padding's share of what is computed, over random batches; no model is run."""
     import numpy as np
 
-    from swarm_node.policy.training.packing import micro_batches
+    from swarm_node.policy.training.objective.packing import micro_batches
 
     rng = np.random.default_rng(0)
     for count in (16, 64, 256):

@@ -42,8 +42,8 @@ from safetensors.torch import save_file
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
-from swarm_node.policy.training.checkpoint import read
-from swarm_node.policy.training.stored import newest_valid
+from swarm_node.policy.training.checkpoints.checkpoint import read
+from swarm_node.policy.training.checkpoints.stored import newest_valid
 
 GROUP_SIZE, MAX_NEW_TOKENS = 8, 24
 POLL_SECONDS = 0.5

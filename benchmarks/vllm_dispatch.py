@@ -31,7 +31,7 @@ from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import TaskRef
 

@@ -30,7 +30,7 @@ from swarm_node.rollout import (
 )
 
 if TYPE_CHECKING:
-    from swarm_node.policy.training.settings import TrainerSettings
+    from swarm_node.policy.training.update.settings import TrainerSettings
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from swarm_node.node.loops.parts import Parts
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.models.codec import Codec, load_tokenizer
-from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.paced import PacedSampler
 from swarm_node.simulation.seeded import EPOCH, Seeded

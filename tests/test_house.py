@@ -56,7 +56,7 @@ TAKES_ALL_SETTINGS = {
 #: Beginnings of docstrings that are neither a verb nor a noun of the field.
 QUESTIONS = {"What", "Whether", "How", "Where", "Which", "Why", "Who", "Of", "By"}
 #: Packages whose modules lie in rooms.
-HAVE_ROOMS = ("policy", "p2p", "node")
+HAVE_ROOMS = ("cli", "policy", "policy/training", "p2p", "node")
 #: What grows a pause outside the table of back-offs, and why it is none: it asks no peer again.
 GROWS_PAUSES = {
     "node/loops/company.py": "announcements, which become rarer after a start",
@@ -68,7 +68,7 @@ RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and modules that no layer names.
 PLANTED = {
     "policy/choices.py": "swarm_node.config",
-    "policy/training/process.py": "swarm_node.node.hosts.hosts",
+    "policy/training/processes/process.py": "swarm_node.node.hosts.hosts",
     "node/hosts/hosts.py": "swarm_node.node.home.home",
     "policy/experience/advantage.py": "swarm_node.policy.sampling.sampler",
     "environments/base.py": "swarm_node.policy.choices",
@@ -83,6 +83,10 @@ PLANTED = {
     "node/control/metrics.py": "swarm_node.node.preflight.fit",
     "node/newcomer.py": "swarm_node.errors",
     "simulation/report.py": "swarm_node.library.history",
+    "cli/views/plan_view.py": "swarm_node.cli.verbs.plan",
+    "cli/newcomer.py": "swarm_node.errors",
+    "policy/training/objective/losses.py": "swarm_node.policy.training.update.settings",
+    "policy/training/newcomer.py": "swarm_node.errors",
 }
 
 
@@ -157,8 +161,9 @@ def test_at_most_twelve_modules_lie_at_the_root_and_four_beside_rooms() -> None:
         assert len(modules) <= most, modules
 
 
-def test_a_room_of_the_network_or_of_a_node_says_what_passes_its_door() -> None:
-    rooms = [*PACKAGE.glob("p2p/*/__init__.py"), *PACKAGE.glob("node/*/__init__.py")]
+def test_a_room_says_what_passes_its_door() -> None:
+    places = ("p2p", "node", "cli", "policy/training")
+    rooms = [face for place in places for face in PACKAGE.glob(f"{place}/*/__init__.py")]
     modules = {
         told(path): node for path, node in nodes(sorted(rooms)) if isinstance(node, ast.Module)
     }

@@ -55,7 +55,7 @@ OPENED = {
     "swarm_node/p2p/transports/libp2p/host.py": STREAMS,
     "swarm_node/page/listening.py": "control API and page",
     "swarm_node/node/hosts/hosts.py": "trainer's hosts",
-    "swarm_node/policy/training/sharded.py": "gradients of a trainer's hosts",
+    "swarm_node/policy/training/processes/sharded.py": "gradients of a trainer's hosts",
 }
 
 

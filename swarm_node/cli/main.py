@@ -390,8 +390,8 @@ def export(
     The node may be running. A new repository of --push is private.
     """
     from swarm_node.library.exporting import export as export_newest
-    from swarm_node.policy.training.export import check_hub, check_target
-    from swarm_node.policy.training.export import push as upload
+    from swarm_node.policy.training.checkpoints.export import check_hub, check_target
+    from swarm_node.policy.training.checkpoints.export import push as upload
 
     check_target(directory)
     if push is not None:

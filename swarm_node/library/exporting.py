@@ -14,7 +14,12 @@ from swarm_node.node.figures.curve import OLD_GROUND, parted
 from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
 from swarm_node.policy.models.model import SHIPPED, resolve
-from swarm_node.policy.training.export import Format, check_target, newest_state, write_export
+from swarm_node.policy.training.checkpoints.export import (
+    Format,
+    check_target,
+    newest_state,
+    write_export,
+)
 
 #: Settings that the model card lists, with their names among the trainer's settings.
 _TOLD = {

@@ -27,8 +27,8 @@ from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.p2p.limits.gates import LARGER
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.plausible import least_likely
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.objective.plausible import least_likely
 from swarm_node.rollout import (
     Completion,
     Finish,

@@ -14,8 +14,8 @@ from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.process import InlineTrainer
-from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.update.settings import TrainerSettings
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.supervised import Lesson, SupervisedTrainer
 

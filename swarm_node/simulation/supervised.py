@@ -16,8 +16,8 @@ import numpy as np
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.build_tiny import CorpusItem
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.training.process import InlineTrainer
-from swarm_node.policy.training.worker import UpdateResult
+from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import Provenance
 
 #: Right answers per update: as many as a batch of eight groups of eight has answers.

@@ -13,7 +13,7 @@ from swarm_node.node.loops import learner
 from swarm_node.p2p.exchange import verify
 from swarm_node.p2p.limits import gates
 from swarm_node.policy.experience.batch import Batch, build_batch
-from swarm_node.policy.training import gradient
+from swarm_node.policy.training.update import gradient
 
 GUARDS = ("likelihood", "size", "content")
 

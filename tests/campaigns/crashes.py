@@ -24,8 +24,8 @@ from swarm_node.durable import LEFTOVERS, create_private, replace_private
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.policy.training import checkpoint
-from swarm_node.policy.training.stored import newest_valid
+from swarm_node.policy.training.checkpoints import checkpoint
+from swarm_node.policy.training.checkpoints.stored import newest_valid
 
 
 @dataclass(frozen=True)

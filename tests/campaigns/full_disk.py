@@ -32,8 +32,8 @@ from swarm_node.durable import LEFTOVERS, replace_private
 from swarm_node.errors import CheckpointError, HomeError, SwarmNodeError, WeightsError
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.wire.envelope import content_id
-from swarm_node.policy.training import checkpoint
-from swarm_node.policy.training.stored import newest_valid
+from swarm_node.policy.training.checkpoints import checkpoint
+from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
 from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow

@@ -26,8 +26,8 @@ from campaigns.kill_child import KEEP_OWN, KEEP_RECEIVED, NOW, live, sound_weigh
 from swarm_node.durable import LEFTOVERS
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.policy.training import checkpoint
-from swarm_node.policy.training.stored import newest_valid
+from swarm_node.policy.training.checkpoints import checkpoint
+from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.storage import Storage
 
 #: Kills after which the next life begins with a new home, in which it founds a swarm.

@@ -24,10 +24,10 @@ from swarm_node.durable import replace_private
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.wire.envelope import content_id
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.policy.training import checkpoint
-from swarm_node.policy.training.checkpoint import TrainingState
-from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.stored import newest_valid
+from swarm_node.policy.training.checkpoints import checkpoint
+from swarm_node.policy.training.checkpoints.checkpoint import TrainingState
+from swarm_node.policy.training.checkpoints.checkpoint_writer import CheckpointWriter
+from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
 from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.policy.experience.advantage import ADVANTAGES
-from swarm_node.policy.training.losses import LOSSES
+from swarm_node.policy.training.objective.losses import LOSSES
 
 
 def test_every_loss_and_advantage_is_listed_with_its_source() -> None:

@@ -31,8 +31,8 @@ from swarm_node.policy.sampling.sampler import SampleRequest, SharingSampler
 from swarm_node.policy.sampling.vllm.engine import installed_vllm
 from swarm_node.policy.sampling.vllm.messages import EngineStarted
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.rollout import Completion, Provenance
 
 BUILD = installed_vllm()

@@ -21,8 +21,8 @@ from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance
 

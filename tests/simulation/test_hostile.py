@@ -15,7 +15,7 @@ from in_memory import environment, tiny
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.exchange.verify import digests
 from swarm_node.p2p.limits.gates import SizeGate
-from swarm_node.policy.training.gradient import likely_tokens
+from swarm_node.policy.training.update.gradient import likely_tokens
 from swarm_node.rollout import TaskRef
 from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.hostile import HostileParts, maker

@@ -32,7 +32,7 @@ def backup(
 
     place, newest = chosen_home(home), None
     if checkpoint:
-        from swarm_node.policy.training.stored import newest_valid
+        from swarm_node.policy.training.checkpoints.stored import newest_valid
 
         newest = newest_valid(place.checkpoints)
     made = back_up(place, out, now=time.time(), checkpoint=newest)

@@ -31,7 +31,7 @@ from swarm_node.p2p.membership.membership import (
 )
 from swarm_node.p2p.membership.statements import verify_revocations, verify_secret
 from swarm_node.p2p.wire.identity import KEY_BYTES, MAX_PRIVATE_BYTES, Identity
-from swarm_node.policy.training.stored import checkpoints, fault_of
+from swarm_node.policy.training.checkpoints.stored import checkpoints, fault_of
 from swarm_node.program.private_directory import MAX_KEPT_BYTES, content_of
 from swarm_node.storage import database_flaw
 

@@ -27,7 +27,7 @@ from swarm_node.node.hosts.hosts import (
     watch,
 )
 from swarm_node.policy.placement import hardware, place
-from swarm_node.policy.training.launching import (
+from swarm_node.policy.training.processes.launching import (
     RANK_MODULE,
     Rendezvous,
     launch_ranks,

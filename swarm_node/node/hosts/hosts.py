@@ -21,7 +21,7 @@ import psutil
 import structlog
 
 from swarm_node.errors import ChildError, ConfigError, words_of
-from swarm_node.policy.training.launching import Rendezvous
+from swarm_node.policy.training.processes.launching import Rendezvous
 from swarm_node.process.frames import HEAD, framed, read_head
 from swarm_node.version import __version__
 

@@ -33,7 +33,7 @@ from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler
-from swarm_node.policy.training.process import Trainer
+from swarm_node.policy.training.processes.process import Trainer
 from swarm_node.recent import Recent
 from swarm_node.rollout import PolicyRef
 from swarm_node.storage import Storage

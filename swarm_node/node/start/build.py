@@ -48,7 +48,7 @@ from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
-from swarm_node.policy.training.process import ProcessTrainer
+from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage

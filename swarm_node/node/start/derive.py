@@ -23,8 +23,8 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
-from swarm_node.policy.training.checkpoint import stored_rank
-from swarm_node.policy.training.settings import Published, TrainerSettings
+from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
+from swarm_node.policy.training.update.settings import Published, TrainerSettings
 
 
 def resumed(settings: Settings, checkpoints: Path) -> Settings:

@@ -29,7 +29,7 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.p2p.wire.protocols import PULL
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.training.trainer import TrainerCore
+from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.rollout import PolicyRef, Provenance, VerifiedGroup
 
 

@@ -20,7 +20,7 @@ from swarm_node.errors import HomeError
 from swarm_node.node.home.backup import BackedUpFile, _append, _Manifest, back_up, restore
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.policy.training.checkpoint import TrainingState, save
+from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, save
 from swarm_node.program.private_directory import with_head
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup

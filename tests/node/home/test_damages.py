@@ -29,7 +29,7 @@ from swarm_node.node.preflight.facts import Seen, gather
 from swarm_node.node.start.join import belong, ticket_text
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.placement import Hardware
-from swarm_node.policy.training.stored import newest_valid
+from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.storage import LAYOUT, Storage
 
 pytestmark = pytest.mark.slow(reason="a real node makes two updates in the home that is damaged")

@@ -40,9 +40,9 @@ from swarm_node.node.hosts.hosts import (
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
-from swarm_node.policy.training.launching import MEETING
-from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer
-from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.processes.launching import MEETING
+from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer
+from swarm_node.policy.training.update.settings import TrainerSettings
 from swarm_node.process.frames import framed
 from swarm_node.rollout import Provenance
 

@@ -14,7 +14,7 @@ from swarm_node.config.model import at_once
 from swarm_node.node.loops.evaluation import seen_tasks
 from swarm_node.node.loops.node import Node
 from swarm_node.node.start.assembly import assemble
-from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 

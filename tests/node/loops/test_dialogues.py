@@ -43,7 +43,7 @@ from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage

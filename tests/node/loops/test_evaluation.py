@@ -24,7 +24,7 @@ from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.node.loops.evaluation import Evaluator, cost, pause, seen_tasks
 from swarm_node.node.loops.parts import Timing
 from swarm_node.node.start.assembly import assemble
-from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.rollout import TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual

@@ -18,8 +18,8 @@ from swarm_node.p2p.membership.members import Member, Members
 from swarm_node.p2p.reach.keeping import _Kept
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.training.process import InlineTrainer
-from swarm_node.policy.training.worker import UpdateResult
+from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 

@@ -42,7 +42,7 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.sampling.vllm.engine import EngineChoice
-from swarm_node.policy.training.optimizer import AdamW
+from swarm_node.policy.training.update.optimizer import AdamW
 
 GIB = 1 << 30
 

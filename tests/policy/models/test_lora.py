@@ -20,11 +20,11 @@ from swarm_node.node.start.derive import resumed
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.training.checkpoint import read
-from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.packing import micro_batches
-from swarm_node.policy.training.trainer import TrainerCore
-from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.training.checkpoints.checkpoint import read
+from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.objective.packing import micro_batches
+from swarm_node.policy.training.processes.worker import TrainerHost
+from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.policy.weights.canary import read_canary
 
 torch.set_num_threads(1)

@@ -26,11 +26,11 @@ from swarm_node.policy.models.qwen2 import MATRICES, Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement, has_bitsandbytes
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.checkpoint import read
-from swarm_node.policy.training.export import write_export
-from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.trainer import TrainerCore
-from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.training.checkpoints.checkpoint import read
+from swarm_node.policy.training.checkpoints.export import write_export
+from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.processes.worker import TrainerHost
+from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.policy.weights.canary import difference, read_canary, text_ids
 from swarm_node.rollout import Provenance
@@ -251,7 +251,7 @@ import sys
 from pathlib import Path
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.base import map_base
 model, _ = map_base(Path(sys.argv[1]), Qwen2Config.from_directory(resolve("tiny")))
 print(model.layers[0].four_bit["qkv"].whole().device.type, *measure_canary(model).logprobs)

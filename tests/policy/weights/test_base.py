@@ -25,7 +25,7 @@ from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.rollout import Completion
 

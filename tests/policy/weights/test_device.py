@@ -17,7 +17,7 @@ from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.canary import read_canary
 from swarm_node.policy.weights.device import (
     DeviceBuffers,

@@ -1,0 +1,165 @@
+"""Exports a trained policy as a directory for transformers or peft, and uploads it to a hub."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+
+from swarm_node.errors import CheckpointError, ModelError, words_of
+from swarm_node.policy.models.config import read_json
+from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read
+from swarm_node.policy.training.checkpoints.stored import newest_valid
+
+Format = Literal["hf", "peft"]
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+#: Copied from the base model's directory where they exist.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def newest_state(checkpoints: Path, model_dir: Path) -> TrainingState:
+    """The newest valid checkpoint, made from the model in `model_dir`.
+
+    Raises:
+        CheckpointError: there is none, none verifies, or it was made from another model.
+        ModelError: `model_dir` holds no model.
+    """
+    newest = newest_valid(checkpoints)
+    if newest is None:
+        raise CheckpointError(
+            f"no checkpoint under {checkpoints}: run the node first; it stores one every "
+            "run.checkpoint_updates updates, and when it stops"
+        )
+    state = read(newest)
+    if state.model != policy_digests(model_dir)[0]:
+        raise CheckpointError(
+            f"{newest} was not made from the model in {model_dir}: name its base with --model"
+        )
+    return state
+
+
+def check_target(target: Path) -> None:
+    """Raises:
+    ModelError: there is something at `target` already.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ModelError(f"{target} is not an empty directory; choose another one")
+
+
+def write_export(
+    state: TrainingState, model_dir: Path, target: Path, form: Format, *, base: str, card: str
+) -> None:
+    """Write `state`, trained from the model in `model_dir`, to `target`, completely or not at all.
+
+    "hf" is the whole model in float32, with the adapter merged. "peft" is the adapter alone, whose
+    configuration names `base` as its base model. Both have the tokenizer, and `card` as README.md.
+
+    Raises:
+        ModelError: `target` is not empty, there is no adapter to write, or the disk refused.
+        CheckpointError: the checkpoint does not fit the model.
+    """
+    check_target(target)
+    target = target.resolve()
+    rank = int(state.settings.get("lora_rank", 0))
+    if form == "peft" and not rank:
+        raise ModelError(
+            "this home trained all weights (training.lora_rank = 0), so there is no adapter to "
+            "export; use --format hf"
+        )
+    model = Qwen2.from_directory(model_dir)
+    adapter: Adapter | None = None
+    try:
+        if rank:
+            adapter = Adapter(model, rank, base=base)
+            adapter.load_state(state.weights)
+        else:
+            model.load_hf_state(state.weights)
+    except ModelError as error:
+        raise CheckpointError(f"the checkpoint cannot be exported: {error}") from error
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as work:
+            place = Path(work) / target.name
+            place.mkdir()
+            if form == "peft" and adapter is not None:
+                adapter.save(place)
+            else:
+                _write_model(adapter.merged() if adapter else model.hf_state(), model_dir, place)
+            for name in _TOKENIZER_FILES:
+                if (model_dir / name).is_file():
+                    shutil.copyfile(model_dir / name, place / name)
+            (place / "README.md").write_text(card, encoding="utf-8")
+            place.replace(target)
+    except OSError as error:
+        raise ModelError(f"cannot write {target}: {error.strerror}") from error
+
+
+def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, place: Path) -> None:
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    config = read_json(model_dir / "config.json")
+    # auto_map names code that is not exported; the dtype is that of the exported weights.
+    kept = {
+        name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")
+    }
+    kept |= {"architectures": ["Qwen2ForCausalLM"], "dtype": "float32"}
+    (place / "config.json").write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    generation = model_dir / "generation_config.json"
+    if generation.is_file():
+        shutil.copyfile(generation, place / generation.name)
+
+
+def check_hub(repo: str) -> None:
+    """Check what can be checked locally before a push to `repo`.
+
+    Raises:
+        ModelError: `repo` is no repository name, or there is no token.
+    """
+    from huggingface_hub import get_token
+
+    if not _REPOSITORY.fullmatch(repo):
+        raise ModelError(f"--push takes OWNER/NAME of a repository, not {repo!r}")
+    if get_token() is None:
+        raise ModelError("--push needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
+
+
+def push(directory: Path, repo: str) -> str:
+    """Upload an export to the hub and return its address. A new repository is private.
+
+    Raises:
+        ModelError: the hub refused or cannot be reached; `directory` stays.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its client
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo, folder_path=directory, commit_message="Export from swarm-node"
+        )
+    except (HTTPError, OSError, ValueError) as error:  # refused, unreachable, offline by setting
+        reason = words_of(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"{directory} is written, but {api.endpoint} did not take it ({reason[0]}): check the "
+            f"network and the token, then `hf upload {repo} {directory}`"
+        ) from error
+    return str(address)

@@ -1,0 +1,253 @@
+"""Several processes that train one policy, each on a GPU of one or several machines: torch's FSDP2.
+
+Every process holds a part of each parameter, of its gradient and of its moments. A layer's
+parameters are gathered for its forward and backward pass (ZeRO-3, arXiv 1910.02054; FSDP, arXiv
+2304.11277). Gradients are summed, not averaged, because losses divide by the size of the whole
+batch. An adapter's frozen base model is whole in every process; only the adapter's gradient is
+exchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgpack
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from swarm_node.errors import CheckpointError, ModelError
+from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config, hf_parts, stored_weights
+from swarm_node.policy.placement import Placement
+from swarm_node.policy.training.processes.launching import Rendezvous
+
+#: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
+_PATIENCE = timedelta(days=365)
+#: For the store, whose host may still import torch.
+_JOINING = timedelta(minutes=10)
+_CHUNK_BYTES = 1 << 26
+
+_log = logging.getLogger(__name__)
+
+
+class Group:
+    """The `Ranks` of several processes that were launched together."""
+
+    def __init__(self, directory: Path) -> None:
+        """Join the other processes through files in `directory`, which is new and private. A store
+        on a port would accept commands from anybody who can connect, and is taken between hosts
+        only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
+        self._local, here = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        #: Meeting with the other hosts; None without any.
+        self.meeting = Rendezvous.found()
+        self._budget = directory.parent / "token-budget"
+        if self.meeting is None:
+            self.index, self.count = self._local, here
+            store: Store = FileStore(str(directory / "store"), here)
+        else:
+            self.index = self.meeting.index * here + self._local
+            self.count = self.meeting.hosts * here
+            store = _store(self.meeting, first=self.index == 0)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=self.index,
+            world_size=self.count,
+            timeout=_PATIENCE,
+        )
+
+    def broadcast(self, message: bytes) -> bytes:
+        """Return the first process's bytes in all processes."""
+        size = torch.tensor([len(message)])
+        dist.broadcast(size, 0)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if self.index == 0 and message:
+            data.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+        dist.broadcast(data, 0)
+        return data.numpy().tobytes()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def base(
+        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
+    ) -> Qwen2:
+        device = torch.device(placement.device)
+        for what in (device.type == "cuda", placement.half):
+            if self.sums([what])[0] not in (0, self.count):
+                raise ModelError(
+                    "the trainer's hosts compute on unlike devices: set run.device and "
+                    "training.dtype to what each of them can"
+                )
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if frozen:
+            return Qwen2.from_directory(directory, dtype).to(device)
+        model = _without_memory(Qwen2Config.from_directory(directory)).to(dtype)
+        self._shard(model, placement)
+        model.to_empty(device=device)
+        self.load(model, stored_weights(directory))
+        return model
+
+    def _shard(self, model: Qwen2, placement: Placement) -> None:
+        mesh = init_device_mesh(placement.device.partition(":")[0], (self.count,))
+        # Gathered in bfloat16 and not cast later: autograd would keep the casts.
+        half = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        precision = half if placement.half else MixedPrecisionPolicy(cast_forward_inputs=False)
+        for layer in [*model.blocks(), model]:
+            fully_shard(layer, mesh=mesh, mp_policy=precision)
+            assert isinstance(layer, FSDPModule)
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        register_fsdp_forward_method(model, "whole")
+        # Keys and values are such views; they are for sampling, and nothing here changes them.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+
+    def local(self, parameter: nn.Parameter) -> nn.Parameter:
+        if not isinstance(parameter, DTensor):
+            return parameter
+        return nn.Parameter(parameter.to_local().detach())
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        gradient = parameter.grad
+        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+    def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or not part.ndim:  # a count of steps has no parts
+            return part
+        return DTensor.from_local(
+            part.detach(),
+            parameter.device_mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        ).full_tensor()
+
+    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or not whole.ndim:
+            return whole
+        first, last = self._rows(parameter)
+        return whole[first:last].to(parameter.device)
+
+    @torch.no_grad()
+    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
+        if not isinstance(model.embedding, DTensor):
+            model.load_hf_state(weights)
+            return
+        shapes = _without_memory(model.config)
+        shapes.load_hf_state(weights)  # refuses what does not fit; without memory it copies nothing
+        for (name, whole), parameter in zip(
+            shapes.named_parameters(), model.parameters(), strict=True
+        ):
+            first, last = self._rows(parameter)
+            mine = self.local(parameter)
+            end = 0
+            for hf_name, part in hf_parts(model.config, name, whole):
+                begin, end = end, end + len(part)
+                low, high = max(first, begin), min(last, end)
+                if low < high:
+                    mine[low - first : high - first] = weights[hf_name][low - begin : high - begin]
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if isinstance(parameter, DTensor):
+                return  # FSDP summed them in the backward pass
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+    def norm(self, value: Tensor) -> float:
+        return float(value.full_tensor() if isinstance(value, DTensor) else value)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        added = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(added)
+        return [float(value) for value in added]
+
+    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+        found, fault = None, ""
+        if self.index == 0:
+            try:
+                found = find()
+            except CheckpointError as error:
+                fault = str(error)
+        files = sorted(found.iterdir()) if found else []
+        sizes = {file.name: file.stat().st_size for file in files}
+        told = self.broadcast(msgpack.packb([fault, found.name if found else "", sizes]))
+        fault, name, sizes = msgpack.unpackb(told)
+        if fault:
+            raise CheckpointError(fault)
+        if name and self.meeting is not None:
+            self._copy(root / name, sizes)
+        return root / name if name else None
+
+    def _copy(self, directory: Path, sizes: Mapping[str, int]) -> None:
+        """Copy the files in `directory` of the first process's host to each other host."""
+        writes = bool(self.meeting and self.meeting.index) and not self._local
+        if writes:
+            shutil.rmtree(directory.parent, ignore_errors=True)
+            directory.mkdir(parents=True)
+        for name, size in sizes.items():
+            path = directory / name if not self.index or writes else Path(os.devnull)
+            with path.open("wb" if writes else "rb") as file:
+                for _ in range(-(-size // _CHUNK_BYTES)):
+                    part = self.broadcast(b"" if self.index else file.read(_CHUNK_BYTES))
+                    if writes:
+                        file.write(part)
+        self.sums([0.0])  # a barrier: the others of a host read what its first has written
+
+    def _rows(self, parameter: Tensor) -> tuple[int, int]:
+        """The first row of this process's part, and the row after its last: FSDP deals rows as
+        `torch.chunk` does."""
+        rows = len(parameter)
+        most = -(-rows // self.count)
+        first = min(rows, self.index * most)
+        return first, min(rows, first + most)
+
+    def token_budget(self, wanted: int) -> int:
+        mine = min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
+        least = torch.tensor(mine)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
+    def shrink(self, token_budget: int) -> None:
+        _log.error("out of memory: micro-batches of %d tokens after a restart", token_budget)
+        temporary = self._budget.with_suffix(f".{self.index}")
+        temporary.write_text(str(token_budget))
+        temporary.replace(self._budget)
+
+
+def _store(meeting: Rendezvous, *, first: bool) -> TCPStore:
+    """The store through which the processes of all hosts meet. The `first` one holds it, on one
+    address: torch by itself would listen on all. Values are bytes that nothing unpickles."""
+    address = (meeting.address, meeting.port)
+    return TCPStore(
+        *address,
+        is_master=first,
+        timeout=_JOINING,
+        wait_for_workers=False,
+        master_listen_fd=socket.create_server(address).detach() if first else None,
+    )
+
+
+def _without_memory(config: Qwen2Config) -> Qwen2:
+    with torch.device("meta"):
+        return Qwen2(config, draw=False)

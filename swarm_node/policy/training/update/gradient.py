@@ -1,0 +1,210 @@
+"""The gradient of one update, accumulated over micro-batches that fit the memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field, replace
+
+from torch import nn
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import TrainingMethod, logit_elements
+from swarm_node.policy.memory.shortage import free_caches, out_of_memory
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.objective.logprobs import (
+    ReferencePolicy,
+    RowReference,
+    claimed_tokens,
+    completion_scores,
+    token_vectors,
+)
+from swarm_node.policy.training.objective.losses import (
+    BatchSize,
+    ClipBounds,
+    LossFn,
+    LossSums,
+    check_claims,
+)
+from swarm_node.policy.training.objective.packing import padded_tokens
+from swarm_node.policy.training.objective.plausible import learnt, likely_tokens
+from swarm_node.policy.training.update.ranks import ALONE, Ranks, rounds
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Accumulated:
+    """Sums over the micro-batches of one update."""
+
+    loss: float = 0.0
+    implausible: int = 0
+    tokens: int = 0
+    #: Entropy of the policy at these tokens, in nats.
+    entropy: float = 0.0
+    sums: LossSums = field(default_factory=LossSums)
+    #: Number of rows of each group that were left out as unlikely.
+    unlikely: list[int] = field(default_factory=list)
+    #: For each group, the sum of `learnt` over its rows.
+    learnt: list[float] = field(default_factory=list)
+
+
+class GradientPass:
+    """Accumulates the gradient of a batch in `parameters`, the trained parameters of `model`.
+
+    `token_budget` bounds rows × longest row of a micro-batch. When memory runs out, the budget is
+    halved for good, and for single rows activations are recomputed; `halvings` counts how often.
+    `way` says what is trained, in which type.
+    """
+
+    def __init__(
+        self,
+        model: Qwen2,
+        parameters: Iterable[nn.Parameter],
+        loss: LossFn,
+        bounds: ClipBounds,
+        *,
+        temperature: float,
+        token_budget: int,
+        way: TrainingMethod,
+        reference: ReferencePolicy | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.token_budget = ranks.token_budget(token_budget)
+        self.halvings = 0
+        self._model = model
+        self._parameters = tuple(parameters)
+        self._loss = loss
+        self._bounds = bounds
+        self._temperature = temperature
+        self._way = way
+        self._reference = reference
+        self._ranks = ranks
+
+    def accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
+        """Accumulate the gradient of `rows` (at least one) for an update of policy `version`. With
+        several processes, each computes the gradient of its share, and all get the sum. `floors`
+        are those of `likely_tokens`.
+
+        When memory runs out, a single process discards the gradient and starts again with
+        micro-batches of half the tokens. The result is the same up to the order of summation. One
+        of several processes cannot start again, because the others wait for it in a collective
+        step: it stores the smaller budget for the restart, and raises.
+
+        Raises:
+            ModelError: a single row does not fit in memory.
+        """
+        while True:
+            done = self._attempt(rows, size, version, floors)
+            if done is not None:
+                return done
+            # Not in an exception handler: there the traceback would keep the tensors alive.
+            self._clear()
+            free_caches()
+            self._halve(rows)
+
+    def _attempt(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated | None:
+        """None when memory ran out."""
+        self._clear()
+        try:
+            return self._accumulate(rows, size, version, floors)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            if self._ranks.count > 1:
+                self._note_smaller(rows)
+                raise
+            return None
+
+    def _accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
+        groups = 1 + max(row.group for row in rows)
+        done = Accumulated(unlikely=[0] * groups, learnt=[0.0] * groups)
+        references: dict[int, RowReference] | None = None
+        mine = self._rounds(rows)
+        if self._reference is not None:
+            references = self._reference.judge(self._model, rows, self._temperature, mine)
+        for indices in mine:
+            part = [rows[index] for index in indices] or [min(rows, key=len)]
+            logp, entropy = completion_scores(
+                self._model, part, self._temperature, self._most_logits
+            )
+            if not indices:  # no row left here, but every process must take part in the pass
+                (0.0 * logp.sum()).backward()  # type: ignore[no-untyped-call]
+                continue
+            known = [references[index] for index in indices] if references else None
+            tokens = token_vectors(part, logp, version, known)
+            found = logp.detach().numpy()
+            likely, left_out = likely_tokens(found, part, floors)
+            for group in left_out:
+                done.unlikely[group] += 1
+            for row, value in zip(part, learnt(found, part, likely.numpy()), strict=True):
+                done.learnt[row.group] += value
+            claimed = claimed_tokens(part)[likely]
+            tokens, implausible = check_claims(tokens.select(likely), claimed)
+            done.implausible += implausible
+            done.tokens += len(logp)
+            done.entropy += entropy
+            loss, sums = self._loss(tokens, self._bounds, size)
+            loss.backward()  # type: ignore[no-untyped-call]
+            done.loss += float(loss.detach())
+            done.sums += sums
+        self._ranks.add_gradients(self._parameters)
+        return self._added(done)
+
+    def _added(self, done: Accumulated) -> Accumulated:
+        """The sums over all processes."""
+        counts = [done.loss, done.implausible, done.tokens, done.entropy]
+        parts = astuple(done.sums)
+        added = self._ranks.sums([*counts, *parts, *done.unlikely, *done.learnt])
+        loss, implausible, tokens, entropy, *rest = added
+        sums, rest = LossSums(*rest[: len(parts)]), rest[len(parts) :]
+        unlikely = [round(n) for n in rest[: len(done.unlikely)]]
+        taught = rest[len(done.unlikely) :]
+        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely, taught)
+
+    def _most_logits(self, tokens: int) -> int:
+        way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)
+        return logit_elements(self._model.config, way, longest_row=0)
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _rounds(self, rows: Sequence[TrainRow]) -> list[list[int]]:
+        judged = self._reference is not None
+        return rounds(rows, self.token_budget, self._ranks, whole_groups=judged)
+
+    def _halve(self, rows: Sequence[TrainRow]) -> None:
+        try:
+            self.token_budget = self._smaller(rows)
+        except ModelError:
+            if self._model.recompute:
+                raise
+            self._model.recompute = True
+        self.halvings += 1
+        how = ", recomputed" * self._model.recompute
+        _log.warning("out of memory: micro-batches of %d tokens%s", self.token_budget, how)
+
+    def _note_smaller(self, rows: Sequence[TrainRow]) -> None:
+        try:
+            self._ranks.shrink(self._smaller(rows))
+        except ModelError as error:  # the caller raises the error about memory
+            _log.error("%s", error)
+
+    def _smaller(self, rows: Sequence[TrainRow]) -> int:
+        groups = self._rounds(rows)
+        if all(len(group) <= 1 for group in groups):
+            raise ModelError(
+                f"not enough memory to train on one row at a time, of {max(map(len, rows))} tokens "
+                "at most: set training.lora_rank or a smaller sampling.max_new_tokens"
+            )
+        # Half of the largest micro-batch: half of a budget far above it would change nothing.
+        largest = max(padded_tokens(rows, group) for group in groups if group)
+        return max(1, min(self.token_budget, largest) // 2)

@@ -1,0 +1,132 @@
+"""The optimizer: AdamW, with its moments in float32 or in eight bits.
+
+`AdamW` does without torch's optimizer class, whose first use imports torch's compiler: 36 MiB and a
+second of every trainer. The arithmetic is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from swarm_node.policy.models.nf4 import bitsandbytes
+from swarm_node.policy.placement import OptimizerName
+from swarm_node.policy.training.update.moments import in_eight_bits, in_float32
+
+_EPSILON = 1e-8
+
+
+class Optimizer(Protocol):
+    """`state` holds named tensors for each parameter that was ever stepped. An optimizer whose
+    `state` is restored continues identically."""
+
+    state: dict[nn.Parameter, dict[str, Tensor]]
+
+    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A parameter's moments as `state` holds them, whichever optimizer they are of."""
+        ...
+
+    def step(self, learning_rate: float) -> None:
+        """Move every parameter that has a gradient."""
+        ...
+
+
+def make_optimizer(
+    name: OptimizerName,
+    parameters: Sequence[nn.Parameter],
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> Optimizer:
+    """The optimizer that `training.optimizer` names.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if name == "adamw":
+        return AdamW(parameters, betas, weight_decay)
+    return AdamW8bit(parameters, betas, weight_decay)
+
+
+class AdamW:
+    """AdamW (arXiv 1711.05101). For each parameter that was ever stepped, `state` holds "step" (a
+    count, f32 scalar), "exp_avg" and "exp_avg_sq", as `torch.optim.AdamW` names them."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        self._parameters = list(parameters)
+        self._betas = betas
+        self._weight_decay = weight_decay
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return in_float32(moments)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Move every parameter that has a gradient."""
+        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
+        for parameter in moved:
+            if parameter not in self.state:
+                self.state[parameter] = _new_state(parameter)
+        states = [self.state[parameter] for parameter in moved]
+        adamw(
+            [parameter.detach() for parameter in moved],
+            [parameter.grad for parameter in moved if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=learning_rate,
+            weight_decay=self._weight_decay,
+            eps=_EPSILON,
+            maximize=False,
+        )
+
+
+def _new_state(parameter: nn.Parameter) -> dict[str, Tensor]:
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+class AdamW8bit:
+    """AdamW of bitsandbytes, whose moments are quantised in blocks (Dettmers et al., arXiv
+    2110.02861) and take a quarter of the memory. The moments of tensors with fewer than 4096
+    weights are not quantised."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        library = bitsandbytes('training.optimizer = "adamw8bit"', 'training.optimizer to "adamw"')
+        self._wrapped = library.optim.AdamW8bit(
+            parameters, lr=0.0, betas=betas, weight_decay=weight_decay
+        )
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        table = library.functional.create_dynamic_map
+        self._tables = table(signed=True), table(signed=False)
+
+    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return in_eight_bits(moments, self._tables)
+
+    def step(self, learning_rate: float) -> None:
+        # bitsandbytes counts steps in plain integers; `state` and checkpoints hold tensors.
+        for parameter, moments in self.state.items():
+            self._wrapped.state[parameter] = {**moments, "step": int(moments["step"])}
+        for group in self._wrapped.param_groups:
+            group["lr"] = learning_rate
+        self._wrapped.step()
+        self.state = {
+            parameter: {**moments, "step": torch.tensor(moments["step"])}
+            for parameter, moments in self._wrapped.state.items()
+        }

@@ -1,0 +1,172 @@
+"""The processes that train together, and the split of an update's rows among them.
+
+`Alone` is one process, the usual case; `sharded.Group` is several. Every process gets the whole
+batch, so each can compute every other's share without communication.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import Placement
+from swarm_node.policy.training.objective.packing import micro_batches, sequences, shared_length
+
+
+class Ranks(Protocol):
+    """Process number `index` of `count`. All processes call every method, in the same order."""
+
+    index: int
+    count: int
+
+    def base(
+        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
+    ) -> Qwen2:
+        """`Qwen2.from_directory` on its device, sharded: each process reads and holds a part of
+        every parameter. A `frozen` model is whole in each."""
+        ...
+
+    def local(self, parameter: nn.Parameter) -> nn.Parameter:
+        """This process's part of `parameter`, in the same memory; may be empty."""
+        ...
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """This process's part of the gradient."""
+        ...
+
+    def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        """The whole tensor, of which each process gives the `part` that matches its part of
+        `parameter`."""
+        ...
+
+    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """This process's part of `whole`; the inverse of `gather`. No other part is read."""
+        ...
+
+    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
+        """`Qwen2.load_hf_state` for a model that may be sharded; see `cut`."""
+        ...
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients of the parameters that every process holds whole."""
+        ...
+
+    def norm(self, value: Tensor) -> float:
+        """`value`, a norm over the gradients of all processes, as a number."""
+        ...
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """The sum of each number over all processes."""
+        ...
+
+    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+        """Return to all processes the directory of files that `find` gives in the first. A process
+        of another host gets a copy of it below its own `root`.
+
+        Raises:
+            CheckpointError: `find` raised one, in the first process.
+        """
+        ...
+
+    def token_budget(self, wanted: int) -> int:
+        """Tokens per micro-batch: `wanted`, or fewer after a process ran out of memory."""
+        ...
+
+    def shrink(self, token_budget: int) -> None:
+        """Store a smaller `token_budget` for the processes that start after this one ends."""
+        ...
+
+
+class Alone:
+    """One process that trains alone."""
+
+    index = 0
+    count = 1
+
+    def base(
+        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
+    ) -> Qwen2:
+        return Qwen2.from_directory(directory, dtype).to(placement.device)
+
+    def local(self, parameter: nn.Parameter) -> nn.Parameter:
+        return parameter
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        return parameter.grad
+
+    def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        return part
+
+    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        return whole
+
+    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
+        model.load_hf_state(weights)
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        pass
+
+    def norm(self, value: Tensor) -> float:
+        return float(value)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+        return find()
+
+    def token_budget(self, wanted: int) -> int:
+        return wanted
+
+    def shrink(self, token_budget: int) -> None:
+        pass
+
+
+ALONE = Alone()
+
+
+def rounds(
+    rows: Sequence[TrainRow], token_budget: int, ranks: Ranks, *, whole_groups: bool
+) -> list[list[int]]:
+    """The micro-batches of this process, as indices of `rows`.
+
+    Every process has the same number, because all process a micro-batch in one collective step. A
+    process with fewer rows gets empty ones.
+    """
+    shares = split(rows, ranks.count, token_budget, whole_groups=whole_groups)
+    packed = [micro_batches([rows[index] for index in share], token_budget) for share in shares]
+    mine = shares[ranks.index]
+    own = [[mine[place] for place in group] for group in packed[ranks.index]]
+    return own + [[]] * (max(map(len, packed)) - len(own))
+
+
+def split(
+    rows: Sequence[TrainRow], count: int, token_budget: int, *, whole_groups: bool
+) -> list[list[int]]:
+    """Indices of `rows` for each of `count` processes, with about as many tokens each. The longest
+    sequence goes first, always to the process with the fewest tokens so far. The rows of a shared
+    sequence stay together; with `whole_groups`, the rows of one task do."""
+    if count == 1:
+        return [list(range(len(rows)))]
+    if whole_groups:
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            groups[row.group].append(index)
+        pieces = [(sum(len(rows[i]) for i in group), group) for group in groups.values()]
+    else:
+        packs = sequences(rows, token_budget)
+        pieces = [(shared_length(rows, pack), pack) for pack in packs]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    load = [0] * count
+    for size, piece in sorted(pieces, key=lambda item: -item[0]):
+        least = load.index(min(load))
+        shares[least].extend(piece)
+        load[least] += size
+    return shares

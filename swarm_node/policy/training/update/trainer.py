@@ -1,0 +1,380 @@
+"""The policy update: one synchronous step over one batch.
+
+`worker.py` adds disks and shared memory, `process.py` the child process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.errors import CheckpointError, ModelError
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
+from swarm_node.policy.models.tensors import on_host
+from swarm_node.policy.placement import hardware, place
+from swarm_node.policy.training.checkpoints.checkpoint import TrainingState
+from swarm_node.policy.training.objective.logprobs import ReferencePolicy
+from swarm_node.policy.training.objective.losses import (
+    LOSSES,
+    NEEDS_REFERENCE,
+    BatchSize,
+    ClipBounds,
+)
+from swarm_node.policy.training.objective.plausible import OwnAnswers
+from swarm_node.policy.training.update.gradient import Accumulated, GradientPass
+from swarm_node.policy.training.update.moments import are_usable
+from swarm_node.policy.training.update.optimizer import make_optimizer
+from swarm_node.policy.training.update.ranks import ALONE, Ranks
+from swarm_node.policy.training.update.settings import TrainerSettings
+from swarm_node.policy.weights.base import make_base
+from swarm_node.rollout import Provenance
+
+#: This many non-finite updates in a row mean that the state itself is bad.
+MAX_NON_FINITE = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """Result of one update.
+
+    `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
+    those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
+    fit the model or its memory: they are too long, or have token ids outside its vocabulary.
+    `implausible` have stated log-probs that were not believed. `too_long` and `unlikely` are the
+    numbers of peers' groups of which rows were refused, or left out by `likely_tokens`. `learnt`
+    has, for each group up to the last informative one, the sum of what its rows teach
+    (`plausible.learnt`).
+
+    `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
+    over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
+    `entropy` is the policy's mean over all tokens of informative rows, in nats at the sampler's
+    temperature.
+    `grad_norm` is the norm before clipping. `seconds` are wall time. `halvings` counts how often
+    the micro-batches were halved for lack of memory; `micro_batch_tokens` is their size after that.
+    `skipped` says why the update was not applied; None if it was.
+    """
+
+    version: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    rows: int
+    informative: int
+    refused: int
+    implausible: int
+    too_long: tuple[int, ...]
+    unlikely: tuple[int, ...]
+    learnt: tuple[float, ...]
+    clipped_share: float
+    mean_ratio: float
+    kl: float
+    mean_abs_delta: float
+    entropy: float
+    seconds: float
+    halvings: int
+    micro_batch_tokens: int
+    skipped: str | None
+
+
+class TrainerCore:
+    """Holds the model and its optimizer. Not thread-safe."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        settings: TrainerSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        ranks: Ranks = ALONE,
+        *,
+        digest: bytes | None = None,
+        share: Path | None = None,
+    ) -> None:
+        """Load the base model, and share it in the directory `share`, if any. With several `ranks`,
+        each process has a core of its own, and all processes make every call together. `digest` is
+        the model's sha256, as `policy_digests` gives it; without one, the core hashes the files.
+
+        Raises:
+            ModelError: `model_dir` holds no model that can be trained here.
+            ConfigError: there is no such device, or bitsandbytes is needed and not installed.
+        """
+        self.settings = settings
+        self.version = 0
+        self._ranks = ranks
+        here = min(ranks.count, settings.processes)
+        self.placement = place(
+            settings.device,
+            settings.dtype,
+            hardware(settings.device),
+            rank=ranks.index % here,
+            ranks=here,
+        )
+        self.model = self._load(model_dir, share)
+        #: The adapter that is trained; None where all weights are.
+        self.adapter: Adapter | None = None
+        if settings.lora_rank:
+            self.adapter = Adapter(
+                self.model, settings.lora_rank, base=str(model_dir), seed=settings.seed
+            )
+        trained = self.adapter.parameters if self.adapter else self.model.named_parameters()
+        self._trained = dict(trained)
+        self._clock = clock
+        self._updates = 0
+        self._non_finite = 0
+        self._own_answers = OwnAnswers()
+        #: Called before each step, which changes the weights and the moments.
+        self.before_step: Callable[[], None] = lambda: None
+        self._base = policy_digests(model_dir)[0] if digest is None else digest
+        self._gradient = self._gradient_pass(model_dir)
+        #: This process's parts of the trained parameters, by the parameters' names.
+        self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
+        self._optimizer = make_optimizer(
+            settings.optimizer, list(self._parts.values()), settings.betas, settings.weight_decay
+        )
+
+    def update(self, batch: Batch) -> UpdateStats:
+        """One optimizer step on `batch`; the version rises by one if it is applied.
+
+        The step is skipped when no row has an advantage or a number is not finite. Neither weights
+        nor optimizer change then.
+
+        Raises:
+            ModelError: the third update in a row was not finite, so that an earlier state must be
+                restored; or one row alone does not fit in memory.
+        """
+        started = self._clock.now()
+        rows = [row for row in batch.rows if self._fits(row)]
+        self._own_answers.note(rows)
+        informative = [row for row in rows if row.informative]
+        tokens = sum(row.completion_ids.size for row in rows)
+        done, grad_norm = Accumulated(), 0.0
+        halvings = self._gradient.halvings
+        skipped: str | None = "no informative row"
+        if informative:
+            size = BatchSize(tokens, len(rows), self.settings.longest_answer)
+            floors = self._own_answers.floors()
+            done = self._gradient.accumulate(informative, size, self.version, floors)
+            grad_norm = self._clip_gradient()
+            skipped = self._non_finite_fault(done.loss, grad_norm)
+        if skipped is None:
+            self._step()
+        return UpdateStats(
+            version=self.version,
+            loss=done.loss,
+            grad_norm=grad_norm,
+            tokens=tokens,
+            rows=len(rows),
+            informative=len(informative),
+            refused=len(batch.rows) - len(rows),
+            implausible=done.implausible,
+            too_long=_peers_groups(row for row in batch.rows if not self._fits(row)),
+            unlikely=tuple(group for group, count in enumerate(done.unlikely) if count),
+            learnt=tuple(done.learnt),
+            clipped_share=done.sums.mean("clipped", 0.0),
+            mean_ratio=done.sums.mean("ratio", 1.0),
+            kl=done.sums.mean("kl", 0.0),
+            mean_abs_delta=done.sums.mean("absolute", 0.0),
+            entropy=done.entropy / max(done.tokens, 1),
+            seconds=self._clock.now() - started,
+            halvings=self._gradient.halvings - halvings,
+            micro_batch_tokens=self._gradient.token_budget,
+            skipped=skipped,
+        )
+
+    def weights(self, take: Callable[[Tensor, torch.dtype], Tensor] = on_host) -> dict[str, Tensor]:
+        """All weights under transformers' names, with the adapter merged, in the type of the matrix
+        products. Only the first process gets them; the others get none. `take` converts each
+        weight; by default it copies the weight to main memory."""
+        return self._copied(torch.bfloat16 if self.placement.half else torch.float32, take)
+
+    def state(
+        self,
+        rng: bytes,
+        extra: Mapping[str, Any],
+        take: Callable[[Tensor, torch.dtype], Tensor] = on_host,
+    ) -> TrainingState:
+        """All state that `restore` needs for an identical continuation. Of an adapter's base model
+        it holds the digest only. `take` as in `weights`; without a copy, the next step changes the
+        state."""
+        moments: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            for kind, value in self._optimizer.state.get(part, {}).items():
+                whole = self._ranks.gather(self._trained[name], value)
+                if not self._ranks.index:
+                    moments[f"{kind}:{name}"] = take(whole, whole.dtype)
+        if self.adapter:
+            adapters = self.adapter.parameters.items()
+            weights = {name: take(value, value.dtype) for name, value in adapters}
+        else:
+            weights = self._copied(torch.float32, take)
+        return TrainingState(
+            version=self.version,
+            updates=self._updates,
+            weights=weights,
+            optimizer=moments,
+            rng=rng,
+            settings=self.settings.plain(),
+            model=self._base,
+            extra=extra,
+            own_answers=self._own_answers.stored(),
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Restore a stored state, which may be of another device, number type, optimizer or number
+        of processes. Hyper-parameters stay those of the current settings.
+
+        Raises:
+            CheckpointError: the state is of another base model, or another part of it was trained;
+                or its moments are damaged.
+        """
+        rank = state.settings.get("lora_rank")
+        if rank != self.settings.lora_rank:
+            raise CheckpointError(
+                f"the checkpoint was made with training.lora_rank = {rank}, not "
+                f"{self.settings.lora_rank}: set that again, or move the checkpoints away to start "
+                "anew (`swarm-node export` keeps what was learnt)"
+            )
+        keys = [key.partition(":") for key in state.optimizer]
+        if state.model != self._base or not {name for *_, name in keys} <= self._trained.keys():
+            raise CheckpointError(
+                "the checkpoint was made from another base model; use that model, or move the "
+                "checkpoints away to start anew"
+            )
+        mine = self.settings.plain()
+        changed = [name for name in mine if state.settings.get(name) != mine[name]]
+        if changed:
+            _log.warning("settings differ from those of the checkpoint: %s", ", ".join(changed))
+        if self.adapter:
+            self.adapter.load_state(state.weights)
+        else:
+            self._ranks.load(self.model, state.weights)
+        self._optimizer.state.clear()
+        moments: dict[str, dict[str, Tensor]] = {}
+        for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
+            moments.setdefault(name, {})[kind] = value
+        for name, stored in moments.items():
+            part = self._parts[name]
+            if not are_usable(stored, self._trained[name].shape):
+                raise CheckpointError(
+                    f"the checkpoint's moments of {name} are damaged: move its directory away to "
+                    "use an older one"
+                )
+            self._optimizer.state[part] = {
+                kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                for kind, value in self._optimizer.layout(stored).items()
+            }
+        try:
+            self._own_answers = OwnAnswers(state.own_answers)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{error}: move its directory away to use an older one"
+            ) from error
+        self.version, self._updates = state.version, state.updates
+        self._non_finite = 0
+
+    def _gradient_pass(self, model_dir: Path) -> GradientPass:
+        settings = self.settings
+        return GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            way=TrainingMethod(
+                settings.lora_rank, dtype=self.placement.products, processes=self._ranks.count
+            ),
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=self._ranks,
+        )
+
+    def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
+        half, frozen = self.placement.half, self.settings.lora_rank > 0
+        four_bit = self.settings.base == "nf4"
+        # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
+        dtype = torch.bfloat16 if half and frozen else torch.float32
+        if share is not None or four_bit:
+            model = make_base(model_dir, share, self.placement, four_bit=four_bit)
+        else:
+            model = self._ranks.base(model_dir, dtype, self.placement, frozen=frozen)
+        model.recompute = self.settings.activation_checkpointing
+        model.half_products = half
+        return model
+
+    def _copied(
+        self, dtype: torch.dtype, take: Callable[[Tensor, torch.dtype], Tensor] = on_host
+    ) -> dict[str, Tensor]:
+        if self.adapter:
+            return {} if self._ranks.index else self.adapter.merged(dtype)
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            whole = self._ranks.gather(parameter, self._ranks.local(parameter))
+            if not self._ranks.index:
+                for hf_name, part in hf_parts(self.model.config, name, whole):
+                    state[hf_name] = take(part, dtype)
+        return state
+
+    def _base_policy(self, model_dir: Path) -> ReferencePolicy:
+        """The frozen base model: the model without its adapter, or else a copy."""
+        if self.adapter:
+            return ReferencePolicy(self.model, self.adapter.disabled)
+        return ReferencePolicy.from_directory(model_dir, self.placement)
+
+    def _fits(self, row: TrainRow) -> bool:
+        """Check that the model can take `row`. A peer's row that it cannot take is left out, so
+        that the update does not fail. A peer's row longer than own ones must also fit a
+        micro-batch, so that it does not use up the memory."""
+        config = self.model.config
+        largest = max(int(row.prompt_ids.max()), int(row.written()[0].max()))
+        as_own = row.completion_ids.size <= self.settings.longest_answer
+        most = config.max_position_embeddings
+        if row.provenance is not Provenance.OWN and not as_own:
+            most = min(most, self._gradient.token_budget)
+        return largest < config.vocab_size and len(row) <= most
+
+    def _clip_gradient(self) -> float:
+        longest = self.settings.max_grad_norm
+        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._trained.values(), longest))
+
+    def _non_finite_fault(self, loss: float, grad_norm: float) -> str | None:
+        broken = sum(not bool(part.isfinite().all()) for part in self._parts.values())
+        parameters_finite = not self._ranks.sums([broken])[0]
+        if math.isfinite(loss) and math.isfinite(grad_norm) and parameters_finite:
+            self._non_finite = 0
+            return None
+        self._non_finite += 1
+        if self._non_finite >= MAX_NON_FINITE:
+            raise ModelError(
+                f"{MAX_NON_FINITE} updates in a row were not finite: restart the trainer from its "
+                "last checkpoint, with a lower learning rate if it happens again"
+            )
+        return "non-finite gradient" if parameters_finite else "non-finite parameters"
+
+    def _step(self) -> None:
+        self.before_step()
+        warmup = max(self.settings.warmup_updates, 1)
+        for name, part in self._parts.items():
+            part.grad = self._ranks.gradient(self._trained[name])
+        self._optimizer.step(self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup))
+        for part in self._parts.values():
+            part.grad = None
+        self._updates += 1
+        self.version += 1
+
+
+def _peers_groups(rows: Iterable[TrainRow]) -> tuple[int, ...]:
+    """The numbers of the groups of peers' rows."""
+    return tuple(sorted({row.group for row in rows if row.provenance is not Provenance.OWN}))

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from swarm_node.policy.training.objective.losses import (
+    LOSSES,
+    MAX_CLAIM_GAP,
+    BatchSize,
+    ClipBounds,
+    LossSums,
+    Tokens,
+    check_claims,
+    dapo,
+)
+
+BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
+
+
+def size_of(tokens: int) -> BatchSize:
+    return BatchSize(tokens, rows=7, longest=11)
+
+
+def tokens_of(
+    logp: list[float],
+    behaviour: list[float],
+    advantage: list[float],
+    measured: list[bool] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tokens:
+    n = len(logp)
+    return Tokens(
+        logp=torch.tensor(logp, dtype=dtype, requires_grad=True),
+        behaviour=torch.tensor(behaviour, dtype=dtype),
+        measured=torch.tensor(measured if measured is not None else [True] * n),
+        advantage=torch.tensor(advantage, dtype=dtype),
+        row=torch.arange(n),
+        behind=torch.full((n,), -1),
+        reference=torch.zeros(n, dtype=dtype),
+        drift=torch.zeros(n, dtype=dtype),
+    )
+
+
+def reference(logp: np.ndarray, behaviour: np.ndarray, advantage: np.ndarray, total: int) -> float:
+    """Token by token, with the case distinctions that the clip and the cap amount to."""
+    loss = 0.0
+    for current, old, a in zip(logp, behaviour, advantage, strict=True):
+        ratio = min(math.exp(current - old), BOUNDS.cap)
+        if a >= 0:
+            loss += -a * min(ratio, 1 + BOUNDS.high)
+        else:
+            loss += -a * max(ratio, 1 - BOUNDS.low)
+    return loss / total
+
+
+def gradient_of(loss: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(loss, tokens.logp)
+    return gradient
+
+
+def random_case(seed: int, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    logp = -rng.exponential(2.0, n)
+    return logp, logp + rng.normal(0, 0.8, n), rng.normal(0, 1.5, n)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_value_against_an_independent_reference(seed: int) -> None:
+    logp, behaviour, advantage = random_case(seed)
+    tokens = tokens_of(logp.tolist(), behaviour.tolist(), advantage.tolist())
+    loss, _ = dapo(tokens, BOUNDS, size_of(321))
+    assert float(loss.detach()) == pytest.approx(
+        reference(logp, behaviour, advantage, 321), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_against_finite_differences(seed: int) -> None:
+    logp, behaviour, advantage = random_case(seed, 60)
+    tokens = tokens_of(logp.tolist(), behaviour.tolist(), advantage.tolist())
+    loss, _ = dapo(tokens, BOUNDS, size_of(60))
+    gradient = gradient_of(loss, tokens)
+    step = 1e-6
+    for index in range(60):
+        up, down = logp.copy(), logp.copy()
+        up[index] += step
+        down[index] -= step
+        slope = (
+            reference(up, behaviour, advantage, 60) - reference(down, behaviour, advantage, 60)
+        ) / (2 * step)
+        assert float(gradient[index]) == pytest.approx(slope, rel=1e-4, abs=1e-9)
+
+
+def test_on_policy_gradient_is_minus_the_advantage() -> None:
+    tokens = tokens_of([-1.0, -2.0, -3.0], [9.0, 9.0, 9.0], [1.5, -0.5, 0.0], [False] * 3)
+    loss, sums = dapo(tokens, BOUNDS, size_of(10))
+    gradient = gradient_of(loss, tokens)
+    np.testing.assert_allclose(gradient, [-0.15, 0.05, 0.0], rtol=1e-12, atol=1e-15)
+    assert sums == LossSums()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [
+        (1.27, 1.0, True),
+        (1.29, 1.0, False),
+        (0.1, 1.0, True),
+        (0.81, -1.0, True),
+        (0.79, -1.0, False),
+        (4.9, -1.0, True),
+        (5.1, -1.0, False),
+    ],
+)
+def test_where_the_clip_and_the_cap_stop_the_gradient(
+    ratio: float, advantage: float, moves: bool
+) -> None:
+    tokens = tokens_of([-1.0], [-1.0 - math.log(ratio)], [advantage])
+    loss, sums = dapo(tokens, BOUNDS, size_of(1))
+    gradient = gradient_of(loss, tokens)
+    assert bool(gradient[0] != 0) is moves
+    assert sums.clipped == (0.0 if moves else 1.0)
+
+
+@pytest.mark.parametrize("claim", [-1e4, -1e30, 0.0, 1e4])
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_a_lie_about_log_probs_cannot_amplify_a_gradient(claim: float, advantage: float) -> None:
+    tokens = tokens_of([-2.0, -0.1], [claim, claim], [advantage] * 2, dtype=torch.float32)
+    loss, sums = dapo(tokens, BOUNDS, size_of(2))
+    gradient = gradient_of(loss, tokens)
+    assert bool(torch.isfinite(loss))
+    assert float(gradient.abs().max()) <= 2.0 * BOUNDS.cap / 2
+    assert all(math.isfinite(value) for value in (sums.ratio, sums.kl, sums.absolute))
+
+
+def test_statistics_against_hand_computed_values() -> None:
+    deltas = np.array([0.0, 0.5, -0.5])
+    tokens = tokens_of(
+        [-1.0, -1.0, -1.0, -1.0], [*(-1.0 - deltas), 7.0], [1.0] * 4, [True] * 3 + [False]
+    )
+    _, sums = dapo(tokens, BOUNDS, size_of(4))
+    ratios = np.exp(deltas)
+    assert sums.measured == 3
+    assert sums.clipped == 1
+    assert sums.mean("ratio", 1.0) == pytest.approx(ratios.mean())
+    assert sums.mean("kl", 0.0) == pytest.approx((ratios - 1 - deltas).mean())
+    assert sums.mean("absolute", 0.0) == pytest.approx(1 / 3)
+    assert (sums + sums).measured == 6
+    assert (sums + sums).mean("ratio", 1.0) == pytest.approx(ratios.mean())
+
+
+def test_micro_batches_add_up_to_the_batch() -> None:
+    logp, behaviour, advantage = (part.tolist() for part in random_case(9, 30))
+    whole, whole_sums = dapo(tokens_of(logp, behaviour, advantage), BOUNDS, size_of(50))
+    first, first_sums = dapo(
+        tokens_of(logp[:11], behaviour[:11], advantage[:11]), BOUNDS, size_of(50)
+    )
+    second, second_sums = dapo(
+        tokens_of(logp[11:], behaviour[11:], advantage[11:]), BOUNDS, size_of(50)
+    )
+    assert float((first + second).detach()) == pytest.approx(float(whole.detach()))
+    assert (first_sums + second_sums).kl == pytest.approx(whole_sums.kl)
+
+
+def test_losses_are_found_by_name() -> None:
+    assert LOSSES["dapo"] is dapo
+
+
+def rows_of(*rows: tuple[float, list[float]], measured: bool = True) -> Tokens:
+    """Rows of (advantage, log π − log μ per token)."""
+    gaps = np.concatenate([gap for _, gap in rows]).astype(np.float32)
+    lengths = [len(gap) for _, gap in rows]
+    n = len(gaps)
+    return Tokens(
+        logp=torch.full((n,), -1.0, requires_grad=True),
+        behaviour=torch.from_numpy(-1.0 - gaps),
+        measured=torch.full((n,), measured),
+        advantage=torch.tensor(np.repeat([a for a, _ in rows], lengths), dtype=torch.float32),
+        row=torch.tensor(np.repeat(range(len(rows)), lengths)),
+        behind=torch.full((n,), -1),
+        reference=torch.zeros(n),
+        drift=torch.zeros(n),
+    )
+
+
+def everyone(tokens: Tokens) -> torch.Tensor:
+    return torch.ones_like(tokens.measured)
+
+
+def test_plausible_claims_pass_unchanged() -> None:
+    tokens = rows_of((1.0, [3.0, -3.0]), (-1.0, [1.9, 2.0, 1.9]))
+    checked, count = check_claims(tokens, everyone(tokens))
+    assert checked is tokens
+    assert count == 0
+
+
+@pytest.mark.parametrize("gap", [MAX_CLAIM_GAP + 0.1, -MAX_CLAIM_GAP - 0.1, 1e38, -1e38])
+def test_of_implausible_rows_the_good_lose_their_claim_and_the_bad_their_place(gap: float) -> None:
+    tokens = rows_of((1.0, [gap] * 4), (-1.0, [gap] * 4), (-1.0, [0.1, 0.2]))
+    checked, count = check_claims(tokens, everyone(tokens))
+    assert count == 2
+    assert checked.row.tolist() == [0, 0, 0, 0, 2, 2]
+    assert checked.measured.tolist() == [False] * 4 + [True] * 2
+    assert checked.logp.requires_grad
+
+
+def test_one_odd_token_is_no_lie() -> None:
+    tokens = rows_of((-1.0, [8.0, 0.0, 0.0, 0.0, 0.0]))
+    assert check_claims(tokens, everyone(tokens))[1] == 0
+
+
+def test_own_and_unmeasured_rows_are_not_doubted() -> None:
+    tokens = rows_of((-1.0, [9.0] * 3), (-1.0, [9.0] * 3))
+    checked, count = check_claims(tokens, tokens.row == 1)
+    assert count == 1
+    assert checked.row.tolist() == [0, 0, 0]
+    unmeasured = rows_of((-1.0, [9.0] * 3), measured=False)
+    assert check_claims(unmeasured, everyone(unmeasured))[1] == 0

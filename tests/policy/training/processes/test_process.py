@@ -1,0 +1,386 @@
+"""With a real child process, a real model and real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from builders import completion, trainer_settings, verified
+from safetensors.torch import load_file
+
+from swarm_node.errors import CheckpointError, ChildError, WeightsError
+from swarm_node.policy.experience.batch import Batch, build_batch
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.checkpoints.checkpoint import read
+from swarm_node.policy.training.objective.logprobs import measure_canary
+from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.weights.canary import read_canary
+from swarm_node.rollout import Provenance, VerifiedGroup
+
+torch.set_num_threads(1)
+SETTINGS = trainer_settings()
+#: What the node says of the model, which no trainer hashes again.
+DIGEST = b"d" * 32
+
+
+def encode(text: str) -> list[int]:
+    return [ord(letter) % 60 for letter in text]
+
+
+def groups(seed: int) -> list[VerifiedGroup]:
+    rng = np.random.default_rng(seed)
+    return [group(rng, provenance) for provenance in Provenance]
+
+
+def group(rng: np.random.Generator, provenance: Provenance) -> VerifiedGroup:
+    completions = []
+    for length in range(3, 7):
+        ids = rng.integers(0, 60, length).tolist()
+        answer = completion(ids, "an answer"[:length])
+        completions.append(replace(answer, logprobs=np.full(length, -4.0, np.float32)))
+    return verified(provenance=provenance, completions=completions, rewards=(0.0, 1.0, 0.0, 0.5))
+
+
+def batch_of(seed: int) -> Batch:
+    return build_batch(groups(seed), encode, encode, eos_id=63)
+
+
+def run_with(
+    trainer: Trainer, scenario: Callable[[], Awaitable[dict[str, torch.Tensor]]]
+) -> dict[str, torch.Tensor]:
+    async def guarded() -> dict[str, torch.Tensor]:
+        try:
+            return await scenario()
+        finally:
+            await trainer.close()
+
+    return asyncio.run(guarded())
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    """A copy: the file goes away when the trainer is closed."""
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def process_trainer(model: Path, home: Path, name: str = "a") -> ProcessTrainer:
+    weights = home / f"weights-of-{name}"
+    weights.mkdir(mode=0o700)
+    return ProcessTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS, digest=DIGEST)
+
+
+def inline_trainer(model: Path, home: Path, name: str) -> InlineTrainer:
+    weights = home / f"weights-of-{name}"
+    weights.mkdir(mode=0o700)
+    return InlineTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS, digest=DIGEST)
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_an_update_publishes_new_weights_under_a_new_version(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        path, version = await trainer.start()
+        assert version == trainer.version == 0
+        base = loaded(random_qwen2 / "model.safetensors")
+        assert same(loaded(path), base)
+        result = await trainer.update(batch_of(1))
+        assert result.stats.skipped is None
+        assert result.stats.version == trainer.version == 1
+        # Four of our own, and of the two others' only the two that were good.
+        assert result.stats.informative == 8
+        assert not same(loaded(result.weights), base)
+        changed = Qwen2.from_directory(random_qwen2)
+        changed.load_hf_state(loaded(result.weights))
+        assert read_canary(result.weights) == measure_canary(changed)
+        assert read_canary(result.weights) != read_canary(path)
+        idle = await trainer.update(Batch(()))
+        assert idle.stats.skipped == "no informative row"
+        assert (idle.weights, trainer.version) == (result.weights, 1)
+        return loaded(result.weights)
+
+    run_with(trainer, scenario)
+    assert not (tmp_path / "weights-of-a").exists()
+    assert trainer.pid is None
+
+
+@pytest.mark.parametrize(
+    ("published", "given", "expected"),
+    [
+        ("merged", "", "expandable_segments:True"),
+        ("merged", "max_split_size_mb:64", "max_split_size_mb:64"),
+        ("shared", "", "expandable_segments:False"),
+        (
+            "shared",
+            "max_split_size_mb:64,expandable_segments:True",
+            "max_split_size_mb:64,expandable_segments:True,expandable_segments:False",
+        ),
+    ],
+)
+def test_memory_that_is_shared_does_not_grow_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: str, given: str, expected: str
+) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", given)
+    settings = replace(SETTINGS, device="cuda", lora_rank=4, published=published)
+    trainer = ProcessTrainer(tmp_path, tmp_path, tmp_path, settings)
+    env = trainer._child._env
+    assert env["PYTORCH_CUDA_ALLOC_CONF"] == env["PYTORCH_ALLOC_CONF"] == expected
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        path, _ = await trainer.start()
+        shutil.rmtree(path.parent)
+        with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
+            await trainer.update(batch_of(1))
+        with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
+            await trainer.restart()
+        return {}
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.slow(reason="starts two trainer processes, which import torch")
+def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_never_falls(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        stored = loaded((await trainer.update(batch_of(1))).weights)
+        assert read(await trainer.checkpoint({"drawn": 5})).model == DIGEST
+        await trainer.update(batch_of(2))
+        first = trainer.pid
+        assert first is not None
+        async with asyncio.TaskGroup() as tasks:
+            failing = tasks.create_task(fails_as_child(trainer))
+            # Stopped, the child cannot have answered before the kill reaches it.
+            os.kill(first, signal.SIGSTOP)
+            await asyncio.sleep(0)
+            os.kill(first, signal.SIGKILL)
+        assert "died" in failing.result()
+        with pytest.raises(ChildError, match="not running"):
+            await trainer.update(batch_of(3))
+        path, version = await trainer.restart()
+        assert trainer.pid not in (None, first)
+        assert version == trainer.version == 2
+        assert trainer.extra == {"drawn": 5}
+        assert same(loaded(path), stored)
+        result = await trainer.update(batch_of(3))
+        assert result.stats.version == 3
+        return loaded(result.weights)
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.slow(reason="starts four trainer processes, which import torch")
+def test_killed_while_it_writes_it_resumes_from_what_was_acknowledged_or_newer(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        for kill in range(3):
+            await trainer.update(batch_of(kill))
+            await trainer.checkpoint({"acknowledged": kill})
+            path = (await trainer.update(batch_of(kill + 1))).weights
+            written = await trainer.checkpoint({"begun": kill}, wait=False)
+            assert trainer.pid is not None
+            await asyncio.sleep(0.005 * kill)
+            os.kill(trainer.pid, signal.SIGKILL)
+            await trainer.restart()
+            assert trainer.extra == (
+                {"begun": kill} if written.exists() else {"acknowledged": kill}
+            )
+        return loaded(path)
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        await trainer.update(batch_of(1))
+        kept = await trainer.checkpoint({})
+        assert trainer.pid is not None
+        resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (1 << 15, resource.RLIM_INFINITY))
+        await trainer.checkpoint({}, wait=False)
+        with pytest.raises(ChildError, match="File too large"):
+            await trainer.checkpoint({})
+        resource.prlimit(
+            trainer.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+        result = await trainer.update(batch_of(2))
+        assert result.stats.version == 2
+        assert result.unstored is not None
+        assert "File too large" in result.unstored
+        assert (await trainer.update(batch_of(3))).unstored is None
+        assert list((tmp_path / "checkpoints-of-a").iterdir()) == [kept]
+        return loaded(result.weights)
+
+    run_with(trainer, scenario)
+
+
+async def fails_as_child(trainer: ProcessTrainer) -> str:
+    with pytest.raises(ChildError) as caught:
+        await trainer.update(batch_of(3))
+    return str(caught.value)
+
+
+@pytest.mark.slow(reason="starts trainer processes, which import torch")
+def test_resuming_gives_the_same_weights_as_never_having_stopped(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    straight = inline_trainer(random_qwen2, tmp_path, "straight")
+    stopped = process_trainer(random_qwen2, tmp_path, "stopped")
+
+    async def without_stop() -> dict[str, torch.Tensor]:
+        await straight.start()
+        for seed in (1, 2):
+            await straight.update(batch_of(seed))
+        return loaded((await straight.update(batch_of(3))).weights)
+
+    async def with_stop() -> dict[str, torch.Tensor]:
+        await stopped.start()
+        for seed in (1, 2):
+            await stopped.update(batch_of(seed))
+        await stopped.checkpoint({})
+        await stopped.restart()
+        result = await stopped.update(batch_of(3))
+        assert result.stats.version == 3
+        return loaded(result.weights)
+
+    assert same(run_with(straight, without_stop), run_with(stopped, with_stop))
+
+
+def test_a_new_trainer_on_the_same_checkpoints_resumes(random_qwen2: Path, tmp_path: Path) -> None:
+    async def scenario(name: str) -> tuple[int, dict[str, object]]:
+        weights = tmp_path / name
+        weights.mkdir()
+        trainer = InlineTrainer(random_qwen2, tmp_path / "checkpoints", weights, SETTINGS)
+        _, version = await trainer.start()
+        await trainer.update(batch_of(1))
+        await trainer.checkpoint({"name": name})
+        extra = dict(trainer.extra)
+        await trainer.close()
+        return version, extra
+
+    assert asyncio.run(scenario("first")) == (0, {})
+    assert asyncio.run(scenario("second")) == (1, {"name": "first"})
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_in_line_and_in_a_process_train_alike(random_qwen2: Path, tmp_path: Path) -> None:
+    trainers: list[Trainer] = [
+        process_trainer(random_qwen2, tmp_path, "process"),
+        inline_trainer(random_qwen2, tmp_path, "inline"),
+    ]
+    results = [run_with(trainer, lambda t=trainer: two_updates(t)) for trainer in trainers]  # type: ignore[misc]
+    assert same(*results)
+
+
+async def two_updates(trainer: Trainer) -> dict[str, torch.Tensor]:
+    await trainer.start()
+    await trainer.update(batch_of(1))
+    return loaded((await trainer.update(batch_of(2))).weights)
+
+
+def test_what_peers_claim_leaves_the_weights_bit_identical(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    def lie(verified: VerifiedGroup) -> VerifiedGroup:
+        return replace(verified, group=replace(verified.group, claimed=(1e9, -1.0, 1.0, 1.0)))
+
+    def trained_on(name: str, of: list[VerifiedGroup]) -> dict[str, torch.Tensor]:
+        trainer = inline_trainer(random_qwen2, tmp_path, name)
+
+        async def scenario() -> dict[str, torch.Tensor]:
+            await trainer.start()
+            result = await trainer.update(build_batch(of, encode, encode, eos_id=63))
+            assert result.stats.skipped is None
+            return loaded(result.weights)
+
+        return run_with(trainer, scenario)
+
+    honest = trained_on("honest", groups(1))
+    assert same(honest, trained_on("liar", [lie(each) for each in groups(1)]))
+    # The comparison can tell: rewards of our own verifier do matter.
+    judged_otherwise = [replace(each, rewards=(1, 0, 0, 0.5)) for each in groups(1)]
+    assert not same(honest, trained_on("judged", judged_otherwise))
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_an_error_in_the_child_is_reported_and_the_child_lives(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        with pytest.raises(ChildError, match="not running"):
+            await trainer.update(batch_of(1))
+        path, _ = await trainer.start()
+        pid = trainer.pid
+        with pytest.raises(ChildError, match="extra state"):
+            await trainer.checkpoint({"blob": b"x" * (1 << 21)})
+        assert (await trainer.update(batch_of(1))).stats.version == 1
+        assert trainer.pid == pid
+        return loaded(path)
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    trainer = process_trainer(tmp_path / "missing", tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        with pytest.raises(ChildError, match="ModelError"):
+            await trainer.start()
+        return {}
+
+    run_with(trainer, scenario)
+
+
+def test_damaged_checkpoints_stop_the_start_instead_of_starting_over(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = inline_trainer(random_qwen2, tmp_path, "a")
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        path = await trainer.checkpoint({})
+        (path / "state.msgpack").unlink()
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            await trainer.restart()
+        return {}
+
+    run_with(trainer, scenario)

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from builders import trainer_settings
+
+from swarm_node.clock import Clock
+from swarm_node.config import settings_keys
+from swarm_node.errors import CheckpointError, ConfigError, ModelError
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.update.settings import TrainerSettings
+from swarm_node.policy.training.update.trainer import TrainerCore
+from swarm_node.rollout import Provenance
+
+torch.set_num_threads(1)
+SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
+
+
+def row(
+    advantage: float,
+    *,
+    seed: int = 0,
+    prompt: int = 4,
+    length: int = 5,
+    logprobs: np.ndarray | None = None,
+    largest: int = 63,
+) -> TrainRow:
+    rng = np.random.default_rng(seed)
+    return TrainRow(
+        rng.integers(0, largest, prompt).astype(np.uint32),
+        rng.integers(0, largest, length).astype(np.uint32),
+        logprobs,
+        advantage,
+        Provenance.OWN,
+    )
+
+
+def mixed_batch(rows: int = 6) -> Batch:
+    return Batch(
+        tuple(
+            row((-1.0) ** n * (1 + n / 10), seed=n, prompt=2 + n % 3, length=3 + 2 * (n % 4))
+            for n in range(rows)
+        )
+    )
+
+
+def total_logprob(core: TrainerCore, one: TrainRow) -> float:
+    with torch.no_grad():
+        return float(completion_logprobs(core.model, [one], 1.0).sum())
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def poison(core: TrainerCore) -> None:
+    with torch.no_grad():
+        core.model.norm[0] = math.nan
+
+
+def test_logprobs_are_those_of_a_plain_forward_pass(random_qwen2: Path) -> None:
+    model = TrainerCore(random_qwen2, SETTINGS).model
+    rows = [row(1.0, seed=n, prompt=1 + n, length=6 - n) for n in range(5)]
+    got = completion_logprobs(model, rows, 0.7).detach()
+    expected = []
+    for one in rows:
+        ids = torch.from_numpy(
+            np.concatenate([one.prompt_ids, one.completion_ids]).astype(np.int64)
+        )
+        full = (model(ids[None])[0] / 0.7).log_softmax(-1)
+        for position in range(one.prompt_ids.size, len(one)):
+            expected.append(float(full[position - 1, ids[position]].detach()))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_in_pieces_give_the_same_gradient(random_qwen2: Path) -> None:
+    gradients = []
+    for elements in (1 << 25, 64 * 7):
+        model = TrainerCore(random_qwen2, SETTINGS).model
+        rows = list(mixed_batch().rows)
+        total = completion_logprobs(model, rows, 1.0, elements).sum()
+        gradients.append(torch.autograd.grad(total, list(model.parameters())))
+    for whole, pieces in zip(*gradients, strict=True):
+        torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_completion_becomes_likelier_exactly_when_it_was_good(
+    random_qwen2: Path, advantage: float
+) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    one = row(advantage)
+    before = total_logprob(core, one)
+    stats = core.update(Batch((one,)))
+    assert stats.skipped is None
+    assert (total_logprob(core, one) - before) * advantage > 0
+
+
+def test_version_and_statistics_of_an_applied_update(random_qwen2: Path) -> None:
+    times = iter([10.0, 12.5])
+    core = TrainerCore(random_qwen2, SETTINGS, Clock(now=lambda: next(times), wall=lambda: 0.0))
+    batch = Batch((*mixed_batch(4).rows, row(0.0, length=11)))
+    stats = core.update(batch)
+    assert (core.version, stats.version, stats.skipped) == (1, 1, None)
+    assert (stats.rows, stats.informative, stats.refused) == (5, 4, 0)
+    assert stats.tokens == sum(r.completion_ids.size for r in batch.rows)
+    assert stats.grad_norm > 0
+    # Nobody's log-probs were measured: the ratio is one by definition.
+    assert (stats.mean_ratio, stats.kl, stats.clipped_share) == (1.0, 0.0, 0.0)
+    assert stats.seconds == 2.5
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_entropy_is_the_mean_over_the_tokens_that_are_trained_on(
+    random_qwen2: Path, rank: int
+) -> None:
+    core = TrainerCore(random_qwen2, replace(SETTINGS, temperature=0.7, lora_rank=rank))
+    rows = mixed_batch(4).rows
+    entropies = []
+    with torch.no_grad():
+        for one in rows:
+            ids = np.concatenate([one.prompt_ids, one.completion_ids]).astype(np.int64)
+            logps = (core.model(torch.from_numpy(ids)[None])[0] / 0.7).log_softmax(-1)
+            entropies += (-(logps.exp() * logps).sum(-1)[one.prompt_ids.size - 1 : -1]).tolist()
+    stats = core.update(Batch((*rows, row(0.0, length=11))))
+    assert stats.entropy == pytest.approx(np.mean(entropies), rel=1e-5)
+
+
+def test_own_logprobs_of_the_same_policy_give_ratio_one(random_qwen2: Path) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    rows = mixed_batch().rows
+    with torch.no_grad():
+        measured = [completion_logprobs(core.model, [r], 1.0).numpy() for r in rows]
+    exact = tuple(replace(r, logprobs=m) for r, m in zip(rows, measured, strict=True))
+    off = tuple(
+        replace(r, logprobs=m - np.float32(0.5)) for r, m in zip(rows, measured, strict=True)
+    )
+    on_policy = core.update(Batch(exact))
+    assert on_policy.mean_ratio == pytest.approx(1.0, abs=1e-5)
+    assert on_policy.mean_abs_delta < 1e-5
+    # Of the losses, this one clips at e^0.5 wherever the log-probs come from.
+    off_policy = TrainerCore(random_qwen2, replace(SETTINGS, loss="dapo")).update(Batch(off))
+    assert off_policy.mean_ratio == pytest.approx(math.exp(0.5), rel=1e-4)
+    assert off_policy.kl == pytest.approx(math.exp(0.5) - 1.5, rel=1e-3)
+    assert off_policy.clipped_share > 0
+
+
+def test_micro_batching_does_not_change_the_update(random_qwen2: Path) -> None:
+    gradients = []
+    for budget in (10_000, 20, 1):
+        core = TrainerCore(random_qwen2, replace(SETTINGS, micro_batch_tokens=budget))
+        core.update(mixed_batch())
+        gradients.append({name: p.grad for name, p in core.model.named_parameters()})
+    for other in gradients[1:]:
+        for name, whole in gradients[0].items():
+            torch.testing.assert_close(other[name], whole, rtol=1e-3, atol=1e-6)
+
+
+def test_rows_without_advantage_only_shrink_the_step(random_qwen2: Path) -> None:
+    settings = replace(SETTINGS, max_grad_norm=1e9)
+    alone = TrainerCore(random_qwen2, settings).update(Batch((row(1.0, length=5),)))
+    diluted = TrainerCore(random_qwen2, settings).update(
+        Batch((row(1.0, length=5), row(0.0, seed=1, length=15)))
+    )
+    assert diluted.grad_norm == pytest.approx(alone.grad_norm / 4, rel=1e-5)
+
+
+def test_a_batch_without_information_changes_nothing(random_qwen2: Path) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    before = core.weights()
+    for batch in (Batch(()), Batch((row(0.0),))):
+        stats = core.update(batch)
+        assert stats.skipped == "no informative row"
+    assert core.version == 0
+    assert same(before, core.weights())
+
+
+def test_rows_the_model_cannot_take_are_refused_alone(random_qwen2: Path) -> None:
+    good = row(1.0)
+    outside = replace(row(1.0), completion_ids=np.array([3, 64], np.uint32))
+    too_long = row(1.0, length=60)
+    core, reference = TrainerCore(random_qwen2, SETTINGS), TrainerCore(random_qwen2, SETTINGS)
+    stats = core.update(Batch((outside, good, too_long)))
+    reference.update(Batch((good,)))
+    assert (stats.refused, stats.rows) == (2, 1)
+    assert same(core.weights(), reference.weights())
+
+
+def test_a_non_finite_update_is_skipped_and_the_third_one_raises(random_qwen2: Path) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    core.update(mixed_batch())
+    good = core.state(b"", {})
+    poison(core)
+    for _ in range(2):
+        assert core.update(mixed_batch()).skipped == "non-finite parameters"
+    with pytest.raises(ModelError, match="3 updates in a row"):
+        core.update(mixed_batch())
+    assert core.version == 1
+    core.restore(good)
+    stats = core.update(mixed_batch())
+    assert stats.skipped is None
+    assert all(bool(value.isfinite().all()) for value in core.weights().values())
+
+
+def test_an_overflowing_gradient_is_skipped(random_qwen2: Path) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    before = core.weights()
+    stats = core.update(Batch((row(1e38), row(-3e38, seed=2))))
+    assert stats.skipped == "non-finite gradient"
+    assert not math.isfinite(stats.grad_norm)
+    assert same(before, core.weights())
+    assert core.version == 0
+
+
+def test_the_learning_rate_warms_up(random_qwen2: Path) -> None:
+    def movement(warmup: int) -> float:
+        core = TrainerCore(random_qwen2, replace(SETTINGS, warmup_updates=warmup))
+        before = core.weights()
+        core.update(mixed_batch())
+        return max(float((core.weights()[k] - before[k]).abs().max()) for k in before)
+
+    assert movement(10) == pytest.approx(movement(0) / 10, rel=1e-2)
+
+
+def test_a_restored_state_goes_on_bit_for_bit(random_qwen2: Path) -> None:
+    straight = TrainerCore(random_qwen2, trainer_settings())
+    for _ in range(3):
+        straight.update(mixed_batch())
+    resumed = TrainerCore(random_qwen2, trainer_settings())
+    resumed.restore(straight.state(b"", {}))
+    assert resumed.version == 3
+    for core in (straight, resumed):
+        core.update(mixed_batch(5))
+    assert same(straight.weights(), resumed.weights())
+
+
+def test_a_state_of_another_base_model_is_refused(random_qwen2: Path) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    with pytest.raises(CheckpointError, match="another base model"):
+        core.restore(replace(core.state(b"", {}), model=b"x" * 32))
+
+
+@pytest.mark.parametrize("broken", [float("nan"), None])
+def test_damaged_moments_are_refused(random_qwen2: Path, broken: float | None) -> None:
+    """The first step with them would end the process, or make every weight NaN."""
+    core = TrainerCore(random_qwen2, SETTINGS)
+    core.update(mixed_batch())
+    state = core.state(b"", {})
+    name = next(name for name in state.optimizer if name.startswith("exp_avg:"))
+    value = state.optimizer[name]
+    wrong = value[:1] if broken is None else value * broken
+    with pytest.raises(CheckpointError, match=r"moments of .* are damaged"):
+        core.restore(replace(state, optimizer={**state.optimizer, name: wrong}))
+
+
+def test_the_digest_that_is_given_names_the_base_model(random_qwen2: Path) -> None:
+    """The node hashed the files before, and hashing a large model again takes minutes."""
+    given = TrainerCore(random_qwen2, SETTINGS, digest=b"d" * 32).state(b"", {})
+    assert given.model == b"d" * 32
+    hashed = TrainerCore(random_qwen2, SETTINGS)
+    assert hashed.state(b"", {}).model == policy_digests(random_qwen2)[0]
+    with pytest.raises(CheckpointError, match="another base model"):
+        hashed.restore(given)
+
+
+def test_other_settings_than_the_checkpoint_are_told(
+    random_qwen2: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = TrainerCore(random_qwen2, SETTINGS).state(b"", {})
+    TrainerCore(random_qwen2, SETTINGS).restore(state)
+    assert not caplog.records
+    TrainerCore(random_qwen2, trainer_settings()).restore(state)
+    assert caplog.messages == [
+        "settings differ from those of the checkpoint: learning_rate, warmup_updates"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": "sapo"},
+        {"learning_rate": 0.0},
+        {"learning_rate": math.nan},
+        {"betas": (0.9, 1.0)},
+        {"weight_decay": -1.0},
+        {"warmup_updates": -1},
+        {"clip_low": 0.0},
+        {"clip_high": math.inf},
+        {"ratio_cap": 1.1},
+        {"max_grad_norm": 0.0},
+        {"temperature": 0.0},
+        {"micro_batch_tokens": 0},
+        {"lora_rank": -1},
+        {"published": "adapter"},
+    ],
+)
+def test_impossible_settings_are_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        replace(trainer_settings(), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"learning_rate": 0.0}, "training.learning_rate"),
+        ({"temperature": 0.0}, "sampling.temperature"),
+        ({"longest_answer": 0}, "sampling.max_new_tokens"),
+        ({"processes": 0}, "run.trainer_processes"),
+        ({"hosts": 0}, "run.trainer_hosts"),
+    ],
+)
+def test_an_impossible_setting_is_named_by_a_key_that_exists(
+    change: dict[str, Any], key: str
+) -> None:
+    assert key in {name for name, _ in settings_keys()}
+    with pytest.raises(ConfigError, match=rf"^{key} cannot be"):
+        replace(trainer_settings(), **change)
+
+
+def test_settings_survive_a_trip_through_plain_values() -> None:
+    plain = msgpack.unpackb(msgpack.packb(SETTINGS.plain()))
+    assert plain == SETTINGS.plain() != trainer_settings().plain()
+    assert TrainerSettings.from_plain(plain) == SETTINGS
