@@ -75,7 +75,8 @@ GAUGES: Mapping[str, Metric] = {
 @dataclass
 class Sums:
     """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage, `own_reward`, `own_answers` and their `own_turns` of own groups, their
+    `rows` with an advantage (those of
+    the own past among them), `own_reward`, `own_answers` and their `own_turns` of own groups, their
     `lag` in versions, the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those
     of own answers."""
 

@@ -100,7 +100,7 @@ class Learner:
         go to `reject`, with their author.
 
         The use of every group is stored before the update. A crash in between loses that use, and
-        no group is trained on twice.
+        no group is used as a fresh one twice.
         """
         drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
         if drawn is None:
@@ -173,7 +173,7 @@ class Learner:
 
     def _weigh(self, drawn: Drawn, learnt: Sequence[float]) -> None:
         """Note what the update learnt from each group that has a gradient."""
-        for group, value in zip(drawn.groups, learnt, strict=False):
+        for group, value in zip(drawn.fresh, learnt, strict=False):
             family = group.group.task.family
             if group.provenance is not Provenance.OWN:
                 self._buffer.worth.note(group.author, family, value)

@@ -170,12 +170,14 @@ def replay_settings(settings: Settings) -> ReplaySettings:
 
 
 def past_groups(settings: Settings) -> int:
-    """Return how many own groups of the past a batch has. With "auto" a node that samples only some
-    families has none: they would crowd out what it has from peers alone (docs/mixture.md)."""
-    past = settings.experience.past
-    if past == "auto":
-        return 0 if settings.environment.families else PAST
-    return past
+    """Return how many own groups of the past a batch has. With "auto" a node that names families
+    has none, because they crowd out what it has from peers alone, and none is trained on with its
+    bad answers, which was not measured (docs/mixture.md)."""
+    experience = settings.experience
+    if experience.past != "auto":
+        return experience.past
+    measured = experience.correction == "positive" and not settings.environment.families
+    return PAST if measured else 0
 
 
 def mixture_settings(settings: Settings) -> MixtureSettings | None:

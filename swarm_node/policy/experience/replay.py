@@ -155,8 +155,10 @@ class ReplayBuffer:
         #: Places that each author may have in the next batch.
         self._credits: Recent[str, float] = Recent(MOST_AUTHORS)
         self._own: dict[bytes, _Held] = {}
-        #: Informative own groups that were drawn, oldest first.
-        self._past: deque[VerifiedGroup] = deque()
+        #: Informative own groups that were drawn, the last ones.
+        self._past: deque[VerifiedGroup] = deque(
+            maxlen=settings.max_age * (settings.own + settings.external) if settings.past else 0
+        )
         self._external: dict[bytes, _Held] = {}
         self._holdings: Counter[str] = Counter()
         self._expired_at: int | None = None
@@ -224,8 +226,7 @@ class ReplayBuffer:
         )
         self._totals["merged"] += sum(map(bool, others))
         again = self._draw_past(version, rng)
-        if self.settings.past:
-            self._past.extend(held.group for held in own if held.group.informative)
+        self._past.extend(held.group for held in own if held.group.informative)
         return Drawn((*groups, *again), len(own), len(external), (*others, *[()] * len(again)))
 
     def expire(self, version: int) -> None:
@@ -300,10 +301,10 @@ class ReplayBuffer:
 
     def _draw_past(self, version: int, rng: random.Random) -> list[VerifiedGroup]:
         """Draw among the own groups that were drawn before."""
-        past = self._past
-        while past and version - past[0].group.oldest_version > self.settings.max_age:
-            past.popleft()
-        chosen = rng.sample(list(past), min(self.settings.past, len(past)))
+        # A trainer that restarted has an older version than groups of before.
+        ages = range(self.settings.max_age + 1)
+        past = [each for each in self._past if version - each.group.oldest_version in ages]
+        chosen = rng.sample(past, min(self.settings.past, len(past)))
         return [replace(group, provenance=Provenance.KIN) for group in chosen]
 
     def _credit(self, own: int, drawn: Sequence[_Held]) -> None:

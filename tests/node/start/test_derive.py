@@ -17,9 +17,10 @@ from swarm_node.node.start.derive import replay_settings
         ({"environment.families": ["sorting"]}, 0),
         ({"environment.families": ["sorting"], "experience.past": 3}, 3),
         ({"experience.past": 0}, 0),
+        ({"experience.correction": "own"}, 0),
     ],
 )
-def test_a_node_with_all_families_has_groups_of_its_own_past(
+def test_a_node_that_names_no_families_has_groups_of_its_own_past(
     given: dict[str, Any], past: int
 ) -> None:
     assert replay_settings(load_settings(given, environ={})).past == past

@@ -87,6 +87,19 @@ def test_own_groups_come_again_until_they_are_too_old() -> None:
     assert counts == [1, 2, 2], "the first one is too old at 4, the second is not"
 
 
+def test_after_a_rollback_neither_younger_nor_too_many_groups_come_again() -> None:
+    held = buffer(own=1, external=0, past=9, max_age=3, max_lag=99)
+    for version in (5, 6):
+        admit(held, group(f"at{version}", spans=(version,)), version=version)
+        assert held.draw(version, random.Random(1)) is not None
+    for number in range(9):  # no update is made, so the version stays
+        admit(held, group(f"again{number}", spans=(1,)), version=1)
+        drawn = held.draw(1, random.Random(1))
+        assert drawn is not None
+        assert all(each.id.startswith(b"again") for each in drawn.groups)
+    assert len(held._past) == 3
+
+
 def test_without_a_past_no_drawn_group_is_kept() -> None:
     held = buffer(own=1, external=0)
     admit(held, *own(2))
