@@ -227,7 +227,9 @@ def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exams: st
                 ]
                 for some in (programs[at : at + 6] for at in range(0, len(programs), 6))
             ]
-            return [(await host.replay(ref, group))[0] for group in groups], host.losses
+            return [
+                list((await host.replay(ref, group)).dialogues) for group in groups
+            ], host.losses
         finally:
             await host.close()
 

@@ -273,9 +273,9 @@ def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> N
     found = talked("swarm_node.environments.games:create", roles)
     replays = [said for said in found if said.kind == "replay"]
     # The tiny model says nothing that a game replies to.
-    assert [said.level for said in replays] == ["warning", "warning"], found
+    assert [said.level for said in replays] == ["warning"] * 3, found
     assert "no reply was heard" in replays[0].text
-    assert [said.text.split(":")[0] for said in replays] == ["guess", "calc"]
+    assert [said.text.split(":")[0] for said in replays] == ["guess", "calc", "weigh"]
     refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
     assert (refused.level, "it has no roles" in refused.text) == ("bad", True)
 
