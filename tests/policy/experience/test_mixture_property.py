@@ -78,7 +78,7 @@ def test_alike_nodes_come_to_the_best_mixture(
 
 @settings(deadline=None)
 @given(supply=st.floats(0, 4.5), share=st.floats(0.1, 0.9), first=st.integers(1, 8))
-def test_next_to_peers_that_do_not_adapt_it_misses_less_than_one_group(
+def test_next_to_peers_that_do_not_adapt_it_misses_one_group_at_most(
     supply: float, share: float, first: int
 ) -> None:
     """Of the informative groups that the best I would give: steps of whole groups, and noise that
@@ -90,4 +90,4 @@ def test_next_to_peers_that_do_not_adapt_it_misses_less_than_one_group(
         state = observe(state, Observation(own, round(own * share), supply), limits)
     reached = informative(state.current.own, state.current.external, share, supply)
     best = max(informative(own, 8 - own, share, supply) for own in range(1, 9))
-    assert reached > best - 1.0
+    assert reached >= best - 1.0
