@@ -32,7 +32,7 @@ from swarm_node.simulation.swarm import simulate
 _HOUR = 3600
 _EVAL_TASKS, _EVAL_SECONDS = 32, 20
 #: Both kinds of nodes have these; the launcher sets the first two.
-_SHARED = {"experience.past": 0, "training.learning_rate": 3e-5, "network.poll_seconds": 0.5}
+_SHARED = {"training.learning_rate": 3e-5, "network.poll_seconds": 0.5}
 #: Goals: the largest differences of the curves, and of the answers per update.
 CURVE_WITHIN, ANSWERS_WITHIN = 0.03, 0.15
 

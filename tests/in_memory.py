@@ -28,7 +28,6 @@ _TOKEN_SECONDS = 0.01
 _SMALL = {
     "experience.own": 2,
     "experience.external": 0,
-    "experience.past": 0,
     "network.poll_seconds": 1.0,
     "run.eval_seconds": 86_400,
     "run.eval_tasks": 1,

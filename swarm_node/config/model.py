@@ -92,9 +92,8 @@ class Experience(Table):
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )
-    past: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        "auto",
-        description="Own past groups once more per update; auto: 8 if no families are named.",
+    past: int = Field(
+        0, ge=0, le=1024, description="Own groups of the last 32 updates, once more per update."
     )
     max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
     correction: Literal["positive", "own", "sampler"] = Field(

@@ -36,7 +36,7 @@ from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.parts import Parts, Timing
 from swarm_node.node.start.assembly import assemble
-from swarm_node.node.start.derive import past_groups, trainer_settings
+from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.experience.replay import MAX_AGE, ReplayBuffer, ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
@@ -121,10 +121,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
     plan = scenario.plan()
-    past = chosen["experience"].pop("past")
-    if past == "auto":
-        past = 0 if scenario.specialised else past_groups(settings)
-    if past:  # where it stood before it was a setting
+    if past := chosen["experience"].pop("past"):  # where it stood before it was a setting
         plan["own_past"] = past
     return plain({"plan": plan, "split": SPLIT, **chosen})
 

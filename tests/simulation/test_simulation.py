@@ -146,8 +146,7 @@ def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
 
 
 def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
-    alone = {"own": 4, "external": 0, "past": 0}
-    report = run(experience=alone, filtered=True, nodes=1, rounds=2)
+    report = run(experience={"own": 4, "external": 0}, filtered=True, nodes=1, rounds=2)
     assert report.rounds.informative == [4.0, 4.0]
     assert report.nodes[0].groups_made > 8
     assert report.nodes[0].bytes_received == 0

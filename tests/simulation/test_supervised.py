@@ -14,13 +14,7 @@ from swarm_node.simulation.supervised import ROWS, SupervisedTrainer
 from swarm_node.simulation.swarm import describe, simulate
 
 SETTINGS = simulation_settings(
-    1,
-    {
-        "experience.own": 1,
-        "experience.external": 0,
-        "experience.past": 0,
-        "sampling.group_size": 2,
-    },
+    1, {"experience.own": 1, "experience.external": 0, "sampling.group_size": 2}
 )
 
 

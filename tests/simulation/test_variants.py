@@ -116,8 +116,6 @@ def test_scenarios_without_variants_are_described_as_before() -> None:
     past = [describe(Scenario(), simulation_settings(0, {"experience.past": k})) for k in (0, 3)]
     assert [found["plan"].get("own_past") for found in past] == [None, 3]
     assert not any("past" in found["experience"] for found in past)
-    default = [describe(Scenario(specialised=count), settings) for count in (0, 2)]
-    assert [found["plan"].get("own_past") for found in default] == [8, None]
     # Two of them were settings once, and runs with them stay valid.
     once = describe(Scenario(filtered=True, common=0.5), settings)
     assert once["plan"] == describe(Scenario(), settings)["plan"]

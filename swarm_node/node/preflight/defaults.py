@@ -5,12 +5,11 @@
 | preset of drills | short | chat | chat |
 | longest answer, tokens | 24 | 512 | 512 |
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
-| own groups of the past in a batch | auto | 0 | 0 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
 
-With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike,
-and so do own groups of the past (docs/experiments.md). No pretrained model was measured. Each group
-costs such a model one more long prompt, and published runs have groups of 8 to 16.
+With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike
+(docs/experiments.md). No pretrained model was measured. Each group costs such a model one more long
+prompt, and published runs have groups of 8 to 16.
 
 1e-6 is the common learning rate of GRPO on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters
@@ -42,7 +41,6 @@ def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
         return settings
     changed: dict[str, Any] = {
         "sampling": _unless_set(settings.sampling, _SAMPLING),
-        "experience": _unless_set(settings.experience, {"past": 0}),
     }
     environment = settings.environment
     if environment.name in _WITH_CHAT and not {"preset", "families", "datasets"} & set(

@@ -17,7 +17,7 @@ from swarm_node.node.preflight.fit import Fit, Machine, fit, rows_at_once
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
-from swarm_node.policy.experience.replay import PAST, ReplaySettings
+from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.policy.memory.footprint import TrainingMethod, context_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU
@@ -165,19 +165,8 @@ def replay_settings(settings: Settings) -> ReplaySettings:
         own=own,
         external=external,
         max_lag=experience.max_lag,
-        past=past_groups(settings),
+        past=experience.past,
     )
-
-
-def past_groups(settings: Settings) -> int:
-    """Return how many own groups of the past a batch has. With "auto" a node that names families
-    has none, because they crowd out what it has from peers alone, and none is trained on with its
-    bad answers, which was not measured (docs/mixture.md)."""
-    experience = settings.experience
-    if experience.past != "auto":
-        return experience.past
-    measured = experience.correction == "positive" and not settings.environment.families
-    return PAST if measured else 0
 
 
 def mixture_settings(settings: Settings) -> MixtureSettings | None:

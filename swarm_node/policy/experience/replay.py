@@ -30,8 +30,6 @@ _MEMORY = 8
 #: (docs/research/mixture.md); this bounds only what a slow node has missed. Own groups are trained
 #: on once more until they are as many versions old.
 MAX_AGE = 32
-#: Own groups of the past in a batch, where they pay (docs/experiments.md).
-PAST = 8
 
 
 @dataclass(frozen=True, slots=True)

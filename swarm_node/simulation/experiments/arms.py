@@ -13,7 +13,7 @@ from swarm_node.simulation.scenario import Scenario
 
 def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
     """Settings of a batch of `own` own and `external` peers' groups, each of `size` answers."""
-    mixture = {"experience.own": own, "experience.external": external, "experience.past": 0}
+    mixture = {"experience.own": own, "experience.external": external}
     calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
     return {**mixture, **calls}
 

@@ -108,7 +108,7 @@ class Flood:
             fresh_tasks=True,
             eval_nodes=HONEST,
         )
-        settings = simulation_settings(key.seed, {"experience.past": 0})  # as it was declared
+        settings = simulation_settings(key.seed, {})
         plan = plan_digest(describe(scenario, settings))
         kept = read_raw(path)
         if kept is not None and kept.plan == plan:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.experience.replay import PAST
 from swarm_node.policy.models.model import TINY
 from swarm_node.simulation.building import build_once
 from swarm_node.simulation.experiments.arms import batch_of
@@ -27,6 +26,8 @@ GROUP = 4
 SOLO_ANSWERS, SOLO_UPDATES = 2700, 60
 #: The largest batch of the solo arms that the pilots of all regimes but the dense one have.
 PILOT_GROUPS = 16
+#: Groups of its own past in a batch.
+PAST = 8
 #: Rows of a batch by rows: as many as the default's batch has answers.
 ROWS = 32
 EVAL_TASKS = 64
@@ -99,7 +100,6 @@ SOLO = tuple(
         (4, 8, 16, 32, 64), (2, 4, 8), (False, True), (False, True)
     )
 )
-#: The default when the plan was written. Today's is `default+past` where nodes have all families.
 DEFAULT = Rival("default", "swarm")
 #: The swarm of two whose curves predict those of larger ones. In 120 updates the nodes of the
 #: largest train on 960 groups at most.

@@ -43,8 +43,6 @@ def test_what_the_user_chose_stays() -> None:
     assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
     small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
     assert (small.sampling.group_size, small.experience.own) == (2, 16)
-    assert (small.experience.past, settings_of().experience.past) == (0, "auto")
-    assert for_model(settings_of(experience__past=4), CHAT).experience.past == 4
     assert small.sampling.max_new_tokens == 512
     for name, options in (
         ("drills", {"preset": "long"}),

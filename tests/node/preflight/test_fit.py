@@ -508,7 +508,6 @@ def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_p
         "sampling.group_size": f"{file}:2",
         "sampling.max_new_tokens": "the model",
         "sampling.tasks_per_call": "the model",
-        "experience.past": "the model",
         "environment.options": "the model",
         "training.learning_rate": "what is trained",
         "network.bootstrap": "the ticket",
