@@ -74,7 +74,7 @@ GRADED = {name: [least, least + 5] for name, (least, _) in PRESETS["short"].item
 STEPS = {"dense": 1, "sparse": 1, "graded": 2}
 #: Answers that a level's evidence remembers.
 MEMORY = 32
-#: Tokens at which a batch with a budget is full: with the last group it has as many as the default's.
+#: Tokens that fill a batch with a budget. With the last group it has as many as the default's.
 BUDGET = 165
 BETA = 0.1
 #: Updates on right answers before the vote.
