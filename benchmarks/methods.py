@@ -343,7 +343,7 @@ ARMS = {
     "default": Arm(),
     "levels": Arm(levels),
     "tokens": Arm(tokens, regimes=("dense", "sparse")),
-    "pairs": Arm(pairs, _PAIRS, ("dense", "sparse")),
+    "pairs": Arm(pairs, _PAIRS, ("dense",), seeds=3),
     "told+vote": Arm(vote, regimes=("dense",), told=TOLD, seeds=3),
 }
 
@@ -475,15 +475,15 @@ def table(raw: Path, stage: str) -> None:
 
 
 def _figures(mine: Sequence[Run], base: Sequence[Run]) -> Iterator[str]:
-    """The end, the difference from the default there, at equal answers and at equal processor time,
-    and the costs of an update."""
+    """The end, the difference from the default there, at equal answers and at equal
+    tokens computed, and the costs of an update."""
     yield f"end {estimate([run.unseen[-1] for run in mine]):.3f}"
     yield f"{paired([r.unseen[-1] for r in mine], [r.unseen[-1] for r in base]):+.3f}"
     answers = min(mean(run.answers[-1] for run in runs) for runs in (mine, base))
-    seconds = min(mean(run.cpu for run in runs) for runs in (mine, base))
+    passes = min(mean(run.passes for run in runs) for runs in (mine, base))
     for what, here, there in (
         ("answers", *([between(r.answers, r.unseen, answers) for r in of] for of in (mine, base))),
-        ("seconds", *(list(_within(of, seconds)) for of in (mine, base))),
+        ("passes", *(list(_within(of, passes)) for of in (mine, base))),
     ):
         yield f"at equal {what} {estimate(here):.3f} | {estimate(there):.3f}"
         yield f"{paired(here, there):+.3f}"
@@ -495,10 +495,10 @@ def _figures(mine: Sequence[Run], base: Sequence[Run]) -> Iterator[str]:
     yield f"curve {[round(mean(each), 3) for each in curve]}"
 
 
-def _within(runs: Sequence[Run], seconds: float) -> Iterator[float]:
-    """Rewards after so many processor seconds of a node. Each update of an arm costs the same: the
-    mean over its seeds, because other work on the machine changes single runs."""
-    share = seconds / mean(run.cpu for run in runs)
+def _within(runs: Sequence[Run], passes: float) -> Iterator[float]:
+    """Rewards when a trainer had computed so many tokens, of which each update of an arm takes the
+    mean over its updates and seeds."""
+    share = passes / mean(run.passes for run in runs)
     for run in runs:
         at = [float(entry) for entry in run.updates]
         yield between(at, run.unseen, share * run.updates[-1])
