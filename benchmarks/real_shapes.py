@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from node_process import Memory, NodeProcess, cpu_seconds
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -188,6 +189,15 @@ def main() -> None:
         * bool(arguments.limit_gb)
     )
     print(f"planned MiB {plan:,.0f}, measured {measured:,.0f}, ratio {plan / measured:.2f}")
+    tell(
+        model=arguments.model,
+        engine=arguments.engine,
+        new=arguments.new,
+        planned_mib=plan,
+        measured_mib=measured,
+        updates=found["updates"],
+        update_seconds=found["seconds"],
+    )
     print(f"node without a model: {empty['mib']:,.0f} MiB; in all {found['mib']:,.0f} MiB")
     print(
         f"{found['updates']} updates, {found['cpu_seconds']:.0f} CPU s and "

@@ -26,7 +26,7 @@ REPLY_TOKENS = 256
 KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
-_CONTEXT = 512 * _MIB
+CONTEXT = 512 * _MIB
 #: Bytes that NCCL takes of each card on which several processes work together, and bytes of one
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
@@ -139,7 +139,7 @@ def footprint(
     again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
     held = -(-trained // training.shards)
     activations = activation_bytes(model, training, longest_row=context) + again
-    reserve = 2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
+    reserve = 2 * CONTEXT + graph_bytes(model, rows, training.lora_rank)
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
     return Footprint(
         sampler_weights=sampled,
