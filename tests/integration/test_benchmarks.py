@@ -23,7 +23,6 @@ SHORT = {
     "memory": "--seconds 3",
     "page": "--nodes 10 --updates 2",
     "peer_sampling": "--seeds 1",
-    "plan": "--tokens 300 --models tiny",
     "plausible": "words --rounds 2",
     "programs": "--programs 4 --load 1",
     "real_beside_simulated": "--nodes 2 --updates 12",
@@ -37,7 +36,8 @@ SHORT = {
 TOO_LONG = {
     "checkpoint": "it writes gigabytes",
     "trainer": "its shapes are real ones: a minute of processor time",
-    "hostile_peers": "each phase starts real nodes: tests/integration/test_hostile_texts.py has the attacks",
+    "hostile_peers": "each phase starts nodes: tests/integration/test_hostile_texts.py has attacks",
+    "plan": "its processes take minutes: tests/policy/memory has the parts",
     "stacks": "sixteen processes of each stack must meet: tests/integration has the parts",
 }
 ELSEWHERE = {
