@@ -37,6 +37,7 @@ from swarm_node.cli.verbs.env import env_app
 from swarm_node.cli.verbs.evaluating import evaluate
 from swarm_node.cli.verbs.issuer import issuer_app
 from swarm_node.cli.verbs.plan import plan
+from swarm_node.cli.verbs.serving import serve
 from swarm_node.cli.verbs.support import support_bundle
 from swarm_node.cli.verbs.track import track
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
@@ -307,6 +308,7 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
 
 app.command(name="eval", rich_help_panel=_BASIC)(evaluate)
+app.command(rich_help_panel=_BASIC)(serve)
 
 
 @app.command(rich_help_panel=_BASIC)
