@@ -21,6 +21,7 @@
 | punch    | a member that asks for a direct link       | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 | coordinate | a minute; only with a coordinator        | –                       |
+| serve    | a request of the owner's programs          | –                       |
 | record   | an update, a measurement, or a minute      | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -264,6 +265,8 @@ class Node:
         if self._work.prober is not None:
             company = self._work.company
             steps |= {"probe": self._work.prober.step, "relay": company.relay, "link": company.link}
+        if self._parts.guests is not None:
+            steps["serve"] = self._parts.guests.step
         if self._dials is not None:
             steps["dial"] = self._dials.step
         if self._work.coordinating is not None:

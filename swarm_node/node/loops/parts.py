@@ -19,6 +19,7 @@ from swarm_node.node.figures.snapshot import (
 )
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.verdict import Steady
+from swarm_node.node.loops.guests import Guests
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
 from swarm_node.p2p.membership.local import Local
@@ -53,7 +54,8 @@ class Parts:
     hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
     simulation. `buffer` makes the replay buffer, and `common_share` of the tasks are common to the
-    swarm: simulated experiments have others.
+    swarm: simulated experiments have others. `guests` are programs of the owner that ask the
+    policy.
     """
 
     transport: Transport
@@ -79,6 +81,7 @@ class Parts:
     history: Ring = field(default_factory=Ring)
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
     common_share: float = 0.0
+    guests: Guests | None = None
 
 
 @dataclass

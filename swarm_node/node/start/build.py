@@ -20,10 +20,12 @@ from swarm_node.durable import Journal
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.control.control import ControlServer
+from swarm_node.node.control.openai import OpenAIServer, model_name
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.hosts.hosts import Hosts, Needs
+from swarm_node.node.loops.guests import Guests
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
@@ -111,6 +113,7 @@ def build_parts(
         memory=memory_in_use,
         metrics=metrics,
         history=Ring(metrics.read()),
+        guests=Guests(sampler),
     )
 
 
@@ -192,6 +195,12 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
     )
 
 
+def _openai(parts: Parts, model: Model, longest: Callable[[], int]) -> OpenAIServer | None:
+    if parts.guests is None:
+        return None
+    return OpenAIServer(parts.guests, parts.codec, model=model_name(model.name), longest=longest)
+
+
 async def run_node(
     start: Resolved,
     home: Home,
@@ -228,6 +237,7 @@ async def run_node(
         settings=lambda: public_values(node.settings),
         log=node.events,
         reload=reload,
+        openai=_openai(parts, model, lambda: node.settings.sampling.max_new_tokens),
     )
     loop = asyncio.get_running_loop()
     handlers = {signal.SIGINT: node.stop, signal.SIGTERM: node.stop}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,7 @@ class TorchSampler:
         self._max_rows = max_rows
         self._shape = shape
         self._faults: Counter[str] = Counter()
+        self._guest_seconds = 0.0
         self._take(model)
         self._ready = asyncio.Event()
         self._ready.set()
@@ -136,6 +138,11 @@ class TorchSampler:
     @property
     def faults(self) -> Mapping[str, int]:
         return self._faults
+
+    @property
+    def guest_seconds(self) -> float:
+        """Seconds that it has computed for guests."""
+        return self._guest_seconds
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         """See `Sampler.sample`. Cancelling it stops the worker after the current token.
@@ -212,6 +219,16 @@ class TorchSampler:
         self._adapter = PublishedAdapter(self._model)
 
     def _sample(
+        self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
+    ) -> list[tuple[Completion, ...]]:
+        began = time.monotonic()
+        try:
+            return self._sampled(requests, abandoned)
+        finally:
+            if any(request.guest for request in requests):
+                self._guest_seconds += time.monotonic() - began
+
+    def _sampled(
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
     ) -> list[tuple[Completion, ...]]:
         rows = [row for request in requests for row in rows_of(request)]
