@@ -111,6 +111,10 @@ release: .venv-release/.ready
 
 # Environments of their own, each of one file of requirements.
 .venv-trl/.ready: benchmarks/trl-requirements.txt
+.venv-trl/.ready-with-member: .venv-trl/.ready benchmarks/trl-member-requirements.txt
+	.venv-trl/bin/python -m pip install --quiet --no-deps --requirement benchmarks/trl-member-requirements.txt
+	.venv-trl/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
 .venv-site/.ready: .ci/tools/site-requirements.txt
 .venv-release/.ready: .ci/tools/release-requirements.txt
 .venv-%/.ready:

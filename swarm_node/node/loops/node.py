@@ -233,7 +233,8 @@ class Node:
             self._state = "stopping"
             await self._notify()
             patience = 0.0 if self._learner.restarting else _STOP_SECONDS
-            await asyncio.wait({loops["train"]}, timeout=patience)
+            if train := loops.get("train"):  # a member of another program's has none
+                await asyncio.wait({train}, timeout=patience)
             for task in loops.values():
                 task.cancel()
 

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -26,11 +27,12 @@ from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.guests import Guests
+from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
-from swarm_node.node.start.assembly import assemble
+from swarm_node.node.start.assembly import assemble, assemble_member
 from swarm_node.node.start.derive import (
     Resolved,
     cache_shape,
@@ -99,22 +101,66 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
-        office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
-        banned=Bans(home).covered,
-        names=followed_names(home).now,
-        knock=knock,
-        reach=reach,
-        dialable=reach.dialable,
-        lan=Lan(
-            membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
-        ),
-        answered=Journal(home.path / "answered", JOURNAL_BYTES),
         memory=memory_in_use,
         metrics=metrics,
         history=Ring(metrics.read()),
         guests=Guests(sampler),
+        **_of_home(home, membership, reach),
     )
+
+
+def member_parts(
+    settings: Settings, home: Home, membership: Membership, model: Model, policy: ProgramPolicy
+) -> Parts:
+    """Make the parts of a member for a program, of which `policy` is trainer and sampler. They load
+    no weights.
+
+    Raises:
+        HomeError: the home cannot be used.
+    """
+    reach, table = Reach(), settings.environment
+    transport = _make_transport(settings, home, membership, reach)
+    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
+    storage = Storage(home.database)
+    storage.begin_epoch()
+    metrics = MetricsFile(home.metrics)
+
+    def processes() -> dict[str, int]:
+        """Return the process ids of the running child processes, by name."""
+        pids = {"network": transport.daemon_pid, **environment.pids}
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
+    return Parts(
+        transport=transport,
+        sampler=policy,
+        trainer=policy,
+        environment=environment,
+        storage=storage,
+        codec=model.codec,
+        policy=model.policy,
+        clock=SYSTEM_CLOCK,
+        processes=processes,
+        engine=lambda: "the program's",
+        metrics=metrics,
+        history=Ring(metrics.read()),
+        **_of_home(home, membership, reach),
+    )
+
+
+def _of_home(home: Home, membership: Membership, reach: Reach) -> dict[str, Any]:
+    """Make the parts that know peers by the files of a home."""
+    swarm = membership.swarm
+    return {
+        "office": home,
+        "banned": Bans(home).covered,
+        "names": followed_names(home).now,
+        "knock": knock,
+        "reach": reach,
+        "dialable": reach.dialable,
+        "lan": Lan(membership.identity, swarm.swarm_id, swarm.secret, SYSTEM_CLOCK),
+        "answered": Journal(home.path / "answered", JOURNAL_BYTES),
+    }
 
 
 def _make_transport(
@@ -257,3 +303,24 @@ async def run_node(
     finally:
         screen.detach()
         await control.close()
+
+
+async def run_member(
+    settings: Settings,
+    home: Home,
+    membership: Membership,
+    model: Model,
+    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
+    running: Callable[[], None],
+) -> None:
+    """Run a member for a program until it is stopped. `opened` gets it and its loop before it
+    starts, and `running` is called once peers can dial it.
+
+    Raises:
+        SwarmNodeError: it cannot start, or go on.
+    """
+    policy = ProgramPolicy(home)
+    parts = member_parts(settings, home, membership, model, policy)
+    member = assemble_member(settings, membership, parts, policy)
+    opened(member, asyncio.get_running_loop())
+    await member.run(lambda _: running())

@@ -26,6 +26,9 @@ from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
 from swarm_node.policy.training.update.settings import Published, TrainerSettings
 
+#: Groups that one draw of a member takes at most, unless `experience.external` says it.
+_MOST_DRAWN = 16
+
 
 def resumed(settings: Settings, checkpoints: Path) -> Settings:
     """Return `settings` with the adapters of the newest checkpoint, unless the user set otherwise.
@@ -87,6 +90,16 @@ def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
     changed: dict[str, Any] = {"bootstrap": [*network.bootstrap, *peers]}
     changed["coordinator"] = network.coordinator or next(filter(None, urls), "")
     return settings.model_copy(update={"network": network.model_copy(update=changed)})
+
+
+def member_settings(given: Settings, shape: Qwen2Config, named: Sequence[str]) -> Settings:
+    """Return the settings of a member for a program that trains a model of `shape`. "auto" is a
+    choice of the trainer that it does not have."""
+    settings = _dialling(for_model(given, shape), named)
+    if settings.experience.external != "auto":
+        return settings
+    experience = settings.experience.model_copy(update={"external": _MOST_DRAWN})
+    return settings.model_copy(update={"experience": experience})
 
 
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ from swarm_node.policy.placement import hardware
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
+    from swarm_node.node.loops.member import ProgramNode
     from swarm_node.node.start.derive import Resolved
 
 _MAX_TICKET_FILE = 16 * 1024
@@ -188,6 +189,43 @@ def _admitted(
         )
     (start,) = started
     return start, read_model(directory, start.settings, tried)
+
+
+def join_as_member(
+    given: Settings,
+    ticket: str | None,
+    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
+    running: Callable[[], None],
+) -> None:
+    """Run a member for a program until it is stopped: a node without sampler and trainer. `opened`
+    and `running` are those of `run_member`.
+
+    Raises:
+        TicketError, HomeError: no membership can be had.
+        ConfigError, ModelError: a setting cannot be used, or there is no such model.
+        SwarmNodeError: it cannot start, or go on.
+    """
+    home, environment = Home(given.home), given.environment
+    home.check()
+    home.refuse_in_use()
+    if ticket is not None and not home.has_swarm:
+        parse_ticket(ticket, time.time())  # before what takes longer
+    tried = try_environment(environment.name, environment.options)
+    check_choice(environment.name, environment.options, environment.families)
+    if tried.turns > 1:
+        raise ConfigError(
+            f"environment.name: {environment.name} has dialogues, and a member publishes answers "
+            "to one question: run a node for it"
+        )
+    model = Model.read(given.model, resolve(given.model))
+    from swarm_node.node.start.build import run_member  # imports torch and the network stack
+    from swarm_node.node.start.derive import member_settings
+
+    settings = member_settings(given, model.config, _named(home, ticket))
+    with home.lock(), home.using_database():
+        membership, _ = belong(ticket, home)
+        # Not `run_loop`: its watcher of children needs the main thread.
+        asyncio.run(run_member(settings, home, membership, model, opened, running))
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
