@@ -49,7 +49,7 @@ from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
 from swarm_node.node.loops.consequences import watch
 from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
-from swarm_node.node.loops.dialogues import DialogueMaker, check_dialogues
+from swarm_node.node.loops.dialogues import DialogueMaker, check_groups
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
@@ -297,7 +297,7 @@ class Node:
 
     async def _take_in(self, publishing: Awaitable[Sequence[VerifiedGroup]]) -> None:
         publisher, groups = self._work.exchange.publisher, self._tally.groups
-        announced = publisher.announced
+        announced, oversize = publisher.announced, publisher.oversize
         published = await publishing
         for group in published:
             self._admit(group)
@@ -324,6 +324,8 @@ class Node:
     async def _list(self) -> None:
         """List the newest announcements of a few random peers, as many as can be pulled. A round
         does not wait for peers of the last round that answer late or never."""
+        if publisher.oversize > oversize:
+            self._tally.faults["group_too_large"] += publisher.oversize - oversize
         free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
         async with asyncio.TaskGroup() as group:
             await self._supervisor.repeat("list", partial(self._list_some, group, free_lists))
@@ -387,7 +389,7 @@ class Node:
         on_step("tasks")
         self._info = info = await parts.environment.start()
         self._own_families = chosen_families(self.settings.environment.families, info)
-        check_dialogues(info, parts.codec, self.settings.sampling)
+        check_groups(info, parts.codec, self.settings.sampling)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()

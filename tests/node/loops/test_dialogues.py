@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_memory import Host, World, small_settings, tiny
+from in_memory import Host, Sampler, WordySampler, World, small_settings, tiny
 from in_memory import talking as codec
 from structlog.testing import capture_logs
 
@@ -29,11 +29,12 @@ from swarm_node.node.loops.dialogues import (
     Opening,
     PlayedDialogue,
     Player,
-    check_dialogues,
+    check_groups,
     joined,
 )
 from swarm_node.node.loops.node import Node
 from swarm_node.node.start.assembly import assemble
+from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.dialogues import announced_dialogues
 from swarm_node.p2p.wire.envelope import Kind, beginning
@@ -222,27 +223,42 @@ INFO = EnvironmentInfo("digits", "1", ("one",), turns=3)
 
 def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> None:
     sampling = load_settings({"sampling.max_new_tokens": 24}, environ={}).sampling
-    check_dialogues(INFO, codec(), sampling)
+    check_groups(INFO, codec(), sampling)
     # Two tokens stand around each of two replies, and the prompt has one at least.
-    check_dialogues(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
+    check_groups(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
     with pytest.raises(
         ConfigError, match=r"3 turns of digits exceed the model's 76 .* at most 23$"
     ):
-        check_dialogues(INFO, codec(3 * 24 + 2 * 2), sampling)
+        check_groups(INFO, codec(3 * 24 + 2 * 2), sampling)
     with pytest.raises(ConfigError, match="a model with more of them is needed"):
-        check_dialogues(INFO, codec(7), sampling)
+        check_groups(INFO, codec(7), sampling)
     with pytest.raises(ModelError, match="cannot be continued"):
-        check_dialogues(INFO, tiny().codec, sampling)
+        check_groups(INFO, tiny().codec, sampling)
     longest = load_settings({"sampling.max_new_tokens": 10_923}, environ={}).sampling
-    with pytest.raises(ConfigError, match=r"32768 tokens that peers take: at most 10922$"):
-        check_dialogues(INFO, codec(1 << 20), longest)
-    check_dialogues(replace(INFO, turns=1), tiny().codec, sampling)
+    with pytest.raises(ConfigError, match=r"groups of 4 dialogues of 3 turns .* at most 10922, or"):
+        check_groups(INFO, codec(1 << 20), longest)
+    check_groups(replace(INFO, turns=1), tiny().codec, sampling)
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_groups_that_can_be_larger_than_peers_take_are_refused_with_what_fits(turns: int) -> None:
+    info = replace(INFO, turns=turns)
+    most = longest_turn(64, turns)
+    for tokens in (most, most + 1):
+        given = {"sampling.max_new_tokens": tokens, "sampling.group_size": 64}
+        sampling = load_settings(given, environ={}).sampling
+        if tokens == most:
+            check_groups(info, codec(1 << 20), sampling)
+            continue
+        with pytest.raises(ConfigError, match=rf"max_new_tokens is {tokens}: .* at most {most}, "):
+            check_groups(info, codec(1 << 20), sampling)
 
 
 def lived(
     place: Path,
     look: Callable[[Node, World], None],
     environment: Digits | None = None,
+    sampler: type[Sampler] | None = None,
     **changes: Codec,
 ) -> None:
     """A node of dialogues makes three updates, and is looked at before it is closed."""
@@ -251,7 +267,7 @@ def lived(
         world = World(place, loop)
         settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
         host = Host(SplitEnvironment(environment or Digits()))
-        given = {"codec": codec(), **changes}
+        given = {"codec": codec(), "sampler": world.sampler(kind=sampler), **changes}
         parts = world.parts(settings, environment=host, **given)
         node = assemble(settings, world.memberships[0], parts)
         ended = await node.run()
@@ -344,6 +360,21 @@ def test_two_nodes_learn_from_each_others_dialogues(tmp_path: Path) -> None:
         await asyncio.gather(*lives)
 
     run_virtual(scenario)
+
+
+@pytest.mark.slow(reason="a node samples and trains")
+def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Path) -> None:
+    def look(node: Node, world: World) -> None:
+        shot = node.snapshot()
+        assert shot.updates == 3
+        assert shot.faults.keys() == {"group_too_large"}
+        assert shot.faults["group_too_large"] > 1
+        assert shot.groups.published >= 6, "without a gap in the log"
+
+    with capture_logs() as told:
+        lived(tmp_path, look, sampler=WordySampler)
+    (line,) = [each["event"] for each in told if "larger than peers take" in each["event"]]
+    assert "lower sampling.max_new_tokens or sampling.group_size" in line
 
 
 def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:
