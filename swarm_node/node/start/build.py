@@ -111,6 +111,7 @@ def build_parts(
         memory=memory_in_use,
         metrics=metrics,
         history=Ring(metrics.read()),
+        turns=found.job.turns,
     )
 
 

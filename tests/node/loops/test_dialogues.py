@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import dialogue as spoken
+from builders import verified
 from in_memory import Host, Sampler, WordySampler, World, small_settings, tiny
 from in_memory import talking as codec
 from structlog.testing import capture_logs
@@ -34,9 +36,10 @@ from swarm_node.node.loops.dialogues import (
 )
 from swarm_node.node.loops.node import Node
 from swarm_node.node.start.assembly import assemble
+from swarm_node.node.start.derive import peers_wants
 from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.dialogues import announced_dialogues
+from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, beginning
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.policy.experience.batch import build_batch
@@ -252,6 +255,27 @@ def test_groups_that_can_be_larger_than_peers_take_are_refused_with_what_fits(tu
             continue
         with pytest.raises(ConfigError, match=rf"max_new_tokens is {tokens}: .* at most {most}, "):
             check_groups(info, codec(1 << 20), sampling)
+
+
+def test_a_nodes_demand_counts_all_turns(tmp_path: Path) -> None:
+    """Or peers that send as much as it makes itself would be held to a third of that."""
+    settings = small_settings()
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop)
+        parts = world.parts(settings, codec=codec(), turns=3)
+        wants = assemble(settings, world.memberships[0], parts)._shared.wants
+        assert wants == peers_wants(settings, 3)
+        parts.storage.close()
+
+    run_virtual(scenario)
+    tokens, once = settings.sampling.max_new_tokens, peers_wants(settings)
+    for turns in (1, 3):
+        said = spoken([("four" * tokens, [1] * tokens)] * turns, Finish.LENGTH)
+        group = verified(rewards=[0.0] * 4, completions=[said] * 4).group
+        size = len(pack_dialogues(group, epoch=1, seq=1, created_ms=0))
+        assert abs(peers_wants(settings, turns).size / size - 1) < 0.35
+        assert turns == 1 or once.size < size / 2
 
 
 def lived(
