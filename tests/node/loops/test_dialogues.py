@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.base import Task
-from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost
-from swarm_node.environments.judgement import ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, Whose
+from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
@@ -52,6 +52,8 @@ from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, Task
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
 
+#: More than a start takes on the virtual clock, which only sampling moves.
+REPLAY_SECONDS = 0.2
 SAMPLING = small_settings(sampling__max_new_tokens=8).sampling
 
 
@@ -399,6 +401,57 @@ def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Pa
         lived(tmp_path, look, sampler=WordySampler)
     (line,) = [each["event"] for each in told if "larger than peers take" in each["event"]]
     assert "lower sampling.max_new_tokens or sampling.group_size" in line
+
+
+class SlowHost(Host):
+    """Takes long to replay what is not the maker's."""
+
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        if whose == "peers":
+            await asyncio.sleep(REPLAY_SECONDS)
+        return await super().replay(ref, dialogues, whose)
+
+
+@pytest.mark.slow(reason="a node samples for some seconds, twice")
+def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(tmp_path: Path) -> None:
+    settings = small_settings(
+        # A batch larger than what it makes here: it trains on nothing, so all groups stay stored.
+        experience__own=64,
+        run__eval_tasks=2,
+        sampling__max_new_tokens=8,
+    )
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop)
+
+        def node_with(host: Host) -> Node:
+            parts = world.parts(settings, environment=host, codec=codec())
+            return assemble(settings, world.memberships[0], parts)
+
+        first = node_with(Host(SplitEnvironment(Digits())))
+        life = asyncio.create_task(first.run())
+        while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(1.0)
+        first.stop()
+        await life
+        stored = first.snapshot().groups.published
+        node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
+        opened: list[float] = []
+        life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
+        await asyncio.sleep(REPLAY_SECONDS / 2)
+        assert opened
+        assert opened[0] - began < REPLAY_SECONDS / 2
+        assert len(node._stored) == stored - 1, "one is being replayed"
+        await asyncio.sleep(stored * REPLAY_SECONDS)
+        assert not node._stored
+        made = node.snapshot().groups.published - stored
+        assert node._buffer.stats().own_admitted == made + stored
+        node.stop()
+        await life
+
+    run_virtual(scenario)
 
 
 def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:
