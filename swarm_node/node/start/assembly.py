@@ -75,6 +75,7 @@ def _of_node(settings: Settings, membership: Membership, parts: Parts) -> dict[s
         parts.banned,
         parts.buffer,
         parts.names,
+        parts.turns,
     )
     reaching = _reaching(settings, parts, shared)
     parts = replace(parts, transport=reaching)
@@ -99,9 +100,10 @@ def make_shared(
     banned: Callable[[], frozenset[str]] = nobody,
     make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
     names: Callable[[], Mapping[str, str]] = nothing,
+    turns: int = 1,
 ) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
-    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
+    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings, turns)
     local = Local.of(membership.identity, membership.swarm, clock, keeper, banned, names)
     return Shared(
         local=local,

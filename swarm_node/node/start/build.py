@@ -107,6 +107,7 @@ def build_parts(
         history=Ring(metrics.read()),
         guests=Guests(sampler),
         **_of_home(home, membership, reach),
+        turns=found.job.turns,
     )
 
 

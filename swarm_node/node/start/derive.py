@@ -189,8 +189,9 @@ def mixture_settings(settings: Settings) -> MixtureSettings | None:
     return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
 
 
-def peers_wants(settings: Settings) -> Wants:
-    """Return this node's own demand. Peers' requests are limited in proportion to it."""
+def peers_wants(settings: Settings, turns: int = 1) -> Wants:
+    """Return this node's own demand, with dialogues of as many `turns`. Peers' requests are limited
+    in proportion to it."""
     replay = replay_settings(settings)
     return Wants.of(
         own=replay.own,
@@ -198,7 +199,7 @@ def peers_wants(settings: Settings) -> Wants:
         batches=replay.external_batches,
         poll=settings.network.poll_seconds,
         answers=settings.sampling.group_size,
-        tokens=settings.sampling.max_new_tokens,
+        tokens=turns * settings.sampling.max_new_tokens,
     )
 
 

@@ -129,13 +129,13 @@ def read_model(directory: Path, settings: Settings, tried: Tried) -> Model:
     """Read the model, and refuse one that cannot hold the environment's dialogues.
 
     Raises:
-        ModelError, ConfigError: see `Model.read` and `check_dialogues`.
+        ModelError, ConfigError: see `Model.read` and `check_groups`.
     """
-    from swarm_node.node.loops.dialogues import check_dialogues  # imports torch
+    from swarm_node.node.loops.dialogues import check_groups  # imports torch
 
     model = Model.read(settings.model, directory)
     try:
-        check_dialogues(tried, model.codec, settings.sampling)
+        check_groups(tried, model.codec, settings.sampling)
     except ModelError as error:
         raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
     return model
