@@ -14,13 +14,12 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.environments.extras import EXTRAS
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
-from swarm_node.node.preflight.facts import Facts
+from swarm_node.node.preflight.facts import Facts, machine_with
 from swarm_node.node.preflight.fit import (
     Fit,
     GpuMemory,
     Machine,
     check_disk,
-    computed_on,
     engine_of,
     fit,
     shared_bytes,
@@ -146,14 +145,14 @@ def refuse(findings: list[Finding]) -> None:
 
 
 def machine_of(facts: Facts, settings: Settings) -> Machine:
-    """Return the machine of these facts, as `fit.this_machine` finds it.
+    """Return the machine of these facts.
 
     Raises:
         ConfigError: see `computed_on`.
     """
-    memory = (facts.card and facts.card.memory) or facts.seen.memory
-    where, gpu = computed_on(settings, facts.seen.hardware, lambda *_: memory)
-    return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc, facts.bitsandbytes)
+    return machine_with(
+        settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes
+    )
 
 
 def _python(facts: Facts) -> Finding:
@@ -179,7 +178,10 @@ def _gpu(facts: Facts, device: str) -> Finding:
         return Finding("gpu", "ok", 'not used: run.device is "cpu"')
     if facts.seen.hardware.gpus:
         text = f"{facts.seen.hardware.gpus} seen by torch, and no nvidia-smi"
-        return Finding("gpu", "ok", text if card is None else f"{card}")
+        text = text if card is None else f"{card}"
+        if facts.seen.unshared:
+            text += f"; processes do not share its memory ({facts.seen.unshared})"
+        return Finding("gpu", "ok", text)
     if card is None and not facts.smi_fault:
         text = "none" + ", Apple's GPU is not used" * (facts.system == "Darwin")
         if device == "auto":
@@ -187,13 +189,16 @@ def _gpu(facts: Facts, device: str) -> Finding:
         return Finding("gpu", "error", f"{text}, and run.device is {device}", f"take {_ON_CPU}")
     why, remedy = _unseen(facts)
     level: Level = "warning" if device == "auto" else "error"
-    text = f"{why}. Torch sees no GPU" + ", so the node computes on the CPU" * (level == "warning")
+    text = why + ", so the node computes on the CPU" * (level == "warning")
     return Finding("gpu", level, text, f"{remedy}, or take {_ON_CPU}")
 
 
 def _unseen(facts: Facts) -> tuple[str, str]:
     """Explain why torch sees none of the machine's GPUs, with a remedy."""
     card, torch = facts.card, facts.torch
+    if facts.seen.capability is not None:
+        found = "the GPU" if card is None else str(card)
+        return f"torch does not compute on {found}: {facts.seen.fault}", "take a newer card"
     if card is None:
         why = f"NVIDIA's driver does not answer ({facts.smi_fault})"
         return why, "install the driver, restart the machine, or give a container its GPU"
