@@ -170,8 +170,7 @@ def _machines(settings: Settings, vram: str | None, facts: Path | None) -> list[
     Raises:
         ConfigError: there is no such card, or the file is unusable.
     """
-    from swarm_node.node.preflight.doctor import machine_of
-    from swarm_node.node.preflight.facts import this_machine
+    from swarm_node.node.preflight.doctor import machine_of, this_machine
     from swarm_node.node.preflight.fit import card
     from swarm_node.node.preflight.probe import gpu_memory
     from swarm_node.node.preflight.stored import read_facts

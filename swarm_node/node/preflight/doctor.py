@@ -14,24 +14,30 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.environments.extras import EXTRAS
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
-from swarm_node.node.preflight.facts import Facts, machine_with
+from swarm_node.node.preflight.facts import Card, Facts, find_gpu
 from swarm_node.node.preflight.fit import (
     Fit,
     GpuMemory,
     Machine,
     check_disk,
+    computed_on,
     engine_of,
     fit,
     shared_bytes,
 )
+from swarm_node.node.preflight.probe import Seen
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
+from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
     VLLM_VERSION,
     EngineChoice,
+    VllmBuild,
     choose_engine,
+    installed_vllm,
 )
 from swarm_node.storage import MAX_DATABASE_BYTES
 
@@ -150,9 +156,30 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     Raises:
         ConfigError: see `computed_on`.
     """
-    return machine_with(
-        settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes
-    )
+    return _machine(settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes)
+
+
+def this_machine(settings: Settings) -> Machine:
+    """Return this machine, as `settings` want to use it.
+
+    Raises:
+        ConfigError: see `computed_on`.
+    """
+    card, _, seen = find_gpu(settings.run.device, settings.run.trainer_processes)
+    return _machine(settings, card, seen, available_memory(), installed_vllm(), has_bitsandbytes())
+
+
+def _machine(
+    settings: Settings,
+    card: Card | None,
+    seen: Seen,
+    memory: int,
+    vllm: VllmBuild | None,
+    bitsandbytes: bool,
+) -> Machine:
+    free = (card and card.memory) or seen.memory
+    where, gpu = computed_on(settings, seen.hardware, lambda *_: free)
+    return Machine(where, memory, gpu, vllm, not seen.unshared, bitsandbytes)
 
 
 def _python(facts: Facts) -> Finding:

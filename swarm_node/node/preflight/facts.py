@@ -22,7 +22,6 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_node.config import Settings
 from swarm_node.environments.extras import installed as installed_extras
 from swarm_node.errors import (
     HomeError,
@@ -34,7 +33,7 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import Fault
-from swarm_node.node.preflight.fit import GpuMemory, Machine, computed_on
+from swarm_node.node.preflight.fit import GpuMemory
 from swarm_node.node.preflight.probe import (
     NOTHING_SEEN,
     Seen,
@@ -191,36 +190,6 @@ def find_gpu(device: str, cards: int = 1) -> tuple[Card | None, str, Seen]:
     if device == "cpu" or not there or torch is None or torch.cuda is None:
         return card, smi_fault, NOTHING_SEEN
     return card, smi_fault, probe(device, cards)
-
-
-def this_machine(settings: Settings) -> Machine:
-    """Return this machine, as `settings` want to use it.
-
-    Raises:
-        ConfigError: see `computed_on`.
-    """
-    card, _, seen = find_gpu(settings.run.device, settings.run.trainer_processes)
-    return machine_with(
-        settings, card, seen, available_memory(), installed_vllm(), has_bitsandbytes()
-    )
-
-
-def machine_with(
-    settings: Settings,
-    card: Card | None,
-    seen: Seen,
-    memory: int,
-    vllm: VllmBuild | None,
-    bitsandbytes: bool,
-) -> Machine:
-    """Return the machine of these facts, as `settings` want to use it.
-
-    Raises:
-        ConfigError: see `computed_on`.
-    """
-    free = (card and card.memory) or seen.memory
-    where, gpu = computed_on(settings, seen.hardware, lambda *_: free)
-    return Machine(where, memory, gpu, vllm, not seen.unshared, bitsandbytes)
 
 
 def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:

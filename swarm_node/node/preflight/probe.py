@@ -44,7 +44,7 @@ _Words = Annotated[str, msgspec.Meta(max_length=_MOST_CHARS)]
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the process says: torch's number of GPUs, and of the one that it was asked for the
+    """Words of the process: torch's number of GPUs, and of the one that it was asked for the
     compute `capability` and the number types whose products are right. (Free, total) bytes are
     those of each card that the node would use. `unshared` is the reason why no other process maps
     its memory, "" if one does."""

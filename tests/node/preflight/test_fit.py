@@ -20,7 +20,7 @@ from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight import fit as fitting
 from swarm_node.node.preflight.defaults import for_model
-from swarm_node.node.preflight.facts import this_machine
+from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import (
     Fit,
     GpuMemory,

@@ -14,7 +14,7 @@ from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.config.reloading import Reloading
 from swarm_node.errors import HomeError, UnmappedError
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight.facts import this_machine
+from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import Fit, fit
 from swarm_node.node.start import build
 from swarm_node.node.start.build import make_built_in, run_node
