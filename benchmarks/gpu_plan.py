@@ -191,7 +191,8 @@ async def at_work(
 def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The settings, and how `join` would use what is free here."""
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.preflight.fit import GpuMemory, fit, this_machine
+    from swarm_node.node.preflight.doctor import this_machine
+    from swarm_node.node.preflight.fit import GpuMemory, fit
 
     chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
     settings = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})

@@ -35,7 +35,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.preflight.fit import gpu_memory
+from swarm_node.node.preflight.probe import gpu_memory
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape

@@ -20,6 +20,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── CheckpointError          no stored state verifies, or it belongs to another model
 ├── WeightsError             a policy version cannot be written for the sampler
 ├── ModelError               a model or tokenizer cannot be used as asked
+│   └── UnmappedError        memory of a GPU cannot be shared with another process
 └── UnknownTaskError         a task reference that this environment cannot derive
     └── SlowTaskError        making the task takes longer than this machine allows
 
@@ -139,6 +140,10 @@ class WeightsError(SwarmNodeError):
 
 class ModelError(SwarmNodeError):
     """A model or its tokenizer cannot be used as asked."""
+
+
+class UnmappedError(ModelError):
+    """Memory of a GPU that another process exported cannot be mapped. Without sharing it works."""
 
 
 class UnknownTaskError(SwarmNodeError):

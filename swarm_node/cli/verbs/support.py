@@ -105,7 +105,7 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
     from swarm_node.config import load_settings
 
     settings = load_settings({"home": place.path}, config=config, with_home=True)
-    return [finding._asdict() for finding in find(settings)]
+    return [finding._asdict() for finding in find(settings)[1]]
 
 
 def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:

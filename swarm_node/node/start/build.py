@@ -10,8 +10,11 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -19,7 +22,7 @@ from swarm_node.config.model import public_values
 from swarm_node.config.reloading import Reloaded, Reloading
 from swarm_node.durable import Journal
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, ModelError, UnmappedError
 from swarm_node.node.control.control import ControlServer
 from swarm_node.node.control.openai import OpenAIServer, model_name
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
@@ -56,6 +59,8 @@ from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
+
+_log = structlog.get_logger(__name__)
 
 
 def build_parts(
@@ -261,9 +266,31 @@ async def run_node(
     shows its progress. `on_running` gets the node's addresses once others can dial it. `reloading`
     reads its settings again (by API or SIGHUP).
 
+    Where the sampler cannot map the trainer's memory, although the probe's process could, the node
+    starts once more, and each has weights of its own.
+
     Raises:
         SwarmNodeError: it cannot start.
     """
+    place = home, membership, model, screen, reloading, on_running
+    try:
+        await _run(start, *place)
+    except UnmappedError as error:
+        if not (start.fit.shares_base or start.fit.ipc):
+            raise
+        _log.warning("starting again without shared memory of the GPU", error=str(error))
+        await _run(replace(start, fit=start.unshared()), *place)
+
+
+async def _run(
+    start: Resolved,
+    home: Home,
+    membership: Membership,
+    model: Model,
+    screen: Screen,
+    reloading: Reloading,
+    on_running: Callable[[Sequence[str]], None] | None,
+) -> None:
     parts = build_parts(start.settings, home, membership, model, start.fit)
     node = assemble(start.settings, membership, parts)
 

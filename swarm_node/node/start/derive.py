@@ -4,8 +4,9 @@ trains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,17 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """Settings of one start with nothing left open, and the use of the machine. `origins` has the
-    source of every key that is not at its default."""
+    source of every key that is not at its default. `unshared` makes the fit of the same machine
+    where processes cannot share the GPU's memory.
+
+    Raises, from `unshared`:
+        ModelError: no plan fits so.
+    """
 
     settings: Settings
     fit: Fit
     origins: Mapping[str, str]
+    unshared: Callable[[], Fit]
 
 
 def resolve_start(
@@ -80,7 +87,8 @@ def resolve_start(
     ):
         told |= dict.fromkeys(differing(before, after), source)
         before = after
-    return Resolved(settings, found, told)
+    alone = partial(fit, settings, shape, replace(machine, ipc=False), turns)
+    return Resolved(settings, found, told, alone)
 
 
 def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
@@ -105,7 +113,11 @@ def member_settings(given: Settings, shape: Qwen2Config, named: Sequence[str]) -
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
     """Return the trainer's settings. `found` fills in the settings that the user left open, and
     keeps the others. Without `found`, all is as set, and no memory is spared."""
-    found = found or Fit(ON_CPU, vllm=False, training=_as_set(settings))
+    device, dtype = settings.run.device, settings.training.dtype
+    if found is None:
+        found = Fit(ON_CPU, vllm=False, training=_as_set(settings))
+    else:  # what the start decided is not decided once more
+        device, dtype = found.where.device, found.where.products
     training = found.training
     return TrainerSettings(
         loss=settings.training.loss,
@@ -118,8 +130,8 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         base="nf4" if training.nf4 else "whole",
         published=_published(found),
         optimizer=settings.training.optimizer,
-        device=settings.run.device,
-        dtype=settings.training.dtype,
+        device=device,
+        dtype=dtype,
         processes=settings.run.trainer_processes,
         hosts=settings.run.hosts,
         gives_back=found.plan is not None and found.plan.sharing == "sleep",
@@ -204,10 +216,8 @@ def peers_wants(settings: Settings, turns: int = 1) -> Wants:
 
 
 def _published(found: Fit) -> Published:
-    """Choose how weights reach the sampler. Both samplers take adapters as they are. Both can share
-    the base with a trainer of one process."""
-    if found.shares_base:
-        return "shared"
-    if found.vllm and found.training.lora_rank:
-        return "adapter"
+    """Choose how weights reach the sampler. Both samplers take adapters as they are, on a base of
+    their own or on that of a trainer of one process."""
+    if found.training.lora_rank:
+        return "shared" if found.shares_base else "adapter"
     return "ipc" if found.ipc else "merged"

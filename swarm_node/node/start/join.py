@@ -30,7 +30,7 @@ from swarm_node.errors import (
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
 from swarm_node.node.preflight.doctor import examine_fit, examine_machine, refuse
-from swarm_node.node.preflight.facts import Seen, gather
+from swarm_node.node.preflight.facts import gather
 from swarm_node.node.preflight.first_lines import (
     Line,
     download_line,
@@ -47,7 +47,6 @@ from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, resolve
-from swarm_node.policy.placement import hardware
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
@@ -158,8 +157,7 @@ def _admitted(
     from swarm_node.node.start.derive import resolve_start  # imports torch
 
     run = given.run
-    seen = Seen(hardware(run.device))
-    facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
+    facts = gather(home, run.device, given.network.listen, ticket, run.trainer_processes)
     before = examine_machine(facts, given)
     refuse(before.findings)
     machine, named = before.machine, _named(home, ticket)

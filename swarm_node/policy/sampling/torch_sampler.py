@@ -96,10 +96,10 @@ class TorchSampler:
         shares: bool = False,
         nf4: bool = False,
     ) -> Self:
-        """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
-        bfloat16, and log-probs are made from its logits in float32. With `nf4`, its matrices have
-        four bits a weight, and it takes adapters only. `codec` is the directory's, if
-        it was read already. One that `shares` the trainer's base has no weights before the first
+        """A sampler of the model in a directory, as policy version 0. Its weights have the type of
+        the products, and log-probs are made from its logits in float32. With `nf4`, its matrices
+        have four bits a weight, and it takes adapters only. `codec` is the directory's, if it was
+        read already. One that `shares` the trainer's base has no weights before the first
         `load`, for which sampling waits.
 
         Raises:
@@ -109,11 +109,8 @@ class TorchSampler:
         try:
             if shares:
                 model = Qwen2(Qwen2Config.from_directory(path), draw=False)
-            elif nf4:
-                model = make_base(path, None, placement, four_bit=True)
             else:
-                dtype = torch.bfloat16 if placement.half else torch.float32
-                model = Qwen2.from_directory(path, dtype).to(placement.device)
+                model = make_base(path, None, placement, four_bit=nf4)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
