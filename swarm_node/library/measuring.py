@@ -19,7 +19,7 @@ from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
 from swarm_node.library.stored_policy import StoredPolicy, open_sampler, stored_policies
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home
-from swarm_node.node.loops.dialogues import check_dialogues
+from swarm_node.node.loops.dialogues import check_groups
 from swarm_node.node.loops.evaluation import Examiner, seen_tasks
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.codec import Codec
@@ -115,7 +115,7 @@ async def measure(
         wanted = list(_tasks(info, limit, run.eval_tasks))
         for policy in policies:
             codec = Codec.from_directory(policy.model)
-            check_dialogues(info, codec, sampling)
+            check_groups(info, codec, sampling)
             sampler = await open_sampler(policy, codec, where, run.threads)
             examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
             try:
