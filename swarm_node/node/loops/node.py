@@ -266,7 +266,8 @@ class Node:
 
     async def _restore(self) -> None:
         """Admit the dialogues that an earlier start stored and did not train on. A judge replays
-        them one by one, which takes seconds for a thousand: beside the other loops, not before."""
+        them one by one: half a second for a thousand groups of a game, and up to its limit for each
+        of an environment that is slow."""
         while self._stored:
             group = self._stored.popleft()
             await self._supervisor.attempt("restore", partial(self._restore_one, group))
