@@ -30,7 +30,7 @@ SHORT = {
     "relay": "--members 4 --groups 2 --kilobytes 10",
     "sampler": "--repetitions 1",
     "vllm_dispatch": "--calls 1 --repetitions 1 --places 4",
-    "watching": "--pairs 1 --seconds 2 --watchers 2",
+    "watching": "--pairs 2 --seconds 2 --watchers 2",
 }
 #: Benchmarks without a short run, and the reason.
 TOO_LONG = {
