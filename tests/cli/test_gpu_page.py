@@ -121,7 +121,7 @@ def test_a_bundle_stops_when_its_time_is_over(tmp_path: Path) -> None:
     assert proof(str(tmp_path), "--bundle", "frist").returncode == 2
 
 
-@pytest.mark.slow("a trainer and a sampler at work")
+@pytest.mark.slow(reason="a trainer and a sampler at work")
 def test_the_results_have_each_steps_figures(tmp_path: Path) -> None:
     steps = ["facts", "ipc", "plan-small", "decoding"]
     assert proof(str(tmp_path), "--only", *steps, CUDA_VISIBLE_DEVICES="").returncode == 0
