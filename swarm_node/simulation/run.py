@@ -76,12 +76,15 @@ def quiet() -> None:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Be quiet in the block. A program that simulates may log by structlog too."""
-    before = structlog.get_config()
+    before, configured = structlog.get_config(), structlog.is_configured()
     quiet()
     try:
         yield
     finally:
-        structlog.configure(**before)
+        if configured:
+            structlog.configure(**before)
+        else:  # what logs later may still choose
+            structlog.reset_defaults()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ SMALL = {"run.eval_tasks": 1, "experience.own": 2}
 @pytest.mark.slow(reason="simulates a swarm twice")
 def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> None:
     lines: list[str] = []
-    before = structlog.get_config()
+    before, configured = structlog.get_config(), structlog.is_configured()
 
     async def notebook() -> swarm_node.SimulationReport:
         return swarm_node.simulate(
@@ -39,6 +39,7 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
 
     result = asyncio.run(notebook())
     assert structlog.get_config() == before
+    assert structlog.is_configured() is configured  # or a member would log to stdout
     options = ["--nodes", "2", "--rounds", "2", "--external", "1", "--seed", "3", "--loss", "0.1"]
     options += ["--delay", "0,1", "--speeds", "0.5,2", "--report", str(tmp_path / "command")]
     sets = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
