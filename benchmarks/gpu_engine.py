@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 import torch
 from endless import endless
+from figures import tell
 
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
@@ -125,7 +126,9 @@ async def built_in_rates(
             rates = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
         finally:
             await sampler.close()
-        print(f"built in   {statistics.median(rates):.0f} tok/s ({how}; {dict(sampler.faults)})")
+        rate = statistics.median(rates)
+        print(f"built in   {rate:.0f} tok/s ({how}; {dict(sampler.faults)})")
+        tell(sampler="built in", how=how, tokens_per_s=round(rate), faults=dict(sampler.faults))
 
 
 def memory_mib(pid: int) -> float:
@@ -162,7 +165,9 @@ def print_syncs(how: str, syncs: list[Sync]) -> None:
     print(
         f"sync       {taken * 1e3:.0f} ms in all, {paused * 1e3:.0f} ms without generation ({how})"
     )
-    print(f"canary     mean difference {max(sync.difference for sync in syncs):.2g}")
+    difference = max(sync.difference for sync in syncs)
+    print(f"canary     mean difference {difference:.2g}")
+    tell(sync=how, seconds=taken, paused_seconds=paused, canary=difference)
 
 
 async def measure(arguments: argparse.Namespace) -> None:
@@ -194,6 +199,12 @@ async def measure(arguments: argparse.Namespace) -> None:
     print(f"device {where.device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens")
     print(f"sampling   node {slow:.0f} tok/s, bare vLLM {fast:.0f} tok/s, ratio {slow / fast:.2f}")
     print(f"memory     engine {resident:.0f} MiB resident")
+    tell(
+        sampler="vLLM",
+        tokens_per_s=round(slow),
+        bare_tokens_per_s=round(fast),
+        resident_mib=resident,
+    )
     if where.device != "cpu":
         free, total = torch.cuda.mem_get_info()
         print(f"           device {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB in use")

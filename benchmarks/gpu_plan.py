@@ -34,6 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from figures import tell
 from plan import (
     NEW,
     ROWS,
@@ -126,10 +127,12 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
     except ModelError as refusal:
         return {"refused": str(refusal)}
     total, rows, words = described(shape, found, arguments.new)
+    context = context_bytes(arguments.free)
     results, peak = await at_work(directory, shape, settings, found, rows, arguments)
     return {
         "planned": total,
         "taken": peak,
+        "context": context,
         "words": words,
         "seconds": [one.stats.seconds for one in results],
         "halvings": sum(one.stats.halvings for one in results),
@@ -188,7 +191,8 @@ async def at_work(
 def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The settings, and how `join` would use what is free here."""
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.preflight.fit import GpuMemory, fit, this_machine
+    from swarm_node.node.preflight.doctor import this_machine
+    from swarm_node.node.preflight.fit import GpuMemory, fit
 
     chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
     settings = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})
@@ -207,6 +211,16 @@ def described(shape: Any, found: Any, new: int) -> tuple[int, int, str]:
     how = {"rows": ROWS, "max_new_tokens": new, "one_base": found.shares_base}
     parts = footprint(shape, found.training, device="cpu", **how)
     return parts.total(), ROWS, f"CPU, LoRA rank {found.training.lora_rank}"
+
+
+def context_bytes(free: int) -> int:
+    """Bytes of this process's CUDA context: what it took of `free`. 0 on a CPU."""
+    import torch
+
+    if device() == "cpu":
+        return 0
+    torch.zeros(1, device=device())
+    return free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
 
 
 def memory_in_use(free: int) -> Callable[[], int]:
@@ -252,6 +266,7 @@ def main() -> None:
             directory = make_directory(place, shape, torch.bfloat16)
             for card in arguments.cards if "plan" in arguments.cases else ():
                 held, arguments.free = leave(card)
+                arguments.card = card
                 well &= show_plan(name, directory, arguments)
                 del held
             _, arguments.free = leave(0)
@@ -289,11 +304,15 @@ def show_parts(name: str, directory: Path, variant: str, arguments: argparse.Nam
     print(
         f"{'':28} context {found[2] / _MIB:.0f} MiB (512 planned), reserved / peak {found[3]:.2f}"
     )
+    planned, taken = ({part: one / _MIB for part, one in each.items()} for each in found[:2])
+    tell(model=name, variant=variant, planned_mib=planned, taken_mib=taken)
+    tell(model=name, variant=variant, context_mib=found[2] / _MIB, reserved_by_peak=found[3])
     return True
 
 
 def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool:
     """One line; whether it went as planned. A CPU's libraries are not planned for."""
+    from swarm_node.policy.memory.footprint import CONTEXT
     from swarm_node.policy.memory.plan import SPARE
 
     found = run_child(directory, "plan", arguments)
@@ -302,8 +321,12 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
     title = f"{name}, {arguments.free / _GIB:.2f} GiB free, {arguments.new} new tokens"
     if "refused" in found:
         print(f"{title}: refused: {found['refused']}", flush=True)
+        tell(model=name, card=arguments.card, new=arguments.new, refused=found["refused"])
         return False
+    # Contexts differ by card: the plan's 512 MiB stand for each of the two that were measured.
     taken, planned = found["taken"], found["planned"]
+    if found["context"]:
+        taken += 2 * (CONTEXT - found["context"])
     well = not found["halvings"] and not found["skipped"]
     well &= device() == "cpu" or taken * (1 - SPARE) <= planned
     print(
@@ -311,6 +334,12 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
         f"{planned / taken:.2f}, {statistics.median(found['seconds']):.2f} s an update, "
         f"{found['halvings']} halvings{'' if well else ', NOT AS PLANNED'} ({found['words']})",
         flush=True,
+    )
+    tell(
+        **{"model": name, "free_mib": arguments.free / _MIB, "new": arguments.new, "well": well},
+        **{"card": arguments.card, "planned_mib": planned / _MIB, "taken_mib": taken / _MIB},
+        **{"context_mib": found["context"] / _MIB, "seconds": found["seconds"]},
+        **{"halvings": found["halvings"], "plan": found["words"], "set": arguments.set},
     )
     return well
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from plan import make_directory
 
 from swarm_node.policy.models.attention import causal, within
@@ -43,6 +44,7 @@ BATCHES, NEW, PROMPT = ((8, 64, 256), 256, 256) if ON_GPU else ((8, 16), 16, 32)
 
 def say(**found: Any) -> None:
     print(json.dumps(found), flush=True)
+    tell(**found)
 
 
 def shape_of(name: str) -> Qwen2Config:

@@ -1,39 +1,44 @@
 #!/usr/bin/env bash
 # Everything that one CUDA card can prove, in steps of under ten minutes, those first that fail first.
 #
-#     benchmarks/gpu_proof.sh [OUT] [--only STEP ...]   # OUT: build/gpu-proof
-#     benchmarks/gpu_proof.sh --list
-#     benchmarks/gpu_proof.sh --wheels DIR [3.12]       # for a machine without network
+#     benchmarks/gpu_proof.sh [OUT] [--only STEP ... | --bundle NAME]   # OUT: build/gpu-proof
+#     benchmarks/gpu_proof.sh --list | --bundles
+#     python benchmarks/gpu_wheels.py DIR                               # for a machine without network
 #
 # A step's output is in OUT/STEP.log, its verdict in OUT/summary.txt: PASS, FAIL, or NOT RUN because ….
-# Exit 1 if any failed. PYTHON names the interpreter, and PYTHONPATH has what --wheels fetched. Without
-# CUDA (or with CUDA_VISIBLE_DEVICES=) steps run on the CPU with the tiny model, and say so.
+# OUT/results.json has all verdicts and figures. Exit 1 if any failed. A bundle ends within nine minutes
+# on a machine that keeps nothing. PYTHON names the interpreter, WHEELS the folder that gpu_wheels.py
+# filled. Without CUDA (or with CUDA_VISIBLE_DEVICES=) steps run on the CPU with the tiny model, and
+# say so.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-# What the steps without vLLM need beside torch, transformers, numpy and what those need.
-wheels() {
-    python3 -m pip install --quiet --no-deps --no-compile --only-binary :all: --target "$1" \
-        --implementation cp --python-version "${2:-3.12}" --platform manylinux_2_28_x86_64 \
-        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-        --constraint constraints.txt accelerate peft msgpack msgspec platformdirs psutil structlog \
-        annotated-types pydantic pydantic-core pydantic-settings python-dotenv typing-extensions \
-        typing-inspection pytest pytest-timeout iniconfig pluggy pygments hypothesis \
-        sortedcontainers && du -sh "$1"
-}
-
 STEPS=(facts attention gpu-tests ipc plan-small plan-cards updates long head decoding trainer plan-parts
     plan-large nf4 vllm-tests vllm-sync vllm-engine join-torch join-vllm)
-OUT=build/gpu-proof CHOSEN=("${STEPS[@]}")
+# The first says whether `swarm-node join` works on this card.
+declare -A BUNDLES=(
+    [first]="facts ipc plan-small join-torch attention" [tests]="gpu-tests" [memory]="plan-cards"
+    [updates]="updates long" [speed]="head decoding trainer" [parts]="plan-parts plan-large" [nf4]="nf4"
+    [vllm]="vllm-tests vllm-sync" [engine]="vllm-engine join-vllm"
+)
+OUT=build/gpu-proof CHOSEN=("${STEPS[@]}") LEFT=
 case "${1-}" in
 --list) printf '%s\n' "${STEPS[@]}" && exit ;;
---wheels) wheels "${@:2}" && exit; exit 1 ;;
-'' | --only) ;;
+--bundles)
+    for name in first tests memory updates speed parts nf4 vllm engine; do echo "$name: ${BUNDLES[$name]}"; done
+    exit
+    ;;
+'' | --only | --bundle) ;;
 *) OUT=$1 && shift ;;
 esac
 STEP=
 case "${1-}" in
 --only) CHOSEN=("${@:2}") ;;
+--bundle)
+    [ -n "${2-}" ] && [ -n "${BUNDLES[$2]-}" ] || { echo "no bundle ${2-}: see --bundles" >&2 && exit 2; }
+    read -ra CHOSEN <<< "${BUNDLES[$2]}"
+    LEFT=${BUNDLE_SECONDS:-540}
+    ;;
 --step) STEP=$2 ;; # one of those below, in a process that can be timed
 esac
 for step in "${CHOSEN[@]}"; do
@@ -45,9 +50,14 @@ export PYTHONPATH=$PWD:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1
 KEEP=${TMPDIR:-/tmp}/swarm-node-gpu-proof
 mkdir -p "$OUT" "$KEEP"
+if [ -n "${WHEELS-}" ]; then
+    [ -d "$KEEP/site" ] || "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile \
+        --target "$KEEP/site" "$WHEELS"/*.whl || exit 2
+    export PYTHONPATH=$PYTHONPATH:$KEEP/site
+fi
 python() { "$PYTHON" "$@"; }
 pytest() {
-    python -m pytest -q -m gpu -p no:cacheprovider "$@" || return
+    python -m pytest -q -m gpu -p no:cacheprovider --junitxml "$OUT/$STEP.xml" "$@" || return
     on_card || not_run "there is no CUDA device: all skipped"
 }
 has() { python -c "import importlib.util as i, sys; sys.exit(i.find_spec('$1') is None)"; }
@@ -127,15 +137,24 @@ if [ -n "$STEP" ]; then "run_$STEP"; exit; fi
 failed=0
 : > "$OUT/summary.txt"
 for step in "${CHOSEN[@]}"; do
-    started=$SECONDS
-    timeout 580 benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1
-    code=$?
+    started=$SECONDS limit=${LEFT:+$((LEFT - SECONDS))}
+    limit=${limit:-580}
+    rm -f "$OUT/$step".{jsonl,xml}
+    if [ "$limit" -gt 10 ]; then
+        FIGURES=$OUT/$step.jsonl timeout --kill-after 10 "$limit" \
+            benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1
+        code=$?
+    else
+        echo "NOT RUN because the bundle's time was over" > "$OUT/$step.log"
+        code=77
+    fi
     case $code in
     0) verdict="PASS$([ -n "$ON_CARD" ] || echo ' on the CPU')" ;;
     77) verdict=$(tail -n 1 "$OUT/$step.log") ;;
-    124) verdict="FAIL: over 580 s, see $OUT/$step.log" failed=1 ;;
+    124 | 137) verdict="FAIL: over $limit s, see $OUT/$step.log" failed=1 ;;
     *) verdict="FAIL: exit $code, see $OUT/$step.log" failed=1 ;;
     esac
     printf '%-12s %4d s  %s\n' "$step" $((SECONDS - started)) "$verdict" | tee -a "$OUT/summary.txt"
+    python benchmarks/figures.py "$OUT" || echo "no results.json: see above" >&2
 done
 exit $failed

@@ -1,8 +1,9 @@
 """Renews the table of docs/research/one-card.md: plans by `swarm-node plan`, and by hand.
 
-    python benchmarks/gpu_table.py
+    python benchmarks/gpu_table.py [RESULTS ...]
 
-What stands under "measured" stays, by card, model and new tokens. The plan is that of the built-in
+RESULTS are files `results.json` of benchmarks/gpu_proof.sh: their figures come under "measured".
+What stands there else stays, by card, model and new tokens. The plan is that of the built-in
 sampler, so the table does not depend on this machine.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +102,25 @@ def row_of(card: int, model: str, new: int, measured: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def measured(files: list[Path]) -> dict[tuple[str, ...], str]:
+    """MiB that plans took on a card, as cells of the table by its first three columns. Settings are
+    those of `join`: a run with others has no row."""
+    found: dict[tuple[str, ...], str] = {}
+    for file in files:
+        for step in json.loads(file.read_text())["steps"].values():
+            for one in step["figures"]:
+                if one.get("context_mib") and "taken_mib" in one and one.get("set") == []:
+                    key = (f"{one['card']:g}", one["model"], f"{one['new']:,}")
+                    found[key] = f"{one['taken_mib']:,.0f}"
+    return found
+
+
 def main() -> None:
     text = PAGE.read_text()
     (table,) = TABLE.finditer(text)
     old = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines()[2:]]
     kept = {tuple(cells[:3]): cells[11] for cells in old}
+    kept |= measured([Path(name) for name in sys.argv[1:]])
     rows = [
         row_of(*case, kept.get((str(case[0]), case[1], f"{case[2]:,}"), "not run yet"))
         for case in CASES

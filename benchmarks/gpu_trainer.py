@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures import tell
 from plan import batch_of
 
 #: name: settings of the trainer.
@@ -183,6 +184,9 @@ def main() -> None:
         elif baseline is not None:
             line += f"  x {baseline / found['seconds']:.2f} of bfloat16"
         print(f"{line}  ({found['device']})", flush=True)
+        tell(
+            variant=name, tokens_per_s=round(rate), share_of_limit=reached / found["limit"], **found
+        )
 
 
 if __name__ == "__main__":

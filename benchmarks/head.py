@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures import tell
+
 #: Most logits at once of "ours".
 PIECES = {"ours at once": 1 << 62, **{f"ours 2^{n}": 1 << n for n in (25, 24, 23)}}
 LIGER, CHUNKED = "liger-kernel", "chunked"
@@ -133,6 +135,7 @@ def main() -> None:
             f"{name:22} {one['seconds']:8.3f} s (x {one['seconds'] / whole['seconds']:.2f}), "
             f"{one['peak_mib']:6.0f} MiB (x {one['peak_mib'] / whole['peak_mib']:.2f})"
         )
+        tell(variant=name, tokens=arguments.tokens, **one, beside=whole)
 
 
 if __name__ == "__main__":

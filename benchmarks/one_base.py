@@ -35,7 +35,10 @@ PATIENT = Deadlines(start=3600.0, sync=3600.0)
 
 
 async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
-    config, where = Qwen2Config.from_directory(model), Placement("cpu", half=dtype == "bfloat16")
+    config, where = (
+        Qwen2Config.from_directory(model),
+        Placement("cpu", "bfloat16" if dtype == "bfloat16" else "float32"),
+    )
     settings = trainer_settings(
         lora_rank=RANK, dtype=dtype, device="cpu", published="shared" if shared else "adapter"
     )

@@ -152,7 +152,7 @@ def sampling(directory: Path, dtype: str, device: str, gauge: Gauge) -> int:
     from swarm_node.policy.placement import Placement
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
-    placement = Placement(device, half=dtype == "bfloat16")
+    placement = Placement(device, "bfloat16" if dtype == "bfloat16" else "float32")
 
     async def draw() -> None:
         sampler = TorchSampler.from_directory(directory, placement)

@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from node_process import Memory, NodeProcess, cpu_seconds
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.preflight.fit import gpu_memory
+from swarm_node.node.preflight.probe import gpu_memory
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
@@ -188,6 +189,15 @@ def main() -> None:
         * bool(arguments.limit_gb)
     )
     print(f"planned MiB {plan:,.0f}, measured {measured:,.0f}, ratio {plan / measured:.2f}")
+    tell(
+        model=arguments.model,
+        engine=arguments.engine,
+        new=arguments.new,
+        planned_mib=plan,
+        measured_mib=measured,
+        updates=found["updates"],
+        update_seconds=found["seconds"],
+    )
     print(f"node without a model: {empty['mib']:,.0f} MiB; in all {found['mib']:,.0f} MiB")
     print(
         f"{found['updates']} updates, {found['cpu_seconds']:.0f} CPU s and "

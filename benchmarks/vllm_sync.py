@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from endless import endless
+from figures import tell
 
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import hardware, place
@@ -71,6 +72,7 @@ async def main(places: int, groups: int, new: int, turns: int) -> None:
         f"{groups * GROUP} answers of {new} tokens, {places} places: sync/call "
         f"{statistics.median(ratios):.3f} (median of {turns}), faults {dict(sampler.faults)}"
     )
+    tell(sync_seconds=syncs, of_a_call=ratios, faults=dict(sampler.faults))
 
 
 if __name__ == "__main__":

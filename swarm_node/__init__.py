@@ -1,7 +1,8 @@
 """swarm-node: post-train language models together by sharing signed rollouts.
 
-`connect` and `start` give a running node as an object, `simulate` a whole swarm's curves; see
-docs/library.md. Each name is imported when it is first used, so that `import swarm_node` is quick.
+`connect` and `start` give a running node as an object, `member` a place in a swarm for a trainer of
+your own, `simulate` a whole swarm's curves; see docs/library.md. Each name is imported when it is
+first used, so that `import swarm_node` is quick.
 """
 
 from typing import TYPE_CHECKING
@@ -13,10 +14,12 @@ __all__ = [
     "RunningNode",
     "SimulationReport",
     "StartedNode",
+    "SwarmMember",
     "SwarmNodeError",
     "__version__",
     "connect",
     "errors",
+    "member",
     "simulate",
     "start",
 ]
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from swarm_node import errors
     from swarm_node.errors import SwarmNodeError
     from swarm_node.library.history import NodeHistory
+    from swarm_node.library.member import SwarmMember, member
     from swarm_node.library.running import RunningNode, connect
     from swarm_node.library.simulating import simulate
     from swarm_node.library.starting import StartedNode, start
@@ -35,8 +39,10 @@ else:
         "RunningNode": "library.running",
         "SimulationReport": "simulation.report",
         "StartedNode": "library.starting",
+        "SwarmMember": "library.member",
         "SwarmNodeError": "errors",
         "connect": "library.running",
+        "member": "library.member",
         "simulate": "library.simulating",
         "start": "library.starting",
     }

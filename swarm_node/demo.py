@@ -34,7 +34,8 @@ from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNode
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, Snapshot
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight.fit import engine_of, this_machine
+from swarm_node.node.preflight.doctor import this_machine
+from swarm_node.node.preflight.fit import engine_of
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.simulation.report import save_json, save_picture
 

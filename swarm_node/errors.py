@@ -7,6 +7,7 @@ SwarmNodeError               every error this program raises on purpose
 │   └── StorageError         a call to the database or the home failed; a later one may succeed
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
+├── AnswerError              answers of a program that cannot be published or judged as given
 ├── NotRunningError          no node answers on the control API of this home
 ├── SlowNodeError            a running node did not answer, or get anywhere, in time
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
@@ -19,6 +20,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── CheckpointError          no stored state verifies, or it belongs to another model
 ├── WeightsError             a policy version cannot be written for the sampler
 ├── ModelError               a model or tokenizer cannot be used as asked
+│   └── UnmappedError        memory of a GPU cannot be shared with another process
 └── UnknownTaskError         a task reference that this environment cannot derive
     └── SlowTaskError        making the task takes longer than this machine allows
 
@@ -71,6 +73,10 @@ class TicketExpiredError(TicketError):
     def __init__(self, message: str, swarm_id: bytes) -> None:
         super().__init__(message)
         self.swarm_id = swarm_id
+
+
+class AnswerError(SwarmNodeError):
+    """Answers of this program cannot be published or judged as they were given."""
 
 
 class NotRunningError(SwarmNodeError):
@@ -134,6 +140,10 @@ class WeightsError(SwarmNodeError):
 
 class ModelError(SwarmNodeError):
     """A model or its tokenizer cannot be used as asked."""
+
+
+class UnmappedError(ModelError):
+    """Memory of a GPU that another process exported cannot be mapped. Without sharing it works."""
 
 
 class UnknownTaskError(SwarmNodeError):

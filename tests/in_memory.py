@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,11 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.wire.wire import MAX_TEXT_BYTES
 from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.rollout import Completion
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.paced import PacedSampler
 from swarm_node.simulation.seeded import EPOCH, Seeded
@@ -57,7 +61,7 @@ class World:
         home = self.home(index)
         parts = Parts(
             transport=MemoryTransport(self.network, self.memberships[index].identity),
-            sampler=Sampler(tiny().sampler(), _TOKEN_SECONDS, 0, home),
+            sampler=self.sampler(index),
             trainer=InlineTrainer(**self.training(settings, index)),
             environment=Host(environment()),
             storage=Storage(home / "node.db", wall=self.clock.wall, threads=False),
@@ -67,6 +71,10 @@ class World:
             processes=dict,
         )
         return replace(parts, **changes)
+
+    def sampler(self, index: int = 0, kind: type[Sampler] | None = None) -> Sampler:
+        """A new sampler of node `index`, of another `kind` if one is given."""
+        return (kind or Sampler)(tiny().sampler(), _TOKEN_SECONDS, 0, self.home(index))
 
     def training(self, settings: Settings, index: int = 0) -> dict[str, Any]:
         """Arguments of the trainer of node `index`."""
@@ -107,6 +115,20 @@ class Sampler(PacedSampler):
     async def close(self) -> None:
         self.closed = True
         await super().close()
+
+
+class WordySampler(Sampler):
+    """Every other call spells one answer with more text than a peer takes."""
+
+    calls = 0
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        groups = await super().sample(requests)
+        self.calls += 1
+        if self.calls % 2:
+            (one, *others), *rest = groups
+            groups = [(replace(one, text="x" * (MAX_TEXT_BYTES + 1)), *others), *rest]
+        return groups
 
 
 @cache

@@ -23,7 +23,7 @@ SETTINGS = sorted(EXAMPLES.glob("*.toml"))
 
 def test_every_example_is_tested_here_and_named_in_the_documentation() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    others = {"successor.py", "hints.py", "exams.jsonl", "library.ipynb"}
+    others = {"successor.py", "hints.py", "exams.jsonl", "library.ipynb", "trl_member.py"}
     assert files == {path.name for path in SETTINGS} | others
     pages = (ROOT / "docs" / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     assert {name for name in files if f"examples/{name})" not in pages} == set()

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from swarm_node.config.reloading import Reloaded
+from swarm_node.library.measuring import CheckpointsReport
 from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, Snapshot
@@ -17,6 +18,7 @@ PLACE = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 TYPES = {
     "status": Snapshot,
     "eval": EvalPoint,
+    "checkpoints": CheckpointsReport,
     "samples": SamplesReport,
     "history": HistoryReport,
     "log": EventReport,

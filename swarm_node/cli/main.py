@@ -34,8 +34,10 @@ from swarm_node.cli.verbs.backup import backup, restore
 from swarm_node.cli.verbs.config import config_app
 from swarm_node.cli.verbs.doctor import doctor
 from swarm_node.cli.verbs.env import env_app
+from swarm_node.cli.verbs.evaluating import evaluate
 from swarm_node.cli.verbs.issuer import issuer_app
 from swarm_node.cli.verbs.plan import plan
+from swarm_node.cli.verbs.serving import serve
 from swarm_node.cli.verbs.support import support_bundle
 from swarm_node.cli.verbs.track import track
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
@@ -305,17 +307,8 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     show(json, listed, lambda: peers_view(snapshot, names))
 
 
-@app.command(name="eval", rich_help_panel=_BASIC)
-def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Measure the running node's reward on unseen texts now, per task family, and on seen ones."""
-    import msgspec
-
-    from swarm_node.cli.views.views import eval_view
-    from swarm_node.node.figures.snapshot import SCHEMA
-
-    point = ask(home, lambda client: client.evaluate())
-    listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
-    show(json, listed, lambda: eval_view(point))
+app.command(name="eval", rich_help_panel=_BASIC)(evaluate)
+app.command(rich_help_panel=_BASIC)(serve)
 
 
 @app.command(rich_help_panel=_BASIC)

@@ -40,6 +40,10 @@ AssignOption = Annotated[
     typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
+FactsOption = Annotated[
+    Path | None,
+    typer.Option("--facts", help="Judge the machine that `doctor --json` described in this file."),
+]
 CoordinatorOption = Annotated[
     str | None, typer.Option(help="URL of a coordinator, which introduces peers.")
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -114,14 +114,14 @@ class Training(Table):
     )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
-        "auto", description="Type in matrix products; auto: bfloat16 on a GPU, else float32."
+        "auto", description="Type in matrix products; auto: the fastest of the GPU, or float32."
     )
     lora_rank: int = Field(
         0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
     )
-    base: Literal["auto", "whole", "nf4"] = Field(
+    base: Literal["auto", "whole", "nf4", "own"] = Field(
         "auto",
-        description="Frozen base of adapters; nf4: 4 bits a weight; auto: if nothing else fits.",
+        description="Base of adapters; nf4: 4 bits a weight; auto: if needed; own: auto, unshared.",
     )
 
 
@@ -258,9 +258,13 @@ def differing(before: Settings, after: Settings) -> list[str]:
 
 def with_values(settings: Settings, other: Settings, keys: Iterable[str]) -> Settings:
     """`settings` with the values that `other` has for `keys`."""
-    for key in keys:
+    return with_keys(settings, {key: value_of(other, key) for key in keys})
+
+
+def with_keys(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """`settings` with these values by dotted key, which are taken as they are."""
+    for key, value in values.items():
         table, _, inner = key.partition(".")
-        value = value_of(other, key)
         if inner:
             value = getattr(settings, table).model_copy(update={inner: value})
         settings = settings.model_copy(update={table: value})

@@ -35,7 +35,9 @@ class TaskMaker(Protocol):
     # Optional: `question(task)`, the text that decides whether a task is held out, where
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
     # `notes`, sentences for the owner; `held_out_bounds`, for a list of questions that is split
-    # already: by family the `split.position` below which its questions are held out;
+    # already: by family the `split.position` below which its questions are held out; `sizes`, for
+    # a list: by family its numbers of rows for training and held out, of which a seed names the
+    # one at the seed modulo their number;
     # `score_seconds`, the processor time of a group of eight, where the usual is too short.
 
     def derive(self, ref: TaskRef) -> Task:

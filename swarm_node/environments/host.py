@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
@@ -65,7 +65,8 @@ class EnvironmentInfo:
     """The description of an environment, what confines its judges (None if they run in the node's
     own process), and sentences about its tasks that the owner should read. `turns` is the most that
     a model has in a dialogue, 1 for an answer to one question. `score_seconds` is what it says that
-    SAID_TEXTS texts may take, 0 if it does not say."""
+    SAID_TEXTS texts may take, 0 if it does not say. A list has `sizes`: by family its numbers of
+    rows for training and held out."""
 
     name: str
     version: str
@@ -74,6 +75,7 @@ class EnvironmentInfo:
     notes: tuple[str, ...] = ()
     turns: int = 1
     score_seconds: float = 0.0
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class EnvironmentHost(Protocol):
@@ -191,6 +193,7 @@ class ProcessEnvironmentHost:
             *(said.name, said.version, said.families, sandbox, said.notes),
             turns=said.turns,
             score_seconds=said.score_seconds,
+            sizes=said.sizes,
         )
 
     def _seconds(self, texts: int) -> float:

@@ -89,6 +89,7 @@ class _Jsonl:
         self.families = tuple(families)
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
+        self.sizes = {name: family.size for name, family in families.items()}
         self.notes = tuple(family.note(name) for name, family in families.items())
         self._rows = families
         self._score = SCORERS[scoring]

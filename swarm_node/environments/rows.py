@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from swarm_node.durable import open_regular
 from swarm_node.environments.base import split_held_out
 from swarm_node.environments.split import canonical
 from swarm_node.errors import ConfigError
@@ -45,6 +46,11 @@ class Family(Generic[_Row]):
         """The row that a reference names: its seed modulo the number of rows."""
         rows = self.held_out if ref.held_out else self.training
         return rows[ref.seed % len(rows)]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Numbers of rows for training and held out."""
+        return len(self.training), len(self.held_out)
 
     def note(self, name: str) -> str:
         """A sentence about the rows, for their owner."""
@@ -94,7 +100,7 @@ def digest_of(options: Sequence[Any]) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise refuse("path", f"cannot read {path}: {error.strerror}") from error

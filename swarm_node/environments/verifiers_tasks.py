@@ -86,6 +86,8 @@ class _Verifiers:
             )
         self.families: tuple[str, ...] = (taskset.rsplit("/", 1)[-1],)
         self.held_out_bounds = dict.fromkeys(self.families, bound)
+        size = len(self._training), len(self._held_out)
+        self.sizes = dict.fromkeys(self.families, size)
         self.version = _version(taskset, tasks, held_out)
 
     def derive(self, ref: TaskRef) -> Task:

@@ -11,8 +11,9 @@ gave (RFC 6749, 4.1.2).
 
 from __future__ import annotations
 
+import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -43,6 +44,18 @@ def bearer(header: str) -> str:
     """The token in a header `Authorization: Bearer TOKEN`, "" in any other."""
     scheme, _, token = header.partition(" ")
     return token if scheme == "Bearer" else ""
+
+
+def is_local(host: str) -> bool:
+    """Check that a header `Host` names this machine. A web page can let its name lead here
+    (DNS rebinding)."""
+    return host.rpartition(":")[0] in ("127.0.0.1", "localhost")
+
+
+def is_one_of(given: str, tokens: Iterable[str]) -> bool:
+    """Check a token in a time that says nothing about the right ones."""
+    raw = given.encode("utf-8", "replace")
+    return any([hmac.compare_digest(raw, token.encode()) for token in tokens])
 
 
 class Entrance:

@@ -15,9 +15,14 @@ from swarm_node.errors import ConfigError
 DEVICE = r"auto|cpu|cuda(:\d{1,2})?"
 #: The values of `run.trainer_hosts`: where this host listens, and how many there are; or none.
 HOSTS = r"([A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}\*([2-9]|[1-5]\d|6[0-4]))?"
-#: The number type of matrix products; "auto" depends on the device.
-DtypeName = Literal["auto", "float32", "bfloat16"]
+#: A number type of matrix products.
+Precision = Literal["float32", "bfloat16", "float16"]
+#: The values of `training.dtype`; "auto" depends on the device.
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
+#: Compute capability of the oldest cards for which torch 2.13 and bitsandbytes 0.50 have kernels
+#: (Turing), and of the first that multiply in bfloat16 (Ampere).
+LEAST_CAPABILITY, BFLOAT16_CAPABILITY = (7, 5), (8, 0)
 #: Number type of the frozen base of adapters: the type of matrix products, or matrices of four
 #: bits a weight (`models/nf4.py`).
 BaseName = Literal["whole", "nf4"]
@@ -25,35 +30,41 @@ BaseName = Literal["whole", "nf4"]
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Number of CUDA `gpus` that torch sees, and `bfloat16` if they compute in it (from Ampere
-    on)."""
+    """Number of CUDA `gpus` that torch computes on, and `bfloat16` (from Ampere on) and `float16`
+    if they compute in it."""
 
     gpus: int
     bfloat16: bool
+    float16: bool = False
+
+    @property
+    def products(self) -> Precision:
+        """The fastest type of matrix products. Where two are, the one that does not overflow."""
+        return "bfloat16" if self.bfloat16 else "float16" if self.float16 else "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`device` is "cpu" or "cuda:N". With `half`, matrix products are bfloat16, and trained weights
-    stay float32."""
+    """`device` is "cpu" or "cuda:N", and `products` the type of matrix products. Trained weights
+    are float32 whatever it is."""
 
     device: str
-    half: bool
+    products: Precision
 
     @property
-    def products(self) -> Literal["float32", "bfloat16"]:
-        """The type of matrix products."""
-        return "bfloat16" if self.half else "float32"
+    def half(self) -> bool:
+        """Check that numbers of the products have two bytes."""
+        return self.products != "float32"
 
 
-ON_CPU = Placement("cpu", half=False)
+ON_CPU = Placement("cpu", "float32")
 
 
 def place(
     device: str, dtype: DtypeName, found: Hardware, *, rank: int = 0, ranks: int = 1
 ) -> Placement:
     """Choose the device and types of process number `rank` of `ranks`. `device` "auto" is CUDA if
-    torch sees a GPU. `dtype` "auto" is bfloat16 on a GPU that supports it, and else float32.
+    torch computes on a GPU. `dtype` "auto" is the fastest that the GPU has, and float32 on a CPU.
     Several processes take one GPU each, starting with the GPU that `device` names.
 
     Raises:
@@ -62,7 +73,7 @@ def place(
     if not re.fullmatch(DEVICE, device):
         raise ConfigError(f'run.device is "auto", "cpu", "cuda" or "cuda:N", not {device!r}')
     if device == "cpu" or (device == "auto" and not found.gpus):
-        return Placement("cpu", dtype == "bfloat16")
+        return Placement("cpu", "float32" if dtype == "auto" else dtype)
     first = int(device.partition(":")[2] or 0)
     if first + ranks > found.gpus:
         raise ConfigError(
@@ -70,23 +81,27 @@ def place(
             f"{first + ranks - 1}, and torch sees {found.gpus}, counted from 0: set run.device to "
             '"cpu" or to a GPU that is there, or install a torch built for CUDA'
         )
-    half = dtype == "bfloat16" or (dtype == "auto" and found.bfloat16)
-    return Placement(f"cuda:{first + rank}", half)
+    return Placement(f"cuda:{first + rank}", found.products if dtype == "auto" else dtype)
 
 
 def hardware(device: str = "auto") -> Hardware:
-    """The hardware that torch finds on this machine. Support of bfloat16 is that of `device`. From
-    here on this process and its children count GPUs as nvidia-smi does, in the order of the bus,
-    and not the fastest first."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    """The hardware that torch finds on this machine; the number types are those of `device`. A node
+    asks `probe.py` instead, which computes on the GPU, in another process."""
+    count_by_bus()
     import torch  # here, so that importing this module does not import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = int(device.partition(":")[2] or 0)
     if index >= gpus:
         return Hardware(gpus, False)
-    with torch.cuda.device(index):
-        return Hardware(gpus, torch.cuda.is_bf16_supported(including_emulation=False))
+    capability = torch.cuda.get_device_capability(index)
+    return Hardware(gpus, capability >= BFLOAT16_CAPABILITY, capability >= LEAST_CAPABILITY)
+
+
+def count_by_bus() -> None:
+    """Let this process and its children count GPUs as nvidia-smi does, in the order of the bus, and
+    not the fastest first."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def has_bitsandbytes() -> bool:

@@ -23,11 +23,15 @@ _Event = MutableMapping[str, Any]
 
 
 def set_up_logging(
-    verbose: bool, log_format: LogFormat = "auto", *, warnings_only: bool = False
+    verbose: bool,
+    log_format: LogFormat = "auto",
+    *,
+    warnings_only: bool = False,
+    forwards: bool = True,
 ) -> None:
     """Log to stderr, because stdout is the reply. Each event is a line of text or a JSON object.
-    hivemind's warnings are logged, too. With `warnings_only`, other events go into the log file
-    alone."""
+    hivemind's warnings are logged, too, if it `forwards` the standard library's. With
+    `warnings_only`, other events go into the log file alone."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -44,7 +48,7 @@ def set_up_logging(
         logger_factory=lambda *_: _Stderr(),
     )
     root = logging.getLogger()
-    if not any(isinstance(handler, _Forward) for handler in root.handlers):
+    if forwards and not any(isinstance(handler, _Forward) for handler in root.handlers):
         root.addHandler(_Forward())
 
 

@@ -284,6 +284,7 @@ class _Swarm:
             policy=model.policy,
             clock=self._clock,
             processes=dict,
+            turns=info.turns,
             buffer=partial(self._buffer, history),
             common_share=scenario.common,
         )

@@ -260,7 +260,8 @@ class Campaign:
 
     def __post_init__(self) -> None:
         self.copy = self.folder / "tree"
-        skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "benchmarks")
+        # `build` may hold a Debian whose /dev/full, read as a file, fills the disk.
+        skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "benchmarks", "build")
         shutil.copytree(self.root, self.copy, ignore=skipped)
 
     def wanted(self, only: Sequence[str]) -> dict[str, list[Mutant]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import ROOT
@@ -89,6 +91,64 @@ def test_the_page_names_every_step_of_the_proof() -> None:
     assert [
         name for line in table for name in re.findall("`([a-z0-9-]+)`", line.split("|")[1])
     ] == (steps)
+
+
+def results(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "results.json").read_text())["steps"])
+
+
+def test_the_bundles_have_every_step_once() -> None:
+    lines = proof("--bundles").stdout.splitlines()
+    bundles = {name: steps.split() for name, _, steps in (line.partition(": ") for line in lines)}
+    named = [step for steps in bundles.values() for step in steps]
+    assert sorted(named) == sorted(proof("--list").stdout.split())
+    assert bundles["first"][:1] == ["facts"]  # it says what the other figures were measured on
+    page = (ROOT / "docs" / "research" / "one-card.md").read_text()
+    assert all(
+        f"| `{name}` | {', '.join(f'`{one}`' for one in steps)} |" in page
+        for name, steps in bundles.items()
+    )
+
+
+def test_a_bundle_stops_when_its_time_is_over(tmp_path: Path) -> None:
+    done = proof(str(tmp_path), "--bundle", "first", ON_CARD="", BUNDLE_SECONDS="0")
+    assert done.returncode == 0
+    steps = results(tmp_path)
+    assert list(steps) == ["facts", "ipc", "plan-small", "join-torch", "attention"]
+    assert {(one["verdict"], one["why"]) for one in steps.values()} == {
+        ("NOT RUN", "because the bundle's time was over")
+    }
+    assert proof(str(tmp_path), "--bundle", "frist").returncode == 2
+
+
+@pytest.mark.slow("a trainer and a sampler at work")
+def test_the_results_have_each_steps_figures(tmp_path: Path) -> None:
+    steps = ["facts", "ipc", "plan-small", "decoding"]
+    assert proof(str(tmp_path), "--only", *steps, CUDA_VISIBLE_DEVICES="").returncode == 0
+    steps = results(tmp_path)
+    assert steps["facts"]["verdict"] == "PASS"
+    assert steps["facts"]["figures"][0]["device"] == "CPU"
+    assert steps["ipc"]["verdict"] == "NOT RUN"  # its tests want a card, and were skipped
+    assert steps["ipc"]["tests"]["skipped"] > 0
+    (plan,) = steps["plan-small"]["figures"]
+    assert plan["planned_mib"] > 0 < plan["taken_mib"]
+    assert {one["rows"] for one in steps["decoding"]["figures"]} == {8, 16}
+
+
+def test_the_table_takes_what_a_card_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    measured = importlib.import_module("gpu_table").measured
+    plan = {"model": "qwen2.5-1.5b", "card": 8.0, "new": 1024, "context_mib": 400.0, "set": []}
+    figures = [
+        plan | {"taken_mib": 7012.4},
+        plan | {"taken_mib": 1.0, "set": ["training.base=nf4"]},
+    ]
+    figures += [plan | {"taken_mib": 2.0, "context_mib": 0.0, "card": 12.0}]  # on a CPU
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"steps": {"plan-cards": {"figures": figures}}}))
+    assert measured([file]) == {("8", "qwen2.5-1.5b", "1,024"): "7,012"}
 
 
 def test_a_failed_step_is_told_from_one_that_cannot_run_and_does_not_end_the_proof(

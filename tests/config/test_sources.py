@@ -47,7 +47,7 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ('[sampling]\nengine = "sglang"', "sampling.engine"),
         ("[network]\nlisten = []", "network.listen"),
         ('[network]\nstack = "quic"', "network.stack"),
-        ('[training]\ndtype = "float16"', "training.dtype"),
+        ('[training]\ndtype = "float8"', "training.dtype"),
         ('[training]\noptimizer = "sgd"', "training.optimizer"),
         ('[run]\ndevice = "tpu"', "run.device"),
         ("[run]\ntrainer_processes = 0", "run.trainer_processes"),

@@ -58,7 +58,7 @@ def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     blocks = _BLOCK.findall((ROOT / "docs" / "library.md").read_text())
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     printed, _ = executed([code for code, _ in blocks])
     for (code, shown), told in zip(blocks, printed, strict=True):
         assert pattern(shown, numbers_differ=True).fullmatch(told + "\n"), f"{code}\n{told}"

@@ -38,7 +38,7 @@ pytestmark = [
     ),
 ]
 TINY = resolve("tiny")
-ON_GPU = Placement("cuda:0", half=True)
+ON_GPU = Placement("cuda:0", "bfloat16")
 #: Mean |Δ log-prob|: bfloat16 against the trainer's float32.
 NEAR = 0.1
 ASKED = SampleRequest(tuple(range(5, 45)), 8, 3, 48)

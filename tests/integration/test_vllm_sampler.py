@@ -540,7 +540,7 @@ def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench
 def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path, base_name: str) -> None:
     """The base comes from the model's directory, only adapters from the trainer."""
     four_bit = base_name == "nf4"
-    where, near = (Placement("cpu", half=True), 0.05) if four_bit else (ON_CPU, 1e-4)
+    where, near = (Placement("cpu", "bfloat16"), 0.05) if four_bit else (ON_CPU, 1e-4)
     config = Qwen2Config(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type="qwen3", head_dim=32)
     base = Qwen2(config, generator=torch.Generator().manual_seed(1))
     place = made(tmp_path / "model")

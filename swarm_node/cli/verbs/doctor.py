@@ -17,6 +17,7 @@ import typer
 from swarm_node.cli.options import (
     AssignOption,
     ConfigOption,
+    FactsOption,
     HomeOption,
     JsonOption,
     ModelOption,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from swarm_node.config import Settings
     from swarm_node.environments.presets import Tried
     from swarm_node.node.preflight.doctor import Finding
+    from swarm_node.node.preflight.facts import Facts
 
-_SCHEMA = 1
 _OF_NETWORK = {"port", "clock", "ticket", "membership"}
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 
@@ -45,6 +46,7 @@ def doctor(
     network: Annotated[
         bool, typer.Option("--network", help="Only the network; asks the running node, if any.")
     ] = False,
+    facts: FactsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check what `join` with the same options would need here, before anything is started.
@@ -56,6 +58,9 @@ def doctor(
     With `--network`, a running node asks members how they reach it: directly, through
     a relay, or not at all, and why. Without one, the nodes that the ticket names
     or that it knew, and the coordinator, are tried.
+
+    `--json` also describes the machine, so that `plan --facts FILE` and
+    `doctor --facts FILE` judge it elsewhere.
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.start.join import with_ticket
@@ -67,17 +72,25 @@ def doctor(
         **parse_assignments(assign or []),
     }
     settings = with_ticket(load_settings(flags, config=config, with_home=True))
-    findings = find(settings)
+    if facts is not None:
+        if network:
+            raise ConfigError("--facts is about another machine, and --network about this one")
+        looked, findings = find_elsewhere(settings, facts)
+    else:
+        looked, findings = find(settings)
     if network:
         kept = [finding for finding in findings if finding.subject in _OF_NETWORK]
         findings = [*find_network(settings), *kept]
-    else:
+    elif facts is None:
         findings += find_reach(settings)
     if json:
         import msgspec
 
+        from swarm_node.node.preflight.stored import SCHEMA, stored
+
         rows = [finding._asdict() for finding in findings]
-        typer.echo(msgspec.json.encode({"schema": _SCHEMA, "checks": rows}).decode())
+        told = {"schema": SCHEMA, "checks": rows, "facts": stored(looked)}
+        typer.echo(msgspec.json.encode(told).decode())
     else:
         from rich.console import Console
 
@@ -85,7 +98,26 @@ def doctor(
     raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
 
 
-def find(settings: Settings) -> list[Finding]:
+def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]]:
+    """Facts of another machine from a file, and the findings that follow from them.
+
+    Raises:
+        ConfigError: the file is unusable, or the environment.
+        ModelError: the model's shape is not known.
+    """
+    from swarm_node.cli.verbs.plan import shape_of
+    from swarm_node.environments.presets import try_environment
+    from swarm_node.node.preflight.defaults import for_model
+    from swarm_node.node.preflight.doctor import examine
+    from swarm_node.node.preflight.stored import SUBJECTS, read_facts
+
+    facts, shape = read_facts(path, settings.home), shape_of(settings.model)
+    turns = try_environment(settings.environment.name, settings.environment.options).turns
+    findings = examine(facts, for_model(settings, shape), shape, turns)
+    return facts, [finding for finding in findings if finding.subject in SUBJECTS]
+
+
+def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     """Everything about a start with these settings, on this machine.
 
     Raises:
@@ -127,7 +159,7 @@ def find(settings: Settings) -> list[Finding]:
     run = settings.run
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
-    return examine(facts, settings, shape, turns=turns) + wrong
+    return facts, examine(facts, settings, shape, turns=turns) + wrong
 
 
 def _dialogues(settings: Settings, tried: Tried) -> Iterator[Finding]:

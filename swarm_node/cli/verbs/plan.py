@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
+from swarm_node.cli.options import AssignOption, ConfigOption, FactsOption, JsonOption
 from swarm_node.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def plan(
         str | None,
         typer.Option(help="Memory of one card, such as 12GB; default: what is free here."),
     ] = None,
+    facts: FactsOption = None,
     assign: AssignOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
@@ -55,8 +56,9 @@ def plan(
     kept before recomputed, large micro-batches before small ones. It keeps the
     settings that you set. The exit code is 1 if none fits.
 
-    Without --vram, the plan is for the free memory of this machine's GPU, or,
-    without a GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
+    Without --vram, the plan is for the machine that `doctor --json` described in
+    a file (--facts), for the free memory of this machine's GPU, or, without a
+    GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
@@ -64,27 +66,22 @@ def plan(
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.presets import try_environment
     from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.fit import engine_of, job_of
-    from swarm_node.policy.memory.plan import make_plan
+    from swarm_node.node.preflight.fit import decide
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
     shape = shape_of(settings.model)
     settings = for_model(settings, shape)
-    machines = _machines(settings, vram)
+    machines = _machines(settings, vram, facts)
     turns = try_environment(settings.environment.name, settings.environment.options).turns
-    engines = [engine_of(settings, machine, shape, turns) for machine in machines]
-    cards = [
-        PlannedCard(_gpu(machine), job_of(settings, machine, engine, shape, turns), engine)
-        for machine, engine in zip(machines, engines, strict=True)
-    ]
+    cards = [PlannedCard(machine, decide(settings, shape, machine, turns)) for machine in machines]
     if json:
         import msgspec
 
         typer.echo(msgspec.json.encode(_plain(settings.model, shape, cards)).decode())
     else:
         _show(settings.model, shape, cards)
-    if all(make_plan(shape, job, vram) is None for vram, job, _ in cards):
+    if all(card.decision.found is None for card in cards):
         raise typer.Exit(1)
 
 
@@ -140,44 +137,52 @@ def parse_vram(text: str) -> int:
 
 
 def _plain(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> dict[str, Any]:
-    from swarm_node.policy.memory.plan import least_plan, make_plan, remedies
-
     rows = []
-    for vram, job, engine in cards:
-        made = make_plan(shape, job, vram)
-        shown = made or least_plan(shape, job, vram)
-        rows.append(
-            {
-                "vram_bytes": vram,
-                "fits": made is not None,
+    for machine, decision in cards:
+        found, shown = decision.found, decision.plan
+        row: dict[str, Any] = {
+            "vram_bytes": machine.gpu.free if machine.gpu else 0,
+            "fits": found is not None,
+            "why": decision.why,
+            "engine": decision.engine._asdict(),
+            "instead": [*map(str, decision.instead)],
+        }
+        if found is not None:
+            row |= {"training": asdict(found.training), "shares_base": found.shares_base}
+        if shown is not None:
+            row |= {
                 "total_bytes": shown.total,
                 "parts_bytes": asdict(shown.parts),
                 "training": asdict(shown.training),
                 "sharing": shown.sharing,
                 "sleep_level": shown.sleep_level,
                 "rows": shown.rows,
-                "vllm": made.engine.vllm_arguments() if made else None,
-                "engine": engine._asdict(),
-                "instead": [] if made else remedies(shape, job, vram),
+                "vllm": shown.engine.vllm_arguments() if found else None,
             }
-        )
+        rows.append(row)
     return {"schema": _SCHEMA, "model": name, "weights": shape.weight_count, "cards": rows}
 
 
-def _machines(settings: Settings, vram: str | None) -> list[Machine]:
-    """The machine to plan for: a card of `vram`, this machine, or, without a GPU, several cards."""
-    from swarm_node.node.preflight.fit import card, gpu_memory, this_machine
+def _machines(settings: Settings, vram: str | None, facts: Path | None) -> list[Machine]:
+    """The machine to plan for: a card of `vram`, the machine in a file of `facts`, this one, or,
+    without a GPU, several cards.
 
+    Raises:
+        ConfigError: there is no such card, or the file is unusable.
+    """
+    from swarm_node.node.preflight.doctor import machine_of, this_machine
+    from swarm_node.node.preflight.fit import card
+    from swarm_node.node.preflight.probe import gpu_memory
+    from swarm_node.node.preflight.stored import read_facts
+
+    if vram is not None and facts is not None:
+        raise ConfigError("--vram and --facts both name a machine: take one of them")
     if vram is not None:
         return [card(settings, parse_vram(vram))]
+    if facts is not None:
+        return [machine_of(read_facts(facts, settings.home), settings)]
     if settings.run.device != "cpu" and gpu_memory() is not None:
         here = this_machine(settings)
         if here.gpu is not None:
             return [here]
     return [card(settings, size * _GIB) for size in CARDS]
-
-
-def _gpu(machine: Machine) -> int:
-    """Bytes that are free on the machine's card."""
-    assert machine.gpu is not None
-    return machine.gpu.free

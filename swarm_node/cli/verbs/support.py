@@ -33,7 +33,7 @@ _PACKAGES: Final = (
     *("reasoning-gym", "cryptography", "peft", "bitsandbytes"),
 )
 #: Files that are a secret, or hold some as texts of JSON.
-_KEYS: Final = ("node.key", "root.key", "issuer.key", "site.key", "metrics.token")
+_KEYS: Final = ("node.key", "root.key", "issuer.key", "site.key", "metrics.token", "openai.token")
 _HOLDERS: Final = ("swarm.json", "control.json")
 _SECRET_FIELDS: Final = ("secret", "token")
 _GONE: Final = b"[taken out]"
@@ -105,7 +105,7 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
     from swarm_node.config import load_settings
 
     settings = load_settings({"home": place.path}, config=config, with_home=True)
-    return [finding._asdict() for finding in find(settings)]
+    return [finding._asdict() for finding in find(settings)[1]]
 
 
 def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan, remedies
+from swarm_node.node.preflight.fit import Decision, Machine
+from swarm_node.policy.memory.plan import SPARE, Job, Plan
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.sampling.vllm.engine import EngineChoice
 
@@ -20,11 +21,10 @@ _BAR = 24
 
 
 class PlannedCard(NamedTuple):
-    """A card with `vram` free bytes, the job planned for it, and the engine that samples."""
+    """A machine, and what a node decides on it."""
 
-    vram: int
-    job: Job
-    engine: EngineChoice
+    machine: Machine
+    decision: Decision
 
 
 def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> RenderableType:
@@ -35,19 +35,23 @@ def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> R
     for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
         table.add_column(heading, justify="right")
     advice = []
-    for vram, job, engine in cards:
-        made = make_plan(shape, job, vram)
-        shown = made or least_plan(shape, job, vram)
+    engines = [card.decision.engine for card in cards]
+    for machine, decision in cards:
+        shown = decision.plan
+        assert machine.gpu is not None
+        assert shown is not None
+        size = f"{machine.gpu.free / _GIB:.4g}"
+        fits = decision.found is not None
         table.add_row(
-            f"{vram / _GIB:.4g}",
-            *(_choices(made, engine) if made else ("[red]too small[/]", "", "")),
+            size,
+            *(_choices(shown, decision.engine) if fits else ("[red]too small[/]", "", "")),
             *map(_gib, shown.parts.summary().values()),
             _gib(shown.total),
-            style=None if made else "dim",
+            style=None if fits else "dim",
         )
-        if made is None:
-            advice.append(f"{vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}.")
-    built_in = next((card.engine for card in cards if not card.engine.vllm), None)
+        if not fits:
+            advice.append(f"{size} GiB: {escape(decision.advice)}.")
+    built_in = next((engine for engine in engines if not engine.vllm), None)
     notes = [
         *([f"† sampled by the built-in sampler: {built_in.why}."] if built_in else []),
         "Sizes in GiB; for a card that is too small, the least needed. * recomputes activations.",
@@ -55,14 +59,20 @@ def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> R
         "`--set sampling.max_new_tokens=512`, `--set training.lora_rank=8`.",
     ]
     lines = [""] * bool(advice) + advice
-    return Group(_title(name, shape, cards[0].job), "", table, *lines, "", *map(_dim, notes))
+    return Group(
+        _title(name, shape, cards[0].decision.job), "", table, *lines, "", *map(_dim, notes)
+    )
 
 
 def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableType:
-    """One card: the memory of each part, and how `join` would use the card."""
-    vram, job, engine = card
-    made = make_plan(shape, job, vram)
-    shown = made or least_plan(shape, job, vram)
+    """One machine: the memory of each part of its card, and how `join` would use it."""
+    machine, decision = card
+    sampler = "vLLM" if decision.engine.vllm else "the built-in sampler"
+    sampled = f"Sampled by {sampler}: {escape(decision.engine.why)}."
+    title = _title(name, shape, decision.job)
+    if machine.gpu is None or decision.plan is None:
+        return Group(title, "", _on_cpu(machine, decision), sampled)
+    job, shown, vram = decision.job, decision.plan, machine.gpu.free
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
@@ -75,15 +85,23 @@ def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableTyp
         table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))
     table.add_row("[bold]peak[/]", f"[bold]{_gib(shown.total)}[/]", _bar(shown.total, scale))
     size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} cards" * (job.processes > 1)
-    if made is None:
-        answer = f"[red]Does not fit[/] into {size}: {_advice(shape, job, vram)}."
+    if decision.found is None:
+        short = "" if not shown.fits() else f" {escape(decision.why)}:"
+        answer = f"[red]Does not fit[/] into {size}:{short} {escape(decision.advice)}."
     else:
         left = _gib(vram - shown.total)
         answer = f"[green]Fits[/] into {size}, {left} stay free. `join` would train "
-        answer += f"{made.described()}."
-    sampler = "vLLM" if engine.vllm else "the built-in sampler"
-    sampled = f"Sampled by {sampler}: {escape(engine.why)}."
-    return Group(_title(name, shape, job), "", table, "", answer, sampled)
+        answer += f"{shown.described()}."
+    return Group(title, "", table, "", answer, sampled)
+
+
+def _on_cpu(machine: Machine, decision: Decision) -> str:
+    if decision.found is None:
+        return f"[red]Does not fit[/]: {escape(decision.why)}: {escape(decision.advice)}."
+    rank = decision.found.training.lora_rank
+    what = f"LoRA rank {rank}" if rank else "all weights"
+    free = f"{machine.free / 1e9:.1f} GB of main memory"
+    return f"[green]Fits[/] into {free}. `join` would train {what} on the CPU."
 
 
 def _title(name: str, shape: Qwen2Config, job: Job) -> str:
@@ -112,10 +130,6 @@ def _explained(plan: Plan, job: Job) -> dict[str, str]:
         "activations": f"of {training.micro_batch_tokens:,} tokens{recomputed}",
         "other": f"sampling {_gib(parts.workspace)}, CUDA {_gib(parts.reserve)}",
     }
-
-
-def _advice(shape: Qwen2Config, job: Job, vram: int) -> str:
-    return f"take {', or '.join(remedies(shape, job, vram) or ['a smaller model'])}"
 
 
 def _bar(size: int, scale: int) -> str:

@@ -51,7 +51,8 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     """The environment's description, what it tells its owner, whether judges share writable memory
-    with others, and the processor seconds that a group of eight needs at least."""
+    with others, the processor seconds that a group of eight needs at least, and the numbers of its
+    rows, if it is a list."""
 
     name: str
     version: str
@@ -60,6 +61,7 @@ class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     notes: tuple[str, ...] = ()
     turns: int = 1
     score_seconds: float = 0.0
+    sizes: dict[str, tuple[int, int]] = {}
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -115,6 +117,7 @@ class _Worker:
             environment.notes,
             environment.turns,
             environment.score_seconds,
+            dict(environment.sizes),
         )
 
     def _fork(self, request: Fork) -> int:

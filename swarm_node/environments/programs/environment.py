@@ -138,6 +138,7 @@ class _Programs:
         self.families = tuple(families)
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
+        self.sizes = {name: family.size for name, family in families.items()}
         self.notes = tuple(_note(name, family) for name, family in families.items())
         self._rows = families
         self._template = template

@@ -16,12 +16,12 @@ the API. The Host header is checked against DNS rebinding by web pages.
     POST /v1/reload     read the settings again, and take over those that need no restart
     GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
     POST /v1/enter      exchange a key for a pass; a pass is good for GET, but for /v1/network
+    GET  /v1/models     and what else `openai.py` serves; `openai.token` opens these paths alone
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import secrets
 import time
@@ -42,16 +42,24 @@ from swarm_node.errors import (
     SwarmNodeError,
     reason_of,
 )
+from swarm_node.node.control.openai import (
+    MODELS,
+    TOKEN_FILE,
+    ModelList,
+    OpenAIServer,
+    Served,
+    is_openai,
+)
 from swarm_node.node.figures.history import HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
-from swarm_node.page.entrance import Entrance, Key, bearer, decoded
+from swarm_node.page.entrance import Entrance, Key, bearer, decoded, is_local, is_one_of
 from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
 
-_MAX_BODY = 64 * 1024
+MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
@@ -93,6 +101,7 @@ class ControlServer:
         samples: Callable[[], Sequence[SampleRow]] = tuple,
         settings: Callable[[], Mapping[str, Any]] = dict,
         log: Callable[[], EventReport] = EventReport.empty,
+        openai: OpenAIServer | None = None,
     ) -> None:
         self._file = file
         self._snapshot = snapshot
@@ -104,7 +113,10 @@ class ControlServer:
         self._samples = samples
         self._settings = settings
         self._log = log
-        self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
+        self._openai = openai
+        self._token, self._metrics_token, self._openai_token = (
+            secrets.token_urlsafe(32) for _ in range(3)
+        )
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
         self._listening: Listening | None = None
@@ -116,7 +128,7 @@ class ControlServer:
             HomeError: the file cannot be written.
             MachineError: it cannot listen.
         """
-        app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
+        app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
         app.add_routes(
             [
                 web.get("/v1/status", self._get_status),
@@ -134,6 +146,7 @@ class ControlServer:
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
                 web.post("/v1/reload", self._post_reload),
+                *(self._openai.routes() if self._openai is not None else []),
             ]
         )
         self._listening = Listening(app, "127.0.0.1", 0)
@@ -146,6 +159,8 @@ class ControlServer:
                 {"targets": [f"127.0.0.1:{port}"], "labels": {"home": self._file.parent.name}}
             ]
             replace_private(self._beside(_TARGET), msgspec.json.encode(target))
+            if self._openai is not None:
+                replace_private(self._beside(TOKEN_FILE), self._openai_token.encode())
         except OSError as error:
             await self._listening.close()
             self._listening = None
@@ -154,9 +169,11 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening and take the address file away."""
         if self._listening is not None:
-            for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
-                file.unlink(missing_ok=True)
+            for name in (self._file.name, _METRICS_TOKEN, _TARGET, TOKEN_FILE):
+                self._beside(name).unlink(missing_ok=True)
             self._events.end()
+            if self._openai is not None:
+                self._openai.end()
             await self._listening.close()
             self._listening = None
 
@@ -167,15 +184,16 @@ class ControlServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
+        if not is_local(request.host):
             raise web.HTTPForbidden(text="wrong Host header")
         if request.match_info.handler is serve_file or request.path == "/v1/enter":
             return await handler(request)
         given = bearer(request.headers.get("Authorization", ""))
         tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
-        known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
+        if is_openai(request.path):
+            tokens.append(self._openai_token)
         looks = request.method == "GET" and request.path != _NETWORK  # which has members work
-        if not any(known) and not (looks and self._entrance.admits(given)):
+        if not is_one_of(given, tokens) and not (looks and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
@@ -299,6 +317,18 @@ class ControlClient:
         """
         return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
+    async def served(self) -> Served:
+        """Where the node answers OpenAI's clients, and as which model.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        port = self._address().port
+        listed = decoded(await self._call("GET", MODELS), ModelList)
+        return Served(
+            f"http://127.0.0.1:{port}/v1", self._file.with_name(TOKEN_FILE), listed.data[0]
+        )
+
     async def evaluate(self) -> EvalPoint:
         """Have the node measure reward on unseen and on seen texts now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
@@ -341,7 +371,7 @@ class ControlClient:
     def _address(self) -> _Address:
         try:
             with open_regular(self._file) as file:
-                return decoded(file.read(_MAX_BODY), _Address)
+                return decoded(file.read(MAX_BODY), _Address)
         except FileNotFoundError:
             raise NotRunningError(self._message()) from None
         except (OSError, SwarmNodeError) as error:
@@ -361,7 +391,7 @@ class ControlClient:
                 session.request(method, url, headers=headers, allow_redirects=False) as response,
             ):
                 body = bytearray()
-                async for chunk in response.content.iter_chunked(_MAX_BODY):
+                async for chunk in response.content.iter_chunked(MAX_BODY):
                     body += chunk
                     if len(body) > _MAX_ANSWER:
                         raise NotRunningError(self._message())

@@ -15,7 +15,7 @@ node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest be
 home.json                          the files that this home has had; see inventory.py
 metrics.jsonl  node.log            history and log, JSON objects; older ones in *.1
 editing  recording                 locked while a command changes one of these files, home.json
-control.json  metrics.token  prometheus.json    where the running node answers (mode 0600)
+control.json  metrics.token  openai.token  prometheus.json  where the node answers (mode 0600)
 """
 
 from __future__ import annotations

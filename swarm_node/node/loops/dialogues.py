@@ -24,7 +24,7 @@ from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.exchange.publishing import Played
-from swarm_node.p2p.wire.wire import MAX_TOKENS
+from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
@@ -59,21 +59,23 @@ class Talk(Protocol):
     def turns(self) -> int: ...
 
 
-def check_dialogues(info: Talk, codec: Codec, sampling: Sampling) -> None:
-    """Refuse dialogues that the model cannot hold.
+def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
+    """Refuse groups that peers do not take, and dialogues that the model cannot hold.
 
     Raises:
         ModelError: its chat template cannot be continued with a reply.
         ConfigError: all turns do not fit its positions, or a group that peers take.
     """
+    longest = longest_turn(sampling.group_size, info.turns)
+    if sampling.max_new_tokens > longest:
+        of = "answers" if info.turns == 1 else f"dialogues of {info.turns} turns"
+        raise ConfigError(
+            f"sampling.max_new_tokens is {sampling.max_new_tokens}: groups of "
+            f"{sampling.group_size} {of} of {info.name} can be larger than peers take: at most "
+            f"{longest}, or fewer in a group (sampling.group_size)"
+        )
     if info.turns == 1:
         return
-    if info.turns * sampling.max_new_tokens > MAX_TOKENS:
-        raise ConfigError(
-            f"sampling.max_new_tokens is {sampling.max_new_tokens}: {info.turns} turns of "
-            f"{info.name} have more than the {MAX_TOKENS} tokens that peers take: at most "
-            f"{MAX_TOKENS // info.turns}"
-        )
     around = (info.turns - 1) * len(codec.bridge("")) + 1
     if not codec.fits((), info.turns * sampling.max_new_tokens + around):
         most = (codec.positions - around) // info.turns

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
+from swarm_node.clock import Clock
 from swarm_node.config import Sampling
-from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo
 from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
@@ -20,7 +22,8 @@ from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.dialogues import Opening, Player
 from swarm_node.node.loops.parts import Parts, Timing
-from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import TaskRef
 
 #: The largest share of the sampler's time that evaluation takes.
@@ -50,6 +53,64 @@ def cost(took: float, rows: int, seconds_per_row: float) -> float:
 def seen_tasks(tasks: int) -> int:
     """Return the number of seen tasks of a family that are measured beside `tasks` unseen ones."""
     return min(tasks, max(_LEAST_SEEN, tasks // _UNSEEN_PER_SEEN))
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Has a policy answer tasks, in dialogues of up to `turns` turns of its own."""
+
+    sampler: Sampler
+    codec: Codec
+    environment: EnvironmentHost
+    sampling: Sampling
+    turns: int
+    clock: Clock
+
+    async def requests(self, answers: Mapping[TaskRef, int]) -> dict[TaskRef, SampleRequest]:
+        """Return the requests for so many answers to each task whose prompt fits the model's
+        positions with the longest answers."""
+        prompts = await self.environment.render(list(answers))
+        found = {
+            ref: SampleRequest(
+                self.codec.encode_prompt(prompt),
+                n=answers[ref],
+                seed=ref.seed,
+                max_new_tokens=self.sampling.max_new_tokens,
+                temperature=self.sampling.temperature,
+            )
+            for ref, prompt in zip(answers, prompts, strict=True)
+        }
+        whole = self.sampling.max_new_tokens * self.turns
+        return {ref: r for ref, r in found.items() if self.codec.fits(r.prompt_ids, whole)}
+
+    async def rewards(
+        self, requests: Mapping[TaskRef, SampleRequest]
+    ) -> tuple[dict[TaskRef, Sequence[float]], float]:
+        """Return the rewards of the answers to each task, or of the dialogues that begin with it,
+        and the seconds that the sampler sampled."""
+        rewards = dict[TaskRef, Sequence[float]]()
+        if self.turns > 1:
+            openings = [
+                Opening(ref, request.prompt_ids, request.n, request.seed)
+                for ref, request in requests.items()
+            ]
+            player = Player(self.sampler, self.codec, self._replay, self.sampling, self.clock)
+            played, took = await player.play(openings)
+            for ref, dialogues in zip(requests, played, strict=True):
+                rewards[ref] = [each.end.reward if each.end else 0.0 for each in dialogues]
+            return rewards, took
+        began = self.clock.now()
+        groups = await self.sampler.sample(list(requests.values()))
+        took = self.clock.now() - began
+        for ref, answers in zip(requests, groups, strict=True):
+            texts = [completion.text for completion in answers]
+            rewards[ref] = (await self.environment.judge(ref, texts)).rewards
+        return rewards, took
+
+    async def _replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript]
+    ) -> Sequence[ReplayedDialogue]:
+        return (await self.environment.replay(ref, dialogues)).dialogues
 
 
 class Evaluator:
@@ -110,56 +171,23 @@ class Evaluator:
     async def measure(self) -> EvalPoint:
         """Measure one point of the curve, in one sampling batch over all families. A task counts as
         answered wrongly if its prompt and the longest answer exceed the model's positions."""
+        parts = self._parts
+        examiner = Examiner(
+            parts.sampler,
+            parts.codec,
+            parts.environment,
+            self._sampling,
+            self._info.turns,
+            parts.clock,
+        )
         async with self._one_at_a_time:
             refs = self._unseen() | self._seen()
-            prompts = await self._parts.environment.render(list(refs))
-            version = self._parts.sampler.version
-            codec, longest = self._parts.codec, self._sampling.max_new_tokens
-            requests = {
-                ref: SampleRequest(
-                    codec.encode_prompt(prompt),
-                    n=refs[ref],
-                    seed=ref.seed,
-                    max_new_tokens=longest,
-                    temperature=self._sampling.temperature,
-                )
-                for ref, prompt in zip(refs, prompts, strict=True)
-            }
-            whole = longest * self._info.turns
-            fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, whole)]
-            found = await self._rewards({ref: requests[ref] for ref in fitting})
-            self._rows = sum(refs[ref] for ref in fitting)
+            requests = await examiner.requests(refs)
+            version = parts.sampler.version
+            found, self._took = await examiner.rewards(requests)
+            self._rows = sum(refs[ref] for ref in requests)
             rewards = {ref: [0.0] * n for ref, n in refs.items()} | found
         return self._point(version, rewards)
-
-    async def _rewards(
-        self, requests: Mapping[TaskRef, SampleRequest]
-    ) -> dict[TaskRef, Sequence[float]]:
-        """Return the rewards of the answers to each task, or of the dialogues that begin with it.
-        Notes the seconds that the sampler sampled."""
-        parts, rewards = self._parts, dict[TaskRef, Sequence[float]]()
-        if self._info.turns > 1:
-            openings = [
-                Opening(ref, request.prompt_ids, request.n, request.seed)
-                for ref, request in requests.items()
-            ]
-            player = Player(parts.sampler, parts.codec, self._replay, self._sampling, parts.clock)
-            played, self._took = await player.play(openings)
-            for ref, dialogues in zip(requests, played, strict=True):
-                rewards[ref] = [each.end.reward if each.end else 0.0 for each in dialogues]
-            return rewards
-        began = parts.clock.now()
-        groups = await parts.sampler.sample(list(requests.values()))
-        self._took = parts.clock.now() - began
-        for ref, answers in zip(requests, groups, strict=True):
-            texts = [completion.text for completion in answers]
-            rewards[ref] = (await parts.environment.judge(ref, texts)).rewards
-        return rewards
-
-    async def _replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> Sequence[ReplayedDialogue]:
-        return (await self._parts.environment.replay(ref, dialogues)).dialogues
 
     def _unseen(self) -> dict[TaskRef, int]:
         """Return the number of answers to each unseen task."""

@@ -8,6 +8,7 @@
         └────────────── train (child process)        evaluate: unseen, seen      record: history
 
 | loop     | waits for                                  | wakes                   |
+| restore  | the judge; ends after the stored dialogues | train                   |
 | sample   | free slots for own groups                  | train                   |
 | train    | enough own groups; never for a peer        | sample (slots, weights) |
 | list     | its poll interval                          | pull                    |
@@ -21,6 +22,7 @@
 | punch    | a member that asks for a direct link       | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 | coordinate | a minute; only with a coordinator        | –                       |
+| serve    | a request of the owner's programs          | –                       |
 | record   | an update, a measurement, or a minute      | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
@@ -49,7 +52,7 @@ from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
 from swarm_node.node.loops.consequences import watch
 from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
-from swarm_node.node.loops.dialogues import DialogueMaker, check_dialogues
+from swarm_node.node.loops.dialogues import DialogueMaker, check_groups
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
@@ -101,6 +104,8 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
+        #: Groups of an earlier start that are not in the replay buffer yet.
+        self._stored: deque[VerifiedGroup] = deque()
         self._dials: DialCheck | None = None
         if parts.knock is not None:
             self._dials = DialCheck(shared.local, settings.network.bootstrap, parts.knock)
@@ -232,7 +237,8 @@ class Node:
             self._state = "stopping"
             await self._notify()
             patience = 0.0 if self._learner.restarting else _STOP_SECONDS
-            await asyncio.wait({loops["train"]}, timeout=patience)
+            if train := loops.get("train"):  # a member of another program's has none
+                await asyncio.wait({train}, timeout=patience)
             for task in loops.values():
                 task.cancel()
 
@@ -240,6 +246,7 @@ class Node:
         """All loops, each under the supervisor: those that repeat one step, and the others."""
         repeat, company = self._supervisor.repeat, self._work.company
         return {
+            **({"restore": self._restore} if self._stored else {}),
             "sample": partial(repeat, "sample", self._sample),
             "train": self._train,
             "list": self._list,
@@ -257,6 +264,23 @@ class Node:
             ),
         }
 
+    async def _restore(self) -> None:
+        """Admit the dialogues that an earlier start stored and did not train on. A judge replays
+        them one by one: half a second for a thousand groups of a game, and up to its limit for each
+        of an environment that is slow."""
+        while self._stored:
+            group = self._stored.popleft()
+            await self._supervisor.attempt("restore", partial(self._restore_one, group))
+            await self._notify()
+
+    async def _restore_one(self, group: VerifiedGroup) -> None:
+        storage = self._parts.storage
+        whole = await self._work.exchange.verifier.replayed(group)
+        if whole is None:
+            await storage.run(storage.retire, [group.id])
+        else:
+            self._buffer.admit(whole, self._parts.trainer.version)
+
     def _further_steps(self) -> Mapping[str, Step]:
         """The steps of loops that not every node has. A node without a prober needs no relay, and
         few nodes have a coordinator."""
@@ -264,6 +288,8 @@ class Node:
         if self._work.prober is not None:
             company = self._work.company
             steps |= {"probe": self._work.prober.step, "relay": company.relay, "link": company.link}
+        if self._parts.guests is not None:
+            steps["serve"] = self._parts.guests.step
         if self._dials is not None:
             steps["dial"] = self._dials.step
         if self._work.coordinating is not None:
@@ -297,12 +323,14 @@ class Node:
 
     async def _take_in(self, publishing: Awaitable[Sequence[VerifiedGroup]]) -> None:
         publisher, groups = self._work.exchange.publisher, self._tally.groups
-        announced = publisher.announced
+        announced, oversize = publisher.announced, publisher.oversize
         published = await publishing
         for group in published:
             self._admit(group)
         groups.published += len(published)
         groups.announced += publisher.announced - announced
+        if publisher.oversize > oversize:
+            self._tally.faults["group_too_large"] += publisher.oversize - oversize
         await self._notify()
 
     async def _train(self) -> None:
@@ -387,7 +415,7 @@ class Node:
         on_step("tasks")
         self._info = info = await parts.environment.start()
         self._own_families = chosen_families(self.settings.environment.families, info)
-        check_dialogues(info, parts.codec, self.settings.sampling)
+        check_groups(info, parts.codec, self.settings.sampling)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
@@ -398,12 +426,10 @@ class Node:
         self._opened = self._open_work(info, self._own_families)
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
-        for group in await parts.storage.run(restored_groups, parts.storage, *ground):
-            whole = await self._work.exchange.verifier.replayed(group)
-            if whole is None:
-                await parts.storage.run(parts.storage.retire, [group.id])
-            else:
-                self._buffer.admit(whole, parts.trainer.version)
+        self._stored.extend(await parts.storage.run(restored_groups, parts.storage, *ground))
+        if info.turns == 1:  # no judge is asked
+            while self._stored:
+                await self._restore_one(self._stored.popleft())
         on_step("network")
         await parts.transport.start()
         _log.info(

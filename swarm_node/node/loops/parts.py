@@ -19,6 +19,7 @@ from swarm_node.node.figures.snapshot import (
 )
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.verdict import Steady
+from swarm_node.node.loops.guests import Guests
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
 from swarm_node.p2p.membership.local import Local
@@ -52,8 +53,9 @@ class Parts:
     dials for probes and `lan` finds peers on the own network; both are None without a network of
     hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
-    simulation. `buffer` makes the replay buffer, and `common_share` of the tasks are common to the
-    swarm: simulated experiments have others.
+    simulation. `turns` is the most of a dialogue of the environment, 1 for single answers. `buffer`
+    makes the replay buffer, and `common_share` of the tasks are common to the swarm: simulated
+    experiments have others. `guests` are programs of the owner that ask the policy.
     """
 
     transport: Transport
@@ -77,8 +79,10 @@ class Parts:
     memory: Callable[[], int] | None = None
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
+    turns: int = 1
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
     common_share: float = 0.0
+    guests: Guests | None = None
 
 
 @dataclass

@@ -10,7 +10,9 @@ from swarm_node.node.loops.company import Company
 from swarm_node.node.loops.coordinating import Coordinating
 from swarm_node.node.loops.dialogues import DialogueMaker
 from swarm_node.node.loops.evaluation import Evaluator
+from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.rollout_maker import RolloutMaker
+from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.exchange.exchange import Exchange
 from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.punch import Puncher
@@ -20,6 +22,8 @@ from swarm_node.p2p.reach.punch import Puncher
 class Work:
     """The workers of a node's loops. They need an environment that has started."""
 
+    tasks: FittingTasks
+    judging: Judging
     maker: RolloutMaker | DialogueMaker
     evaluator: Evaluator
     exchange: Exchange

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.environments.extras import EXTRAS
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
-from swarm_node.node.preflight.facts import Facts
+from swarm_node.node.preflight.facts import Card, Facts, find_gpu
 from swarm_node.node.preflight.fit import (
     Fit,
     GpuMemory,
@@ -25,14 +25,19 @@ from swarm_node.node.preflight.fit import (
     fit,
     shared_bytes,
 )
+from swarm_node.node.preflight.probe import Seen
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
+from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
     VLLM_VERSION,
     EngineChoice,
+    VllmBuild,
     choose_engine,
+    installed_vllm,
 )
 from swarm_node.storage import MAX_DATABASE_BYTES
 
@@ -146,14 +151,35 @@ def refuse(findings: list[Finding]) -> None:
 
 
 def machine_of(facts: Facts, settings: Settings) -> Machine:
-    """Return the machine of these facts, as `fit.this_machine` finds it.
+    """Return the machine of these facts.
 
     Raises:
         ConfigError: see `computed_on`.
     """
-    memory = (facts.card and facts.card.memory) or facts.seen.memory
-    where, gpu = computed_on(settings, facts.seen.hardware, lambda *_: memory)
-    return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc, facts.bitsandbytes)
+    return _machine(settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes)
+
+
+def this_machine(settings: Settings) -> Machine:
+    """Return this machine, as `settings` want to use it.
+
+    Raises:
+        ConfigError: see `computed_on`.
+    """
+    card, _, seen = find_gpu(settings.run.device, settings.run.trainer_processes)
+    return _machine(settings, card, seen, available_memory(), installed_vllm(), has_bitsandbytes())
+
+
+def _machine(
+    settings: Settings,
+    card: Card | None,
+    seen: Seen,
+    memory: int,
+    vllm: VllmBuild | None,
+    bitsandbytes: bool,
+) -> Machine:
+    free = (card and card.memory) or seen.memory
+    where, gpu = computed_on(settings, seen.hardware, lambda *_: free)
+    return Machine(where, memory, gpu, vllm, not seen.unshared, bitsandbytes)
 
 
 def _python(facts: Facts) -> Finding:
@@ -179,7 +205,10 @@ def _gpu(facts: Facts, device: str) -> Finding:
         return Finding("gpu", "ok", 'not used: run.device is "cpu"')
     if facts.seen.hardware.gpus:
         text = f"{facts.seen.hardware.gpus} seen by torch, and no nvidia-smi"
-        return Finding("gpu", "ok", text if card is None else f"{card}")
+        text = text if card is None else f"{card}"
+        if facts.seen.unshared:
+            text += f"; processes do not share its memory ({facts.seen.unshared})"
+        return Finding("gpu", "ok", text)
     if card is None and not facts.smi_fault:
         text = "none" + ", Apple's GPU is not used" * (facts.system == "Darwin")
         if device == "auto":
@@ -187,13 +216,16 @@ def _gpu(facts: Facts, device: str) -> Finding:
         return Finding("gpu", "error", f"{text}, and run.device is {device}", f"take {_ON_CPU}")
     why, remedy = _unseen(facts)
     level: Level = "warning" if device == "auto" else "error"
-    text = f"{why}. Torch sees no GPU" + ", so the node computes on the CPU" * (level == "warning")
+    text = why + ", so the node computes on the CPU" * (level == "warning")
     return Finding("gpu", level, text, f"{remedy}, or take {_ON_CPU}")
 
 
 def _unseen(facts: Facts) -> tuple[str, str]:
     """Explain why torch sees none of the machine's GPUs, with a remedy."""
     card, torch = facts.card, facts.torch
+    if facts.seen.capability is not None:
+        found = "the GPU" if card is None else str(card)
+        return f"torch does not compute on {found}: {facts.seen.fault}", "take a newer card"
     if card is None:
         why = f"NVIDIA's driver does not answer ({facts.smi_fault})"
         return why, "install the driver, restart the machine, or give a container its GPU"

@@ -21,7 +21,7 @@ from swarm_node.node.loops.dialogues import (
     Opening,
     PlayedDialogue,
     Player,
-    check_dialogues,
+    check_groups,
 )
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
@@ -135,7 +135,7 @@ async def _answered(
 ) -> list[JudgedAnswers]:
     """Return the model's answers to the same number of tasks of each family."""
     codec = Codec.from_directory(model)
-    check_dialogues(info, codec, sampling)
+    check_groups(info, codec, sampling)
     sampler = TorchSampler.from_directory(model, codec=codec)
     each = max(1, round(answers / sampling.group_size / len(families)))
     refs = [_ref(info, family, index) for family in families for index in range(each)]

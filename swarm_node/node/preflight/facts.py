@@ -6,7 +6,6 @@ a deadline. `doctor.py` judges the facts. Torch is not imported here.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -34,25 +33,27 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import Fault
-from swarm_node.node.preflight.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
+from swarm_node.node.preflight.fit import GpuMemory
+from swarm_node.node.preflight.probe import (
+    NOTHING_SEEN,
+    Seen,
+    gpu_memory,
+    has_nvidia,
+    probe,
+    visible_gpu,
+)
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.libp2p.daemon import installed
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
-from swarm_node.policy.placement import Hardware, has_bitsandbytes
+from swarm_node.policy.placement import has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
 from swarm_node.process.bounded import bounded_run
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is asked
-_SMI_SECONDS, _TORCH_SECONDS, _CLOCK_SECONDS = 20.0, 90.0, 5.0
+_SMI_SECONDS, _CLOCK_SECONDS = 20.0, 5.0
 _MOST_CHARS = 1 << 16
 _MOST_HOLDERS = 16
 _LISTEN = re.compile(r"/ip(?P<kind>[46])/(?P<host>[0-9a-fA-F.:]{2,45})/tcp/(?P<port>\d{1,5})")
-_LOOK = """
-import json, sys
-from swarm_node.policy.placement import hardware
-found = hardware(sys.argv[1])
-print(json.dumps([found.gpus, found.bfloat16]))
-"""
 
 
 class Card(NamedTuple):
@@ -84,15 +85,6 @@ class Torch(NamedTuple):
     cuda: str | None
 
 
-class Seen(NamedTuple):
-    """The GPUs that torch sees, and torch's own message if it sees none. Without nvidia-smi,
-    `memory` is that of the GPU that the node would use."""
-
-    hardware: Hardware
-    fault: str = ""
-    memory: GpuMemory | None = None
-
-
 class Paper(NamedTuple):
     """A ticket or a membership: the end of its validity in Unix seconds, or the reason why it
     cannot be used. A ticket is not `needed` if its home is already a member of its swarm."""
@@ -106,13 +98,12 @@ class Paper(NamedTuple):
 class Facts:
     """All facts that `doctor` judges. Sizes are in bytes and free, times in Unix seconds.
 
-    With `ipc`, processes can share the GPU's memory. `bitsandbytes` and `libp2p` are True if they
-    are installed. `extras` are the environments of `EXTRAS` with an installed package. `smi_fault`
-    is the reason why nvidia-smi named no card, "" without an nvidia-smi. `built` is the time of
-    this program's installation. `synchronized` is None if unknown. `shared` is None without
-    /dev/shm. `disk` is the space for the home's checkpoints. `busy` are (address, reason) of
-    addresses that cannot be listened on. `faults` are those of the home's files. `database` is the
-    size of node.db.
+    `bitsandbytes` and `libp2p` are True if they are installed. `extras` are the environments of
+    `EXTRAS` with an installed package. `smi_fault` is the reason why nvidia-smi named no card, ""
+    without an nvidia-smi. `built` is the time of this program's installation. `synchronized` is
+    None if unknown. `shared` is None without /dev/shm. `disk` is the space for the home's
+    checkpoints. `busy` are (address, reason) of addresses that cannot be listened on. `faults` are
+    those of the home's files. `database` is the size of node.db.
     """
 
     system: str
@@ -123,7 +114,6 @@ class Facts:
     torch: Torch | None
     seen: Seen
     vllm: VllmBuild | None
-    ipc: bool
     bitsandbytes: bool
     libp2p: bool
     extras: frozenset[str]
@@ -150,20 +140,12 @@ def gather(
     device: str,
     listen: Sequence[str],
     ticket: str | None = None,
-    seen: Seen | None = None,
     cards: int = 1,
 ) -> Facts:
     """Collect the facts for a node that computes on `device` (the setting), or on `cards` GPUs from
-    it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`. `seen`
-    is torch's view of the GPUs. Without it, another process asks torch if nvidia-smi names a
-    GPU."""
+    it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`."""
     now = time.time()
-    index = int(device.partition(":")[2] or 0)
-    card, smi_fault = find_card(index, cards)
-    if seen is None:
-        seen = ask_torch(device) if card or smi_fault else Seen(Hardware(0, False))
-    if device != "cpu" and index < seen.hardware.gpus and not (card and card.memory):
-        seen = seen._replace(memory=torch_memory(index, cards))
+    card, smi_fault, seen = find_gpu(device, cards)
     running = home.in_use()
     # What a running node writes is its own to judge.
     judged = home.judged(deep=not running, ticket=ticket is not None)
@@ -176,7 +158,6 @@ def gather(
         torch=installed_torch(),
         seen=seen,
         vllm=installed_vllm(),
-        ipc=has_ipc(),
         bitsandbytes=has_bitsandbytes(),
         libp2p=installed(),
         extras=installed_extras(),
@@ -199,11 +180,23 @@ def gather(
     )
 
 
+def find_gpu(device: str, cards: int = 1) -> tuple[Card | None, str, Seen]:
+    """Return what nvidia-smi and torch say of the GPU that a node on `device` would use; see
+    `find_card`. Torch is asked where it is built for CUDA and a driver is there, in a process of
+    its own: on other machines that would only take time."""
+    card, smi_fault = find_card(int(device.partition(":")[2] or 0), cards)
+    torch = installed_torch()
+    there = card is not None or smi_fault
+    if device == "cpu" or not there or torch is None or torch.cuda is None:
+        return card, smi_fault, NOTHING_SEEN
+    return card, smi_fault, probe(device, cards)
+
+
 def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
     """Return the GPU with CUDA's number `index`, or None and the reason why nvidia-smi named none.
     Its memory is that of the card with the least free among `count`."""
     if shutil.which("nvidia-smi") is None:
-        return None, "a GPU of NVIDIA, and no nvidia-smi" if _has_nvidia() else ""
+        return None, "a GPU of NVIDIA, and no nvidia-smi" if has_nvidia() else ""
     visible = visible_gpu(index)
     if visible is None:
         return None, "CUDA_VISIBLE_DEVICES names no such GPU"
@@ -241,16 +234,6 @@ def parse_holders(answer: str) -> tuple[Holder, ...]:
         Holder(int(pid), name[-60:], int(size) << 20 if size.isdecimal() else None)
         for pid, name, size in rows[:_MOST_HOLDERS]
     )
-
-
-def ask_torch(device: str) -> Seen:
-    """Ask torch for its GPUs, in a process that may die, hang or warn."""
-    answer, fault = _asked([sys.executable, "-c", _LOOK, device], _TORCH_SECONDS)
-    try:
-        gpus, half = json.loads((answer or "").strip().rpartition("\n")[2])
-        return Seen(Hardware(int(gpus), bool(half)), "" if gpus else fault)
-    except (ValueError, TypeError):
-        return Seen(Hardware(0, False), fault or "torch did not answer")
 
 
 def installed_torch() -> Torch | None:
@@ -312,18 +295,6 @@ def read_membership(home: Home) -> Paper | None:
     if isinstance(opened, Rejected):
         return Paper(None, f"{opened.detail or opened.reason}: join again with a ticket")
     return Paper(opened[1].not_after)
-
-
-def _has_nvidia() -> bool:
-    """Check Linux's list of PCI devices for a display controller (class 03) of NVIDIA."""
-    for device in Path("/sys/bus/pci/devices").glob("*"):
-        try:
-            kind, vendor = (device / "class").read_text(), (device / "vendor").read_text()
-        except OSError:  # it was unplugged
-            continue
-        if kind.startswith("0x03") and vendor.strip() == "0x10de":
-            return True
-    return False
 
 
 def _synchronized() -> bool | None:

@@ -1,23 +1,18 @@
 """Fit of a model to a machine and its disk, and the plan of the machine's use: one answer for
-`swarm-node plan`, `join` and the engine. Pure, but for `this_machine` and `gpu_memory`.
+`swarm-node plan`, `doctor`, `join` and the engine. Pure, but for `card`.
 
 Cheap to import, as a command line must be.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from swarm_node.config import Settings
+from swarm_node.config.model import with_keys
 from swarm_node.errors import ConfigError, HomeError, ModelError, extra_of
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
@@ -26,7 +21,7 @@ from swarm_node.policy.memory.footprint import (
     checkpoint_bytes,
     footprint,
 )
-from swarm_node.policy.memory.free import available_memory, check_memory
+from swarm_node.policy.memory.free import needed_memory
 from swarm_node.policy.memory.plan import (
     DEFAULT_RANK,
     SPARE,
@@ -34,11 +29,11 @@ from swarm_node.policy.memory.plan import (
     Plan,
     least_plan,
     make_plan,
-    remedies,
     unplanned_ways,
 )
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import Hardware, Placement, hardware, has_bitsandbytes, place
+from swarm_node.policy.models.shapes import smaller_models
+from swarm_node.policy.placement import ON_CPU, Hardware, Placement, has_bitsandbytes, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
@@ -49,14 +44,14 @@ from swarm_node.policy.sampling.vllm.engine import (
     installed_vllm,
 )
 from swarm_node.policy.weights import KEEP_VERSIONS
-from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
-_MOST_GIB = 4096
+#: The shortest answers that are proposed.
+_LEAST_TOKENS = 16
 #: An engine in float32 ends at its first adapter (assertion in lora_shrink_op.py, vLLM 0.32).
-_ADAPTERS_NEED_HALF = "on a GPU, vLLM takes adapters in bfloat16 only"
+_ADAPTERS_NEED_HALF = "on a GPU, vLLM takes no adapters in float32"
 _NO_HALF = (
-    f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
+    f"{_ADAPTERS_NEED_HALF}: set training.dtype to what the GPU has, or take the built-in "
     "sampler with `--sampler torch`"
 )
 
@@ -72,7 +67,7 @@ class GpuMemory(NamedTuple):
 class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
     bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
-    `ipc` if processes can share GPU memory by CUDA IPC, and `bitsandbytes` if it is installed."""
+    `ipc` if processes share GPU memory (CUDA IPC), and `bitsandbytes` if it is installed."""
 
     where: Placement
     free: int
@@ -103,19 +98,6 @@ class Fit:
         return EngineChoice(self.vllm, self.why)
 
 
-def this_machine(settings: Settings) -> Machine:
-    """Return this machine, as `settings` want to use it.
-
-    Raises:
-        ConfigError: see `computed_on`.
-    """
-    found = hardware(settings.run.device)
-    where, gpu = computed_on(
-        settings, found, lambda *cards: gpu_memory(*cards) or torch_memory(*cards)
-    )
-    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
-
-
 def computed_on(
     settings: Settings, found: Hardware, memory: Callable[[int, int], GpuMemory | None]
 ) -> tuple[Placement, GpuMemory | None]:
@@ -129,6 +111,8 @@ def computed_on(
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     if where.device == "cpu":
         return where, None
+    if settings.training.dtype == "auto" and where.products == "float16" and settings.run.ranks > 1:
+        where = replace(where, products="float32")  # its loss scale is for one process
     gpu = memory(int(where.device.partition(":")[2]), processes)
     if gpu is None:
         raise ConfigError(
@@ -141,11 +125,12 @@ def computed_on(
 def card(settings: Settings, vram: int) -> Machine:
     """Return a machine with plenty of main memory and a card of `vram` bytes, all free. It has this
     machine's vLLM, or the right one if `settings` ask for vLLM."""
-    half, vllm = settings.training.dtype != "float32", installed_vllm()
+    dtype, vllm = settings.training.dtype, installed_vllm()
     if settings.sampling.engine == "vllm":
         vllm = VllmBuild("vllm", VLLM_VERSION, on_cpu=False)
     found, four_bit = GpuMemory(vram, vram), has_bitsandbytes()
-    return Machine(Placement("cuda:0", half), 1 << 60, found, vllm, bitsandbytes=four_bit)
+    where = Placement("cuda:0", "bfloat16" if dtype == "auto" else dtype)
+    return Machine(where, 1 << 60, found, vllm, bitsandbytes=four_bit)
 
 
 def engine_of(
@@ -185,8 +170,9 @@ def job_of(
         ConfigError: settings do not fit together.
     """
     training, sampling, where = settings.training, settings.sampling, machine.where
-    one_base = settings.run.ranks == 1 and (machine.gpu is None or machine.ipc)
-    four_bits = machine.bitsandbytes and one_base and not engine.vllm
+    alone = settings.run.ranks == 1
+    four_bits = machine.bitsandbytes and alone and not engine.vllm
+    one_base = alone and training.base != "own" and (machine.gpu is None or machine.ipc)
     one_base &= not engine.vllm or (training.base != "nf4" and can_share(shape, where.device))
     return Job(
         rows=rows_at_once(settings),
@@ -209,6 +195,40 @@ def rows_at_once(settings: Settings) -> int:
     return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
+class Remedy(NamedTuple):
+    """A change after which a model fits, which was tried: of `settings`, or with bitsandbytes
+    installed where there are none."""
+
+    words: str
+    settings: Mapping[str, Any] = {}
+
+    def __str__(self) -> str:
+        keys = ", ".join(f"{key} = {value}" for key, value in self.settings.items())
+        return f"{self.words} ({keys})" if keys else self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The use that a node makes of a machine: `found`, None if it cannot start. `plan` is that of
+    the GPU, or, if nothing fits, the one that takes least; None on a CPU. `why` says which memory
+    is short, and `instead` what would fit."""
+
+    engine: EngineChoice
+    job: Job
+    plan: Plan | None
+    found: Fit | None = None
+    why: str = ""
+    instead: tuple[Remedy, ...] = ()
+
+    @property
+    def advice(self) -> str:
+        """The remedies in words."""
+        return f"take {', or '.join(map(str, self.instead))}" if self.instead else _NOTHING
+
+
+_NOTHING = "take a machine with more memory"
+
+
 def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1) -> Fit:
     """Plan how a node with these settings trains and samples a model of this shape on `machine`, in
     dialogues of as many `turns`.
@@ -217,45 +237,118 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1
         ModelError: it cannot; the message says which memory is short and what would fit.
         ConfigError: `training.base` cannot be had here.
     """
+    decided = decide(settings, shape, machine, turns)
+    if decided.found is None:
+        raise ModelError(f"{decided.why}: {decided.advice}")
+    return decided.found
+
+
+def decide(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1) -> Decision:
+    """Return the answer of `plan`, `doctor` and `join` for a model of this shape on `machine`.
+
+    Raises:
+        ModelError: `sampling.engine` cannot be had here.
+        ConfigError: `training.base` cannot be had here.
+    """
+    decided = _decided(settings, shape, machine, turns)
+    if decided.found is not None:
+        return decided
+    return replace(decided, instead=tuple(_remedies(settings, shape, machine, turns)))
+
+
+def _decided(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int) -> Decision:
+    """The answer without remedies."""
     engine = engine_of(settings, machine, shape, turns)
     job = job_of(settings, machine, engine, shape, turns)
-    _check_base(settings, machine, shared=engine.vllm or job.one_base)
-    plan, ipc = None, False
+    _check_base(settings, machine)
+    made, ipc = None, False
     if machine.gpu is None:
         training = _unplanned(settings, shape, job, machine)
     else:
-        plan = _planned(shape, job, machine.gpu)
-        training = plan.training
-    if plan is not None and settings.run.ranks == 1:
+        made = make_plan(shape, job, machine.gpu.free)
+        if made is None:
+            least = least_plan(shape, job, machine.gpu.free)
+            why = _short(shape, least.total, job.processes, machine.gpu.free)
+            return Decision(engine, job, least, why=why)
+        training = made.training
+    if made is not None and settings.run.ranks == 1:
         # The two newest versions, in the sampler's type (`weights/device.py`).
-        copies = 2 * plan.parts.sampler_weights
-        ipc = engine.vllm and machine.ipc and not training.lora_rank and plan.fits(copies)
-    check_memory(
+        copies = 2 * made.parts.sampler_weights
+        ipc = engine.vllm and machine.ipc and not training.lora_rank and made.fits(copies)
+    needed = needed_memory(
         shape,
         training.lora_rank,
         placement=machine.where,
         trainer_processes=settings.run.trainer_processes,
         one_base=job.one_base,
         nf4=training.nf4,
-        free=machine.free,
     )
-    shares = job.one_base and training.lora_rank > 0
-    return Fit(machine.where, engine.vllm, training, plan, ipc, shares, engine.why, job)
-
-
-def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
-    made = make_plan(shape, job, gpu.free)
-    if made is None:
-        ways = remedies(shape, job, gpu.free) or ["a machine with more memory"]
-        needed = least_plan(shape, job, gpu.free).total
-        each = f" on the first of {job.processes} cards" * (job.processes > 1)
-        raise ModelError(
-            f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / _GIB:.1f} GiB of GPU memory{each} with these settings and "
-            f"{gpu.free / _GIB:.1f} are free: take {', or '.join(ways)}, or train on the CPU "
-            '(run.device = "cpu")'
+    if needed > machine.free:
+        why = (
+            f"a model of {_millions(shape)} needs at least {needed / 1e9:.1f} GB of memory here "
+            f"and {machine.free / 1e9:.1f} GB are free"
         )
-    return made
+        return Decision(engine, job, made, why=why)
+    shares = job.one_base and training.lora_rank > 0
+    found = Fit(machine.where, engine.vllm, training, made, ipc, shares, engine.why, job)
+    return Decision(engine, job, made, found)
+
+
+def _short(shape: Qwen2Config, needed: int, processes: int, free: int) -> str:
+    each = f" on the first of {processes} cards" * (processes > 1)
+    return (
+        f"a model of {_millions(shape)} needs at least {needed / _GIB:.1f} GiB of GPU memory{each} "
+        f"with these settings and {free / _GIB:.1f} are free"
+    )
+
+
+def _millions(shape: Qwen2Config) -> str:
+    return f"{shape.weight_count / 1e6:,.0f} million weights"
+
+
+def _remedies(
+    settings: Settings, shape: Qwen2Config, machine: Machine, turns: int
+) -> Iterator[Remedy]:
+    """Changes after which a node starts, each tried. A smaller model is named where no other
+    setting helps, and the CPU beside a GPU that is too small."""
+
+    def fits(changed: Mapping[str, Any], of: Qwen2Config = shape, on: Machine = machine) -> bool:
+        try:
+            return _decided(with_keys(settings, changed), of, on, turns).found is not None
+        except (ConfigError, ModelError):
+            return False
+
+    found = [*_lighter(settings, machine, fits)]
+    if not found:
+        smaller = (name for name, of in smaller_models(shape) if fits({}, of))
+        found = [Remedy("a smaller model", {"model": name}) for name in smaller][:1]
+    yield from found
+    if machine.gpu is not None:
+        dtype = settings.training.dtype
+        where = replace(ON_CPU, products="float32" if dtype == "auto" else dtype)
+        if fits({"run.device": "cpu"}, on=replace(machine, where=where, gpu=None)):
+            yield Remedy("the CPU", {"run.device": "cpu"})
+
+
+def _lighter(settings: Settings, machine: Machine, fits: Callable[..., bool]) -> Iterator[Remedy]:
+    """Changes that keep the model and the device."""
+    training = settings.training
+    adapters = {"training.lora_rank": DEFAULT_RANK}
+    chosen = "lora_rank" in training.model_fields_set
+    if chosen and training.lora_rank != DEFAULT_RANK and fits(adapters):
+        yield Remedy("LoRA", adapters)
+    if training.base == "whole" and fits({"training.base": "nf4"}):
+        yield Remedy("a base of four bits", {"training.base": "nf4"})
+    elif not machine.bitsandbytes and fits({}, on=replace(machine, bitsandbytes=True)):
+        yield Remedy(f"a base of four bits, which bitsandbytes has: {extra_of('gpu')}")
+    if settings.sampling.engine == "vllm" and fits({"sampling.engine": "torch"}):
+        yield Remedy("the built-in sampler", {"sampling.engine": "torch"})
+    tokens = settings.sampling.max_new_tokens // 2
+    while tokens >= _LEAST_TOKENS:
+        if fits({"sampling.max_new_tokens": tokens}):
+            yield Remedy("shorter answers", {"sampling.max_new_tokens": tokens})
+            return
+        tokens //= 2
 
 
 def check_disk(home: Path, shape: Qwen2Config, found: Fit, room: int) -> str | None:
@@ -292,65 +385,11 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     rank, copies, width = found.training.lora_rank, KEEP_VERSIONS + 1, 2 if found.where.half else 4
     if found.ipc:
         return 0
-    if rank and (found.vllm or found.shares_base):
+    if rank:
         mapped = found.shares_base and found.where.device == "cpu"
         versions = copies * 4 * adapter_count(shape, rank)
         return versions + (width * shape.weight_count if mapped else 0)
     return copies * width * shape.weight_count
-
-
-def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
-    """Ask nvidia-smi for the memory of `count` GPUs from `first` on, as torch numbers them. Returns
-    that of the GPU with the least free, None without one of them or nvidia-smi. Uses no GPU
-    memory."""
-    command = shutil.which("nvidia-smi")
-    names = [visible_gpu(index) for index in range(first, first + count)]
-    visible = ",".join(name for name in names if name)
-    if command is None or not all(names):
-        return None
-    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
-    return _answered([command, *query], seconds=20)
-
-
-def torch_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
-    """Ask torch the same, in a process that may die and whose context ends with it."""
-    program = (
-        "from swarm_node.policy.placement import hardware; hardware(); import torch; "
-        f"[print(*(size >> 20 for size in torch.cuda.mem_get_info({first} + n)), sep=', ')"
-        f" for n in range({count})]"
-    )
-    return _answered([sys.executable, "-c", program], seconds=90)
-
-
-def _answered(command: list[str], seconds: float) -> GpuMemory | None:
-    try:
-        done = bounded_run(command, seconds)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return None if done.returncode else parse_gpu_memory(done.stdout)
-
-
-def has_ipc() -> bool:
-    """Check for CUDA IPC, by which processes share a GPU's memory. WSL2 does not have it."""
-    return "microsoft" not in platform.release()
-
-
-def visible_gpu(index: int) -> str | None:
-    """Return nvidia-smi's name of the GPU with CUDA's number `index`; None without one."""
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
-    visible = "".join(names).strip()
-    known = re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible)
-    return visible if known else None
-
-
-def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
-    """Parse one line "free, total" in MiB for each card. Returns the card with the least free, None
-    if a line is malformed."""
-    lines = [re.fullmatch(rb"\s*(\d{1,9}), *(\d{1,9})\s*", line) for line in answer.splitlines()]
-    cards = [GpuMemory(int(one[1]) << 20, int(one[2]) << 20) for one in lines if one]
-    sound = all(0 < free <= total <= _MOST_GIB * _GIB for free, total in cards)
-    return min(cards) if cards and all(lines) and sound else None
 
 
 def _unplanned(
@@ -376,30 +415,30 @@ def _unplanned(
 
 def _base(settings: Settings, *, possible: bool) -> Literal["auto", "whole", "nf4"]:
     """Return the allowed forms of the base. Four bits are tried if it is `possible`: the library is
-    installed, and the built-in sampler shares the base.
+    installed, one process trains, and the built-in sampler samples.
 
     Raises:
         ConfigError: four bits are asked for, and no adapters.
     """
     training, base = settings.training, settings.training.base
-    if base == "nf4" and "lora_rank" in training.model_fields_set and not training.lora_rank:
-        raise ConfigError(
-            f'training.base = "nf4" is for adapters: set training.lora_rank, say to {DEFAULT_RANK}'
-        )
-    return "whole" if base == "auto" and not possible else base
+    if base == "nf4":
+        if "lora_rank" in training.model_fields_set and not training.lora_rank:
+            raise ConfigError(
+                'training.base = "nf4" is for adapters: set training.lora_rank, say to '
+                f"{DEFAULT_RANK}"
+            )
+        return "nf4"
+    return "auto" if possible and base != "whole" else "whole"
 
 
-def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
-    """Refuse a base of four bits that the user asks for and cannot have: the built-in sampler must
-    have `shared` it."""
-    training, reason = settings.training, ""
-    if training.base != "nf4":
+def _check_base(settings: Settings, machine: Machine) -> None:
+    """Refuse a base of four bits that the user asks for and cannot have."""
+    reason = ""
+    if settings.training.base != "nf4":
         return
     if not machine.bitsandbytes:
         reason = f"needs bitsandbytes: run {extra_of('gpu')}"
     elif settings.run.ranks > 1:
         reason = "works in one process: unset run.trainer_processes and run.trainer_hosts"
-    elif not shared:
-        reason = "needs processes that share the GPU's memory, as they do not under WSL2"
     if reason:
         raise ConfigError(f'training.base = "nf4" {reason}, or set training.base to "whole"')

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from swarm_node.clock import Clock
 from swarm_node.config import Settings
@@ -18,6 +19,7 @@ from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.learner import Learner
+from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.overview import name_of
@@ -52,6 +54,19 @@ _EVAL_TRIES = 4
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """Make a node of these parts. It does nothing until `Node.run`."""
+    return Node(**_of_node(settings, membership, parts))
+
+
+def assemble_member(
+    settings: Settings, membership: Membership, parts: Parts, policy: ProgramPolicy
+) -> ProgramNode:
+    """Make a member of these parts, of which `policy` is trainer and sampler."""
+    rng = _rng("train", settings, membership.identity.peer_id)
+    return ProgramNode(policy=policy, rng=rng, **_of_node(settings, membership, parts))
+
+
+def _of_node(settings: Settings, membership: Membership, parts: Parts) -> dict[str, Any]:
+    """Make the arguments of `Node`."""
     shared = make_shared(
         settings,
         membership,
@@ -60,20 +75,21 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
         parts.banned,
         parts.buffer,
         parts.names,
+        parts.turns,
     )
     reaching = _reaching(settings, parts, shared)
     parts = replace(parts, transport=reaching)
     parts.reach.relays = lambda: [
         Relay(name_of(shared.members, relay)) for relay in reaching.relays.kept()
     ]
-    return Node(
-        settings=settings,
-        parts=parts,
-        shared=shared,
-        reaching=reaching,
-        learner=make_learner(settings, parts, shared),
-        open_work=partial(_open_work, settings, membership.chain, parts, shared, reaching),
-    )
+    return {
+        "settings": settings,
+        "parts": parts,
+        "shared": shared,
+        "reaching": reaching,
+        "learner": make_learner(settings, parts, shared),
+        "open_work": partial(_open_work, settings, membership.chain, parts, shared, reaching),
+    }
 
 
 def make_shared(
@@ -84,9 +100,10 @@ def make_shared(
     banned: Callable[[], frozenset[str]] = nobody,
     make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
     names: Callable[[], Mapping[str, str]] = nothing,
+    turns: int = 1,
 ) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
-    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
+    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings, turns)
     local = Local.of(membership.identity, membership.swarm, clock, keeper, banned, names)
     return Shared(
         local=local,
@@ -155,7 +172,8 @@ def _open_work(
     _serve(own, parts, shared, rng, further)
     company = _company(settings, parts, shared, exchange.meeting, reaching)
     coordinating = _coordinating(settings, parts, shared, own, exchange.meeting)
-    return Work(maker, evaluator, exchange, company, prober, puncher, coordinating)
+    workers = exchange, company, prober, puncher, coordinating
+    return Work(fitting, judging, maker, evaluator, *workers)
 
 
 def _maker(

@@ -10,7 +10,11 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -18,17 +22,20 @@ from swarm_node.config.model import public_values
 from swarm_node.config.reloading import Reloaded, Reloading
 from swarm_node.durable import Journal
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, ModelError, UnmappedError
 from swarm_node.node.control.control import ControlServer
+from swarm_node.node.control.openai import OpenAIServer, model_name
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.hosts.hosts import Hosts, Needs
+from swarm_node.node.loops.guests import Guests
+from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
-from swarm_node.node.start.assembly import assemble
+from swarm_node.node.start.assembly import assemble, assemble_member
 from swarm_node.node.start.derive import (
     Resolved,
     cache_shape,
@@ -52,6 +59,8 @@ from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
+
+_log = structlog.get_logger(__name__)
 
 
 def build_parts(
@@ -97,21 +106,67 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
-        office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
-        banned=Bans(home).covered,
-        names=followed_names(home).now,
-        knock=knock,
-        reach=reach,
-        dialable=reach.dialable,
-        lan=Lan(
-            membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
-        ),
-        answered=Journal(home.path / "answered", JOURNAL_BYTES),
         memory=memory_in_use,
         metrics=metrics,
         history=Ring(metrics.read()),
+        guests=Guests(sampler),
+        **_of_home(home, membership, reach),
+        turns=found.job.turns,
     )
+
+
+def member_parts(
+    settings: Settings, home: Home, membership: Membership, model: Model, policy: ProgramPolicy
+) -> Parts:
+    """Make the parts of a member for a program, of which `policy` is trainer and sampler. They load
+    no weights.
+
+    Raises:
+        HomeError: the home cannot be used.
+    """
+    reach, table = Reach(), settings.environment
+    transport = _make_transport(settings, home, membership, reach)
+    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
+    storage = Storage(home.database)
+    storage.begin_epoch()
+    metrics = MetricsFile(home.metrics)
+
+    def processes() -> dict[str, int]:
+        """Return the process ids of the running child processes, by name."""
+        pids = {"network": transport.daemon_pid, **environment.pids}
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
+    return Parts(
+        transport=transport,
+        sampler=policy,
+        trainer=policy,
+        environment=environment,
+        storage=storage,
+        codec=model.codec,
+        policy=model.policy,
+        clock=SYSTEM_CLOCK,
+        processes=processes,
+        engine=lambda: "the program's",
+        metrics=metrics,
+        history=Ring(metrics.read()),
+        **_of_home(home, membership, reach),
+    )
+
+
+def _of_home(home: Home, membership: Membership, reach: Reach) -> dict[str, Any]:
+    """Make the parts that know peers by the files of a home."""
+    swarm = membership.swarm
+    return {
+        "office": home,
+        "banned": Bans(home).covered,
+        "names": followed_names(home).now,
+        "knock": knock,
+        "reach": reach,
+        "dialable": reach.dialable,
+        "lan": Lan(membership.identity, swarm.swarm_id, swarm.secret, SYSTEM_CLOCK),
+        "answered": Journal(home.path / "answered", JOURNAL_BYTES),
+    }
 
 
 def _make_transport(
@@ -192,6 +247,12 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
     )
 
 
+def _openai(parts: Parts, model: Model, longest: Callable[[], int]) -> OpenAIServer | None:
+    if parts.guests is None:
+        return None
+    return OpenAIServer(parts.guests, parts.codec, model=model_name(model.name), longest=longest)
+
+
 async def run_node(
     start: Resolved,
     home: Home,
@@ -205,9 +266,31 @@ async def run_node(
     shows its progress. `on_running` gets the node's addresses once others can dial it. `reloading`
     reads its settings again (by API or SIGHUP).
 
+    Where the sampler cannot map the trainer's memory, although the probe's process could, the node
+    starts once more, and each has weights of its own.
+
     Raises:
         SwarmNodeError: it cannot start.
     """
+    place = home, membership, model, screen, reloading, on_running
+    try:
+        await _run(start, *place)
+    except UnmappedError as error:
+        if not (start.fit.shares_base or start.fit.ipc):
+            raise
+        _log.warning("starting again without shared memory of the GPU", error=str(error))
+        await _run(replace(start, fit=start.unshared()), *place)
+
+
+async def _run(
+    start: Resolved,
+    home: Home,
+    membership: Membership,
+    model: Model,
+    screen: Screen,
+    reloading: Reloading,
+    on_running: Callable[[Sequence[str]], None] | None,
+) -> None:
     parts = build_parts(start.settings, home, membership, model, start.fit)
     node = assemble(start.settings, membership, parts)
 
@@ -228,6 +311,7 @@ async def run_node(
         settings=lambda: public_values(node.settings),
         log=node.events,
         reload=reload,
+        openai=_openai(parts, model, lambda: node.settings.sampling.max_new_tokens),
     )
     loop = asyncio.get_running_loop()
     handlers = {signal.SIGINT: node.stop, signal.SIGTERM: node.stop}
@@ -247,3 +331,24 @@ async def run_node(
     finally:
         screen.detach()
         await control.close()
+
+
+async def run_member(
+    settings: Settings,
+    home: Home,
+    membership: Membership,
+    model: Model,
+    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
+    running: Callable[[], None],
+) -> None:
+    """Run a member for a program until it is stopped. `opened` gets it and its loop before it
+    starts, and `running` is called once peers can dial it.
+
+    Raises:
+        SwarmNodeError: it cannot start, or go on.
+    """
+    policy = ProgramPolicy(home)
+    parts = member_parts(settings, home, membership, model, policy)
+    member = assemble_member(settings, membership, parts, policy)
+    opened(member, asyncio.get_running_loop())
+    await member.run(lambda _: running())

@@ -4,8 +4,9 @@ trains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
 from swarm_node.policy.training.update.settings import Published, TrainerSettings
 
+#: Groups that one draw of a member takes at most, unless `experience.external` says it.
+_MOST_DRAWN = 16
+
 
 def resumed(settings: Settings, checkpoints: Path) -> Settings:
     """Return `settings` with the adapters of the newest checkpoint, unless the user set otherwise.
@@ -40,11 +44,17 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """Settings of one start with nothing left open, and the use of the machine. `origins` has the
-    source of every key that is not at its default."""
+    source of every key that is not at its default. `unshared` makes the fit of the same machine
+    where processes cannot share the GPU's memory.
+
+    Raises, from `unshared`:
+        ModelError: no plan fits so.
+    """
 
     settings: Settings
     fit: Fit
     origins: Mapping[str, str]
+    unshared: Callable[[], Fit]
 
 
 def resolve_start(
@@ -77,7 +87,8 @@ def resolve_start(
     ):
         told |= dict.fromkeys(differing(before, after), source)
         before = after
-    return Resolved(settings, found, told)
+    alone = partial(fit, settings, shape, replace(machine, ipc=False), turns)
+    return Resolved(settings, found, told, alone)
 
 
 def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
@@ -89,10 +100,24 @@ def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
     return settings.model_copy(update={"network": network.model_copy(update=changed)})
 
 
+def member_settings(given: Settings, shape: Qwen2Config, named: Sequence[str]) -> Settings:
+    """Return the settings of a member for a program that trains a model of `shape`. "auto" is a
+    choice of the trainer that it does not have."""
+    settings = _dialling(for_model(given, shape), named)
+    if settings.experience.external != "auto":
+        return settings
+    experience = settings.experience.model_copy(update={"external": _MOST_DRAWN})
+    return settings.model_copy(update={"experience": experience})
+
+
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
     """Return the trainer's settings. `found` fills in the settings that the user left open, and
     keeps the others. Without `found`, all is as set, and no memory is spared."""
-    found = found or Fit(ON_CPU, vllm=False, training=_as_set(settings))
+    device, dtype = settings.run.device, settings.training.dtype
+    if found is None:
+        found = Fit(ON_CPU, vllm=False, training=_as_set(settings))
+    else:  # what the start decided is not decided once more
+        device, dtype = found.where.device, found.where.products
     training = found.training
     return TrainerSettings(
         loss=settings.training.loss,
@@ -105,8 +130,8 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         base="nf4" if training.nf4 else "whole",
         published=_published(found),
         optimizer=settings.training.optimizer,
-        device=settings.run.device,
-        dtype=settings.training.dtype,
+        device=device,
+        dtype=dtype,
         processes=settings.run.trainer_processes,
         hosts=settings.run.hosts,
         gives_back=found.plan is not None and found.plan.sharing == "sleep",
@@ -176,8 +201,9 @@ def mixture_settings(settings: Settings) -> MixtureSettings | None:
     return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
 
 
-def peers_wants(settings: Settings) -> Wants:
-    """Return this node's own demand. Peers' requests are limited in proportion to it."""
+def peers_wants(settings: Settings, turns: int = 1) -> Wants:
+    """Return this node's own demand, with dialogues of as many `turns`. Peers' requests are limited
+    in proportion to it."""
     replay = replay_settings(settings)
     return Wants.of(
         own=replay.own,
@@ -185,15 +211,13 @@ def peers_wants(settings: Settings) -> Wants:
         batches=replay.external_batches,
         poll=settings.network.poll_seconds,
         answers=settings.sampling.group_size,
-        tokens=settings.sampling.max_new_tokens,
+        tokens=turns * settings.sampling.max_new_tokens,
     )
 
 
 def _published(found: Fit) -> Published:
-    """Choose how weights reach the sampler. Both samplers take adapters as they are. Both can share
-    the base with a trainer of one process."""
-    if found.shares_base:
-        return "shared"
-    if found.vllm and found.training.lora_rank:
-        return "adapter"
+    """Choose how weights reach the sampler. Both samplers take adapters as they are, on a base of
+    their own or on that of a trainer of one process."""
+    if found.training.lora_rank:
+        return "shared" if found.shares_base else "adapter"
     return "ipc" if found.ipc else "merged"

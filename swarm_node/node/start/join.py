@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from swarm_node.errors import (
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
 from swarm_node.node.preflight.doctor import examine_fit, examine_machine, refuse
-from swarm_node.node.preflight.facts import Seen, gather
+from swarm_node.node.preflight.facts import gather
 from swarm_node.node.preflight.first_lines import (
     Line,
     download_line,
@@ -47,10 +47,10 @@ from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, resolve
-from swarm_node.policy.placement import hardware
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
+    from swarm_node.node.loops.member import ProgramNode
     from swarm_node.node.start.derive import Resolved
 
 _MAX_TICKET_FILE = 16 * 1024
@@ -128,13 +128,13 @@ def read_model(directory: Path, settings: Settings, tried: Tried) -> Model:
     """Read the model, and refuse one that cannot hold the environment's dialogues.
 
     Raises:
-        ModelError, ConfigError: see `Model.read` and `check_dialogues`.
+        ModelError, ConfigError: see `Model.read` and `check_groups`.
     """
-    from swarm_node.node.loops.dialogues import check_dialogues  # imports torch
+    from swarm_node.node.loops.dialogues import check_groups  # imports torch
 
     model = Model.read(settings.model, directory)
     try:
-        check_dialogues(tried, model.codec, settings.sampling)
+        check_groups(tried, model.codec, settings.sampling)
     except ModelError as error:
         raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
     return model
@@ -157,8 +157,7 @@ def _admitted(
     from swarm_node.node.start.derive import resolve_start  # imports torch
 
     run = given.run
-    seen = Seen(hardware(run.device))
-    facts = gather(home, run.device, given.network.listen, ticket, seen, run.trainer_processes)
+    facts = gather(home, run.device, given.network.listen, ticket, run.trainer_processes)
     before = examine_machine(facts, given)
     refuse(before.findings)
     machine, named = before.machine, _named(home, ticket)
@@ -188,6 +187,43 @@ def _admitted(
         )
     (start,) = started
     return start, read_model(directory, start.settings, tried)
+
+
+def join_as_member(
+    given: Settings,
+    ticket: str | None,
+    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
+    running: Callable[[], None],
+) -> None:
+    """Run a member for a program until it is stopped: a node without sampler and trainer. `opened`
+    and `running` are those of `run_member`.
+
+    Raises:
+        TicketError, HomeError: no membership can be had.
+        ConfigError, ModelError: a setting cannot be used, or there is no such model.
+        SwarmNodeError: it cannot start, or go on.
+    """
+    home, environment = Home(given.home), given.environment
+    home.check()
+    home.refuse_in_use()
+    if ticket is not None and not home.has_swarm:
+        parse_ticket(ticket, time.time())  # before what takes longer
+    tried = try_environment(environment.name, environment.options)
+    check_choice(environment.name, environment.options, environment.families)
+    if tried.turns > 1:
+        raise ConfigError(
+            f"environment.name: {environment.name} has dialogues, and a member publishes answers "
+            "to one question: run a node for it"
+        )
+    model = Model.read(given.model, resolve(given.model))
+    from swarm_node.node.start.build import run_member  # imports torch and the network stack
+    from swarm_node.node.start.derive import member_settings
+
+    settings = member_settings(given, model.config, _named(home, ticket))
+    with home.lock(), home.using_database():
+        membership, _ = belong(ticket, home)
+        # Not `run_loop`: its watcher of children needs the main thread.
+        asyncio.run(run_member(settings, home, membership, model, opened, running))
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:

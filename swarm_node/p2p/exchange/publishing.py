@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import structlog
+
 from swarm_node.p2p.exchange.verify import GroupVerifier, stored_group
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.wire import wire
@@ -12,6 +14,8 @@ from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
 from swarm_node.storage import Storage, StoredGroup
+
+_log = structlog.get_logger(__name__)
 
 
 class Played(NamedTuple):
@@ -39,13 +43,14 @@ class Publisher:
         self._storage = storage
         self._verifier = verifier
         self._clock = local.clock
-        #: Groups announced since the start.
-        self.announced = 0
+        #: Groups announced since the start, and groups dropped because they are too large.
+        self.announced = self.oversize = 0
 
     async def publish(
         self, scored: Sequence[tuple[RolloutGroup, str]], version: int
     ) -> list[VerifiedGroup]:
-        """Seal and store own groups, each with its prompt; on return they survive a crash.
+        """Seal and store own groups, each with its prompt; on return they survive a crash. Groups
+        that are larger than a peer takes are dropped and counted.
 
         Groups that peers can learn from are announced: their rewards differ and peers accept their
         tokens (a model may sample special tokens inside an answer). This node computed the
@@ -73,10 +78,15 @@ class Publisher:
         published: list[VerifiedGroup] = []
         entries: list[tuple[StoredGroup, bytes | None]] = []
         first = await self._storage.run(self._storage.next_seq)
-        for seq, (group, prompt, replies, sound) in enumerate(played, start=first):
+        for group, prompt, replies, sound in played:
+            seq = first + len(entries)
             pack = pack_dialogues if replies else wire.pack_group
             kind = Kind.ROLLOUT_2 if replies else Kind.ROLLOUT
-            body = pack(group, epoch=epoch, seq=seq, created_ms=created_ms)
+            try:
+                body = pack(group, epoch=epoch, seq=seq, created_ms=created_ms)
+            except wire.OversizeGroupError as error:
+                self._drop(group, error)
+                continue
             sealed = seal(self._identity, self._swarm_id, kind, body)
             verified = VerifiedGroup(
                 id=content_id(sealed),
@@ -95,6 +105,16 @@ class Publisher:
             entries.append((stored_group(verified, epoch, seq, sealed), announcement))
         await self._storage.run(self._storage.publish, entries)
         return published
+
+    def _drop(self, group: RolloutGroup, error: wire.OversizeGroupError) -> None:
+        if not self.oversize:
+            _log.warning(
+                "a group of this node is larger than peers take, and is dropped: lower "
+                "sampling.max_new_tokens or sampling.group_size (told once, counted)",
+                family=group.task.family,
+                error=str(error),
+            )
+        self.oversize += 1
 
     def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
         group = verified.group

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import msgspec
@@ -203,6 +204,8 @@ class GroupVerifier:
                 texts = [completion.text for completion in group.completions]
                 judged = await self._judge(group.task, texts, author)
                 return _refuse_judged(judged) or (judged.prompt, judged.rewards, replies)
+            if (untrue := _refuse_cut(group)) is not None:
+                return untrue
             said = [(each.said, each.finish is not Finish.STOP) for each in group.completions]
             replayed = await self._dialogues.replay(group.task, said, author)
         except SlowTaskError as error:  # its author may have a faster machine
@@ -317,6 +320,20 @@ def _refuse_judged(judged: Judged) -> Rejected | None:
         return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
     if judged.unjudged:
         return Rejected("unjudged", f"this node could not judge it ({judged.unjudged})")
+    return None
+
+
+def _refuse_cut(group: RolloutGroup) -> Rejected | None:
+    """The reason against a group in which a last turn is called cut that was not. An author cuts
+    all turns of a group at the same number of its tokens, so no turn is longer than a cut one."""
+    longest, cut = 0, set[int]()
+    for each in group.completions:
+        lengths = [end - begin for begin, end in pairwise((0, *each.ends))]
+        longest = max(longest, *lengths)
+        if each.finish is Finish.LENGTH:
+            cut.add(lengths[-1])
+    if cut and min(cut) < longest:
+        return Rejected("replay", f"a turn of {min(cut)} tokens is called cut, another has more")
     return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from swarm_node.errors import Rejected
+from swarm_node.p2p.wire.wire import MAX_GROUP_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
 from swarm_node.recent import Recent
 
 WINDOW: Final = 1024
@@ -24,6 +25,18 @@ LONGER: Final = 4
 #: Most bytes of a sealed group without its answers, of an answer without its tokens, and of a token
 #: (its id, its log-prob, its version and its text).
 _GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
+#: Bytes that own groups are planned with: of a token's text, which in English has up to five in a
+#: large vocabulary, of a token with its id and log-prob, and of a turn without its tokens.
+_TEXT_BYTES, _PLANNED_BYTES, _TURN_BYTES = 5, 5 + 4 + 4, 64
+
+
+def longest_turn(completions: int, turns: int) -> int:
+    """Return the most tokens of a turn with which a group of so many completions is one that peers
+    take. A group whose tokens spell more than is planned for can still be too large."""
+    room = (MAX_GROUP_BYTES - _GROUP_BYTES) // (completions * turns)
+    return min(
+        (room - _TURN_BYTES) // _PLANNED_BYTES, MAX_TEXT_BYTES // _TEXT_BYTES, MAX_TOKENS // turns
+    )
 
 
 @dataclass(frozen=True, slots=True)

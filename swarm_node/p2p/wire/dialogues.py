@@ -35,6 +35,7 @@ from swarm_node.p2p.wire.wire import (
     Sequence1,
     SpanBody,
     TaskBody,
+    check_texts,
     covers,
     logprobs,
     packed,
@@ -106,8 +107,10 @@ def pack_dialogues(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int
     """The body of a sealed group of dialogues (Kind.ROLLOUT_2).
 
     Raises:
+        OversizeGroupError: it is too large.
         ValueError: the group is outside the limits, so every peer would refuse it.
     """
+    check_texts(group)
     body = _Dialogues(
         v=2,
         epoch=epoch,

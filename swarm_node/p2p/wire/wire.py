@@ -71,6 +71,10 @@ Chain = Annotated[tuple[Certificate, ...], Meta(max_length=2)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=8)]
 
 
+class OversizeGroupError(ValueError):
+    """A group has more bytes than a peer takes, or a turn of it has."""
+
+
 class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Base of all bodies: a MessagePack array of exactly the fields, in order."""
 
@@ -308,9 +312,11 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
     """The body of a sealed group (Kind.ROLLOUT).
 
     Raises:
+        OversizeGroupError: it is too large.
         ValueError: the group is outside the limits, so every peer would refuse it; or it is a
             dialogue: see `dialogues.pack_dialogues`.
     """
+    check_texts(group)
     if any(completion.earlier for completion in group.completions):
         raise ValueError("version 1 has answers of one turn: pack the group as dialogues")
     body = _Group(
@@ -339,15 +345,26 @@ def packed(body: _Body, read: Callable[[_Body], RolloutGroup | Rejected]) -> byt
     """The bytes of a group's body that `read` takes.
 
     Raises:
+        OversizeGroupError: it is too large.
         ValueError: the group is outside the limits.
     """
     data = pack(body)
     if len(data) > MAX_GROUP_BYTES:
-        raise ValueError(f"the group is outside the limits: {len(data)} bytes")
+        raise OversizeGroupError(f"the group is outside the limits: {len(data)} bytes")
     checked = read(body)
     if isinstance(checked, Rejected):
         raise ValueError(f"the group is outside the limits: {checked.detail}")
     return data
+
+
+def check_texts(group: RolloutGroup) -> None:
+    """
+    Raises:
+        OversizeGroupError: a turn has more text than a peer takes.
+    """
+    for text in (text for completion in group.completions for text in completion.said):
+        if (size := len(text.encode(errors="surrogatepass"))) > MAX_TEXT_BYTES:
+            raise OversizeGroupError(f"the group is outside the limits: a text of {size} bytes")
 
 
 def task_body(task: TaskRef) -> TaskBody:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import Precision
 
 Device = Literal["cpu", "cuda"]
-Precision = Literal["float32", "bfloat16"]
 #: Logits that may be held at once whatever the memory, in elements: smaller pieces read the head
 #: more often than they save memory (docs/research/benchmarks.md).
 LEAST_LOGITS = 1 << 24
@@ -26,7 +26,7 @@ REPLY_TOKENS = 256
 KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
-_CONTEXT = 512 * _MIB
+CONTEXT = 512 * _MIB
 #: Bytes that NCCL takes of each card on which several processes work together, and bytes of one
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
@@ -129,17 +129,18 @@ def footprint(
     """The memory on `device` for training `model` and sampling `rows` answers of `max_new_tokens`
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
-    do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters. An
-    engine is spread over `cards` GPUs: weights, keys and values."""
+    do not. With adapters, these alone are published; with `one_base`, the sampler shares the
+    trainer's frozen weights. An engine is spread over `cards` GPUs: weights, keys and values."""
     width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
     trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
-    sampled = width * trained if training.lora_rank and one_base else -(-base // cards)
+    adapters = width * trained if training.lora_rank else 0
+    sampled = adapters + (0 if training.lora_rank and one_base else -(-base // cards))
     # A matrix of four bits is dequantized for its product.
     again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
     held = -(-trained // training.shards)
     activations = activation_bytes(model, training, longest_row=context) + again
-    reserve = 2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
+    reserve = 2 * CONTEXT + graph_bytes(model, rows, training.lora_rank)
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
     return Footprint(
         sampler_weights=sampled,
@@ -148,7 +149,7 @@ def footprint(
         kv=-(-kv_bytes(model, rows, max_new_tokens, width) // cards),
         activations=activations + (activations // _KEPT if device == "cpu" else 0),
         workspace=_workspace(model, rows, context, width) + again,
-        published=sampled if device == "cpu" else 0,
+        published=(adapters or base) if device == "cpu" else 0,
         reserve=reserve if device == "cuda" else 0,
     )
 
@@ -228,7 +229,9 @@ def activation_bytes(model: Qwen2Config, training: TrainingMethod, *, longest_ro
     # With checkpointing only the inputs of layers are kept, and one layer is recomputed at a time
     # (arXiv 1604.06174).
     again = layer if training.checkpointing else 0
-    kept = model.num_hidden_layers * (tokens * h * width if training.checkpointing else layer)
+    # What goes from layer to layer is float32 beside weights in float16.
+    passed = 4 if training.dtype == "float16" else width
+    kept = model.num_hidden_layers * (tokens * h * passed if training.checkpointing else layer)
     # A micro-batch's gradient of the embedding, before it is added to the sum.
     embedding = 0 if training.lora_rank else h * model.vocab_size * _gradient_bytes(training)
     logits = logit_elements(model, training, longest_row=longest_row)

@@ -1,5 +1,4 @@
-"""Free memory and free disk of this machine, and the check that a model fits before it is
-downloaded or loaded. No torch."""
+"""Free memory and free disk of this machine, and the main memory that a node needs. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import psutil
 
-from swarm_node.errors import ModelError
 from swarm_node.policy.memory.footprint import TrainingMethod, checkpoint_bytes, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
@@ -20,7 +18,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _PROCESSES = 3 << 30
 
 
-def check_memory(
+def needed_memory(
     config: Qwen2Config,
     lora_rank: int = 0,
     *,
@@ -28,48 +26,28 @@ def check_memory(
     trainer_processes: int = 1,
     one_base: bool = False,
     nf4: bool = False,
-    free: int | None = None,
-) -> None:
-    """Refuse a model that does not fit the `free` main memory (default: this machine's) of a node
-    that trains all its weights, or adapters of `lora_rank`. For `one_base` see `footprint`, for
-    `nf4` `TrainingMethod`.
-
-    Raises:
-        ModelError: the model does not fit; the message says how much it needs.
-    """
+) -> int:
+    """Bytes of main memory that must be free for a node that trains all weights of a model, or
+    adapters of `lora_rank`. For `one_base` see `footprint`, for `nf4` `TrainingMethod`."""
+    if placement.device != "cpu":
+        # A frozen base is read straight to the GPU. Others are loaded on their way there; and two
+        # published versions are kept, with the copy of one.
+        return _PROCESSES + (0 if lora_rank else (4 + 6) * config.weight_count)
+    parts = footprint(
+        config,
+        TrainingMethod(lora_rank, nf4=nf4),
+        device="cpu",
+        rows=1,
+        max_new_tokens=1,
+        one_base=one_base,
+    )
     # Of trained weights each process reads its part; a frozen base is whole in each.
-    bases = trainer_processes if lora_rank else 1
-    on_cpu = placement.device == "cpu"
-    if on_cpu:
-        parts = footprint(
-            config,
-            TrainingMethod(lora_rank, nf4=nf4),
-            device="cpu",
-            rows=1,
-            max_new_tokens=1,
-            one_base=one_base,
-        )
-        needed = parts.resident + 4 * config.weight_count * (bases - 1)
-        if lora_rank:  # without the memory for a copy of all weights, training waits for the write
-            needed += checkpoint_bytes(config, lora_rank)
-    else:
-        straight = one_base or nf4  # such a base is read straight to the GPU
-        needed = _beside_gpu(config.weight_count, lora_rank, bases, straight)
-    free = available_memory() if free is None else free
-    if needed > free:
-        lighter = "set training.lora_rank, which takes about half, or " * (not lora_rank)
-        raise ModelError(
-            f"a model of {config.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / 1e9:.1f} GB of memory here and {free / 1e9:.1f} GB are free: {lighter}"
-            "choose a smaller one, such as qwen2.5-0.5b or tiny, or a machine with more memory"
-        )
-
-
-def _beside_gpu(weights: int, lora_rank: int, bases: int, straight: bool) -> int:
-    """Bytes of main memory of a node with a GPU: its processes, each model on its way to the GPU,
-    and, where all weights are trained, two published versions in bfloat16 and the copy of one."""
-    loaded = 0 if lora_rank and straight else 4 * weights * bases
-    return _PROCESSES + loaded + (0 if lora_rank else 6 * weights)
+    needed = parts.resident + (
+        4 * config.weight_count * (trainer_processes - 1) if lora_rank else 0
+    )
+    if lora_rank:  # without the memory for a copy of all weights, training waits for the write
+        needed += checkpoint_bytes(config, lora_rank)
+    return needed
 
 
 def available_memory(cgroup: Path = _CGROUP) -> int:

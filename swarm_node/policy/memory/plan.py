@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Literal
 
@@ -20,14 +21,13 @@ from swarm_node.policy.memory.footprint import (
     PREFILL_TOKENS,
     REPLY_TOKENS,
     Footprint,
-    Precision,
     TrainingMethod,
     engine_cards,
     footprint,
     longest_tokens,
 )
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.shapes import smaller_models
+from swarm_node.policy.placement import Precision
 
 Sharing = Literal["split", "sleep"]
 #: The default rank: reinforcement learning loses little at far lower ranks
@@ -156,7 +156,7 @@ class Plan:
         training = self.training
         what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
         what += " on a base of four bits (nf4)" * training.nf4
-        what += " in bfloat16" * (training.dtype == "bfloat16")
+        what += f" in {training.dtype}" * (training.dtype != "float32")
         kept = ", activations recomputed" if training.checkpointing else ""
         several = f" by {training.processes} processes" * (training.processes > 1)
         asleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (
@@ -170,38 +170,22 @@ class Plan:
 
 def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
     """The first plan for `job` with `model` that fits `vram` free bytes; None if none does."""
-    return next((plan for plan in _ways(model, job, vram) if plan.fits()), None)
+    plans = (replace(way, vram=vram) for way in _ways(model, job) if way.total <= vram)
+    return next((plan for plan in plans if plan.fits()), None)
 
 
 def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
     """The plan that needs the least memory, whether it fits or not."""
-    return min(_ways(model, job, vram), key=lambda plan: plan.total)
+    return replace(min(_ways(model, job), key=lambda plan: plan.total), vram=vram)
 
 
-def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
-    """Changes after which a plan fits, if none fits now. Each was tried; may be empty."""
-    found: list[str] = []
-    if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
-        found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")
-    four_bit = replace(job, base="nf4")
-    if job.base == "whole" and job.lora_rank != 0 and make_plan(model, four_bit, vram):
-        found.append("a base of four bits (training.base = nf4)")
-    shorter = job.max_new_tokens // 2
-    while shorter >= 16:
-        if make_plan(model, replace(job, max_new_tokens=shorter), vram):
-            found.append(f"shorter answers (sampling.max_new_tokens = {shorter})")
-            break
-        shorter //= 2
-    if not found:
-        found += [
-            f"a smaller model ({name})"
-            for name, shape in smaller_models(model)
-            if make_plan(shape, job, vram)
-        ][:1]
-    return found
+@lru_cache(maxsize=64)  # remedies ask for the same ways again and again
+def _ways(model: Qwen2Config, job: Job) -> tuple[Plan, ...]:
+    """The candidates, of a card without memory."""
+    return tuple(_made(model, job))
 
 
-def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
+def _made(model: Qwen2Config, job: Job) -> Iterator[Plan]:
     longest = longest_tokens(model, job.longest)
     cards = engine_cards(model, job.cards)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
@@ -217,7 +201,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                     one_base=job.one_base,
                     cards=cards,
                 )
-                yield Plan(vram, training, sharing, rows, longest, parts, cards)
+                yield Plan(0, training, sharing, rows, longest, parts, cards)
 
 
 def unplanned_ways(job: Job) -> Iterator[TrainingMethod]:

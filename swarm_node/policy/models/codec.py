@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -108,6 +108,23 @@ class Codec:
         else:
             prompt = self._templated([{"role": "user", "content": text}], True)
         return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation ("role" and "content" of each message), up to where the next
+        answer starts. A model without a chat template takes one question.
+
+        Raises:
+            ModelError: the template fails, or there is none.
+        """
+        if self._tokenizer.chat_template is not None:
+            return self.encode_text(self._templated([dict(each) for each in messages], True))
+        if [each["role"] for each in messages] != ["user"]:
+            raise ModelError("this model has no chat template: it takes one message of the user")
+        return self.encode_text(PLAIN_PROMPT.format(messages[0]["content"]))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text of this node's owner. Names of special tokens are these tokens."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """`messages` rendered by the chat template, which runs in Jinja's sandbox.

@@ -104,6 +104,8 @@ class DecoderLayer(nn.Module):
         return self.merge(x, attend(query, key, value)), key, value
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.dtype is torch.float16:  # see `Qwen2`
+            x = x.half()
         held = self.four_bit.get(site)
         y = F.linear(x, weight, bias) if held is None else held.linear(x, bias)
         return y if self.added is None else y + self.added(site, x)
@@ -112,8 +114,12 @@ class DecoderLayer(nn.Module):
 class Qwen2(nn.Module):
     """The decoder with its embedding and output head. With `recompute`, `forward` and `hidden` keep
     only the input of each layer for the backward pass, which runs the layers again: the same
-    gradient for less memory and more time. With `half_products`, functions that run in `whole`
-    compute their matrix products in bfloat16, whatever the type of the weights (autocast)."""
+    gradient for less memory and more time. With `products` of another type than float32, functions
+    that run in `whole` compute their matrix products in it, whatever the type of the weights
+    (autocast).
+
+    With weights in float16, what goes from layer to layer is float32: it grows with each layer, and
+    float16 ends at 65,504."""
 
     def __init__(
         self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
@@ -123,7 +129,7 @@ class Qwen2(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False
-        self.half_products = False
+        self.products = torch.float32
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
@@ -150,9 +156,9 @@ class Qwen2(nn.Module):
     def whole(self, function: Callable[..., _Made], *args: Any) -> _Made:
         """Run `function(*args)`, which may call `hidden` and `logits`, as one forward pass. Sharded
         weights are gathered around it."""
-        if not self.half_products:
+        if self.products is torch.float32:
             return function(*args)
-        with torch.autocast(self.embedding.device.type, torch.bfloat16):
+        with torch.autocast(self.embedding.device.type, self.products):
             return function(*args)
 
     def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -194,8 +200,8 @@ class Qwen2(nn.Module):
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same
         call gives the same until `cache.advance`."""
-        x = F.embedding(tokens, self.embedding)
-        cos, sin = self.rotary(cache.capacity, x)
+        x = self._embedded(tokens)
+        cos, sin = self.rotary(cache.capacity, self.embedding)
         cos = cos.index_select(0, cache.positions)[:, None]
         sin = sin.index_select(0, cache.positions)[:, None]
         for index, layer in enumerate(self.blocks()):
@@ -245,8 +251,8 @@ class Qwen2(nn.Module):
         self, ids: Tensor, segments: Tensor | None, collect: list[tuple[Tensor, Tensor]] | None
     ) -> Tensor:
         length = ids.shape[1]
-        x = F.embedding(ids, self.embedding)
-        cos, sin = self.rotary(length, x)
+        x = self._embedded(ids)
+        cos, sin = self.rotary(length, self.embedding)
         attend: Attend = causal
         if segments is None:
             cos, sin = cos[:length, None], sin[:length, None]
@@ -265,8 +271,12 @@ class Qwen2(nn.Module):
                 collect.append((key, value))
         return self._normalise(x)
 
+    def _embedded(self, ids: Tensor) -> Tensor:
+        x = F.embedding(ids, self.embedding)
+        return x.float() if x.dtype is torch.float16 else x
+
     def _normalise(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+        return rms_norm(x, self.norm, self.config.rms_norm_eps).to(self.embedding.dtype)
 
     def rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [>= length, d] of the rotary angles (arXiv 2104.09864), such

@@ -13,6 +13,7 @@ import structlog
 from swarm_node.errors import EngineError
 from swarm_node.policy.sampling.sampler import (
     InterruptibleSampler,
+    MeteredSampler,
     RestingSampler,
     Row,
     Sampler,
@@ -82,6 +83,13 @@ class FallbackSampler:
     def positions(self) -> int:
         """The longest prompt with its answer, in tokens. The built-in sampler takes as much."""
         return self._engine.positions
+
+    @property
+    def guest_seconds(self) -> float:
+        """Seconds that the built-in sampler has computed for guests. An engine computes for all at
+        once."""
+        built_in = self._built_in
+        return built_in.guest_seconds if isinstance(built_in, MeteredSampler) else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -204,4 +212,5 @@ def _continued(request: SampleRequest, place: int, row: Row) -> SampleRequest:
         seed=continued_seed(request.seed, place, len(done)),
         max_new_tokens=request.max_new_tokens - len(done),
         temperature=request.temperature,
+        guest=request.guest,
     )

@@ -22,13 +22,14 @@ MAX_ROWS = 256
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """`n` completions of one prompt. The same request and weights give the same completions: they
-    depend on `seed`, and not on the rest of the batch."""
+    depend on `seed`, and not on the rest of the batch. A `guest`'s come after the node's own."""
 
     prompt_ids: tuple[int, ...]
     n: int
     seed: int
     max_new_tokens: int
     temperature: float = 1.0
+    guest: bool = False
 
 
 def check_request(request: SampleRequest, vocab_size: int, positions: int) -> None:
@@ -170,6 +171,16 @@ class SharingSampler(Sampler, Protocol):
     async def let_go(self) -> None:
         """Give up what the trainer shares, after the sampling under way. Later requests wait for
         the next `load`. It changes nothing if nothing is shared."""
+        ...
+
+
+@runtime_checkable
+class MeteredSampler(Sampler, Protocol):
+    """A `Sampler` that works on one call at a time."""
+
+    @property
+    def guest_seconds(self) -> float:
+        """Seconds that it has computed for guests, without those that they waited."""
         ...
 
 

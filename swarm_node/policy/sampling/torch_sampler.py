@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,7 @@ class TorchSampler:
         self._max_rows = max_rows
         self._shape = shape
         self._faults: Counter[str] = Counter()
+        self._guest_seconds = 0.0
         self._take(model)
         self._ready = asyncio.Event()
         self._ready.set()
@@ -94,10 +96,10 @@ class TorchSampler:
         shares: bool = False,
         nf4: bool = False,
     ) -> Self:
-        """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
-        bfloat16, and log-probs are made from its logits in float32. With `nf4`, its matrices have
-        four bits a weight, and it takes adapters only. `codec` is the directory's, if
-        it was read already. One that `shares` the trainer's base has no weights before the first
+        """A sampler of the model in a directory, as policy version 0. Its weights have the type of
+        the products, and log-probs are made from its logits in float32. With `nf4`, its matrices
+        have four bits a weight, and it takes adapters only. `codec` is the directory's, if it was
+        read already. One that `shares` the trainer's base has no weights before the first
         `load`, for which sampling waits.
 
         Raises:
@@ -107,11 +109,8 @@ class TorchSampler:
         try:
             if shares:
                 model = Qwen2(Qwen2Config.from_directory(path), draw=False)
-            elif nf4:
-                model = make_base(path, None, placement, four_bit=True)
             else:
-                dtype = torch.bfloat16 if placement.half else torch.float32
-                model = Qwen2.from_directory(path, dtype).to(placement.device)
+                model = make_base(path, None, placement, four_bit=nf4)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -136,6 +135,11 @@ class TorchSampler:
     @property
     def faults(self) -> Mapping[str, int]:
         return self._faults
+
+    @property
+    def guest_seconds(self) -> float:
+        """Seconds that it has computed for guests."""
+        return self._guest_seconds
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         """See `Sampler.sample`. Cancelling it stops the worker after the current token.
@@ -212,6 +216,16 @@ class TorchSampler:
         self._adapter = PublishedAdapter(self._model)
 
     def _sample(
+        self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
+    ) -> list[tuple[Completion, ...]]:
+        began = time.monotonic()
+        try:
+            return self._sampled(requests, abandoned)
+        finally:
+            if any(request.guest for request in requests):
+                self._guest_seconds += time.monotonic() - began
+
+    def _sampled(
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
     ) -> list[tuple[Completion, ...]]:
         rows = [row for request in requests for row in rows_of(request)]

@@ -29,17 +29,17 @@ _INDEX, _FILE = "base.json", "base.weights"
 def make_base(
     model_dir: Path, directory: Path | None, where: Placement, *, four_bit: bool = False
 ) -> Qwen2:
-    """The model in `model_dir`, frozen, in bfloat16 if `where` is `half`, its matrices in four bits
-    if `four_bit`. Its weights lie in memory that `map_base` shares through the trainer's private
-    `directory`; None shares nothing. A file that an earlier trainer left there is mapped instead of
-    written again.
+    """The model in `model_dir`, frozen, in the type of the products at `where`, its matrices in
+    four bits if `four_bit`. Each weight goes straight to its device. The weights lie in memory that
+    `map_base` shares through the trainer's private `directory`; None shares nothing. A file that an
+    earlier trainer left there is mapped instead of written again.
 
     Raises:
         ModelError: the model cannot be used, or `directory` has too little space.
         ConfigError: bitsandbytes is needed and not installed.
     """
     model = Qwen2(Qwen2Config.from_directory(model_dir), draw=False)
-    dtype = "bfloat16" if where.half else "float32"
+    dtype = where.products
     _, total = _table(model, DTYPES[dtype], four_bit)
     on_host = where.device == "cpu"
     if on_host and directory is not None:

@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, UnmappedError
 from swarm_node.policy.placement import Placement
 
 _KEY = "device_memory"
 _SLOTS = 2
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 #: Tensors start at multiples of this many elements, for aligned access by GPU kernels.
 _ALIGNMENT = 128
 
@@ -36,7 +40,7 @@ class DeviceBuffers:
         """
         if where.device == "cpu":
             raise ModelError("weights lie in a GPU's memory, and there is no GPU")
-        self._device, self._dtype = where.device, "bfloat16" if where.half else "float32"
+        self._device, self._dtype = where.device, where.products
         #: Each with its handle: torch keeps something of every export until the memory goes.
         self._slots: list[tuple[Tensor, list[Any]]] = []
         self._next = 0
@@ -112,12 +116,12 @@ def imported(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:
     the GPU. An engine sees only the GPUs that `engine_environment` lists, so its number is 0.
 
     Raises:
-        ModelError: it cannot be mapped, because the other process has ended, or CUDA has no IPC.
+        UnmappedError: the other process has ended, or CUDA has no IPC here.
     """
     _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
     torch.cuda.init()  # type: ignore[no-untyped-call]  # `_new_shared_cuda` takes it for granted
     try:
         storage = torch.UntypedStorage._new_shared_cuda(gpu, *parts)
     except RuntimeError as error:
-        raise ModelError(f"cannot map the trainer's memory on the GPU: {error}") from error
+        raise UnmappedError(f"cannot map the trainer's memory on the GPU: {error}") from error
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)

@@ -25,10 +25,9 @@ from swarm_node.errors import HomeError, MachineError
 from swarm_node.node.home import inventory
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import examine, refuse
-from swarm_node.node.preflight.facts import Seen, gather
+from swarm_node.node.preflight.facts import gather
 from swarm_node.node.start.join import belong, ticket_text
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.policy.placement import Hardware
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.storage import LAYOUT, Storage
 
@@ -105,7 +104,7 @@ def start(home: Home) -> tuple[list[str], str]:
     """The start of a node up to the moment at which it would train: what it says of the home, and
     why it is refused, "" if it is not."""
     settings = _settings(home)
-    facts = gather(home, "cpu", settings.network.listen, None, Seen(Hardware(0, False)))
+    facts = gather(home, "cpu", settings.network.listen)
     findings = examine(facts, settings, None)
     said = [f"{item.found}: {item.remedy}" for item in findings if item.subject == "home"]
     try:
@@ -127,7 +126,7 @@ def start(home: Home) -> tuple[list[str], str]:
 def doctor(home: Home) -> list[str]:
     """What `swarm-node doctor` says of the home. It writes nothing."""
     before = _tree(home)
-    found = [item for item in find(_settings(home)) if item.subject == "home"]
+    found = [item for item in find(_settings(home))[1] if item.subject == "home"]
     assert _tree(home) == before
     return [f"{item.found}: {item.remedy}" for item in found]
 

@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_memory import Host, World, small_settings, tiny
+from builders import dialogue as spoken
+from builders import verified
+from in_memory import Host, Sampler, WordySampler, World, small_settings, tiny
 from in_memory import talking as codec
 from structlog.testing import capture_logs
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.base import Task
-from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost
-from swarm_node.environments.judgement import ReplayedDialogue
+from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, Whose
+from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
@@ -29,13 +31,15 @@ from swarm_node.node.loops.dialogues import (
     Opening,
     PlayedDialogue,
     Player,
-    check_dialogues,
+    check_groups,
     joined,
 )
 from swarm_node.node.loops.node import Node
 from swarm_node.node.start.assembly import assemble
+from swarm_node.node.start.derive import peers_wants
+from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.dialogues import announced_dialogues
+from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, beginning
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.policy.experience.batch import build_batch
@@ -48,6 +52,8 @@ from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, Task
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
 
+#: More than a start takes on the virtual clock, which only sampling moves.
+REPLAY_SECONDS = 0.2
 SAMPLING = small_settings(sampling__max_new_tokens=8).sampling
 
 
@@ -222,27 +228,63 @@ INFO = EnvironmentInfo("digits", "1", ("one",), turns=3)
 
 def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> None:
     sampling = load_settings({"sampling.max_new_tokens": 24}, environ={}).sampling
-    check_dialogues(INFO, codec(), sampling)
+    check_groups(INFO, codec(), sampling)
     # Two tokens stand around each of two replies, and the prompt has one at least.
-    check_dialogues(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
+    check_groups(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
     with pytest.raises(
         ConfigError, match=r"3 turns of digits exceed the model's 76 .* at most 23$"
     ):
-        check_dialogues(INFO, codec(3 * 24 + 2 * 2), sampling)
+        check_groups(INFO, codec(3 * 24 + 2 * 2), sampling)
     with pytest.raises(ConfigError, match="a model with more of them is needed"):
-        check_dialogues(INFO, codec(7), sampling)
+        check_groups(INFO, codec(7), sampling)
     with pytest.raises(ModelError, match="cannot be continued"):
-        check_dialogues(INFO, tiny().codec, sampling)
+        check_groups(INFO, tiny().codec, sampling)
     longest = load_settings({"sampling.max_new_tokens": 10_923}, environ={}).sampling
-    with pytest.raises(ConfigError, match=r"32768 tokens that peers take: at most 10922$"):
-        check_dialogues(INFO, codec(1 << 20), longest)
-    check_dialogues(replace(INFO, turns=1), tiny().codec, sampling)
+    with pytest.raises(ConfigError, match=r"groups of 4 dialogues of 3 turns .* at most 10922, or"):
+        check_groups(INFO, codec(1 << 20), longest)
+    check_groups(replace(INFO, turns=1), tiny().codec, sampling)
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_groups_that_can_be_larger_than_peers_take_are_refused_with_what_fits(turns: int) -> None:
+    info = replace(INFO, turns=turns)
+    most = longest_turn(64, turns)
+    for tokens in (most, most + 1):
+        given = {"sampling.max_new_tokens": tokens, "sampling.group_size": 64}
+        sampling = load_settings(given, environ={}).sampling
+        if tokens == most:
+            check_groups(info, codec(1 << 20), sampling)
+            continue
+        with pytest.raises(ConfigError, match=rf"max_new_tokens is {tokens}: .* at most {most}, "):
+            check_groups(info, codec(1 << 20), sampling)
+
+
+def test_a_nodes_demand_counts_all_turns(tmp_path: Path) -> None:
+    """Or peers that send as much as it makes itself would be held to a third of that."""
+    settings = small_settings()
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop)
+        parts = world.parts(settings, codec=codec(), turns=3)
+        wants = assemble(settings, world.memberships[0], parts)._shared.wants
+        assert wants == peers_wants(settings, 3)
+        parts.storage.close()
+
+    run_virtual(scenario)
+    tokens, once = settings.sampling.max_new_tokens, peers_wants(settings)
+    for turns in (1, 3):
+        said = spoken([("four" * tokens, [1] * tokens)] * turns, Finish.LENGTH)
+        group = verified(rewards=[0.0] * 4, completions=[said] * 4).group
+        size = len(pack_dialogues(group, epoch=1, seq=1, created_ms=0))
+        assert abs(peers_wants(settings, turns).size / size - 1) < 0.35
+        assert turns == 1 or once.size < size / 2
 
 
 def lived(
     place: Path,
     look: Callable[[Node, World], None],
     environment: Digits | None = None,
+    sampler: type[Sampler] | None = None,
     **changes: Codec,
 ) -> None:
     """A node of dialogues makes three updates, and is looked at before it is closed."""
@@ -251,7 +293,7 @@ def lived(
         world = World(place, loop)
         settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
         host = Host(SplitEnvironment(environment or Digits()))
-        given = {"codec": codec(), **changes}
+        given = {"codec": codec(), "sampler": world.sampler(kind=sampler), **changes}
         parts = world.parts(settings, environment=host, **given)
         node = assemble(settings, world.memberships[0], parts)
         ended = await node.run()
@@ -342,6 +384,72 @@ def test_two_nodes_learn_from_each_others_dialogues(tmp_path: Path) -> None:
         for node in nodes:
             node.stop()
         await asyncio.gather(*lives)
+
+    run_virtual(scenario)
+
+
+@pytest.mark.slow(reason="a node samples and trains")
+def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Path) -> None:
+    def look(node: Node, world: World) -> None:
+        shot = node.snapshot()
+        assert shot.updates == 3
+        assert shot.faults.keys() == {"group_too_large"}
+        assert shot.faults["group_too_large"] > 1
+        assert shot.groups.published >= 6, "without a gap in the log"
+
+    with capture_logs() as told:
+        lived(tmp_path, look, sampler=WordySampler)
+    (line,) = [each["event"] for each in told if "larger than peers take" in each["event"]]
+    assert "lower sampling.max_new_tokens or sampling.group_size" in line
+
+
+class SlowHost(Host):
+    """Takes long to replay what is not the maker's."""
+
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        if whose == "peers":
+            await asyncio.sleep(REPLAY_SECONDS)
+        return await super().replay(ref, dialogues, whose)
+
+
+@pytest.mark.slow(reason="a node samples for some seconds, twice")
+def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(tmp_path: Path) -> None:
+    settings = small_settings(
+        # A batch larger than what it makes here: it trains on nothing, so all groups stay stored.
+        experience__own=64,
+        run__eval_tasks=2,
+        sampling__max_new_tokens=8,
+    )
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop)
+
+        def node_with(host: Host) -> Node:
+            parts = world.parts(settings, environment=host, codec=codec())
+            return assemble(settings, world.memberships[0], parts)
+
+        first = node_with(Host(SplitEnvironment(Digits())))
+        life = asyncio.create_task(first.run())
+        while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(1.0)
+        first.stop()
+        await life
+        stored = first.snapshot().groups.published
+        node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
+        opened: list[float] = []
+        life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
+        await asyncio.sleep(REPLAY_SECONDS / 2)
+        assert opened
+        assert opened[0] - began < REPLAY_SECONDS / 2
+        assert len(node._stored) == stored - 1, "one is being replayed"
+        await asyncio.sleep(stored * REPLAY_SECONDS)
+        assert not node._stored
+        made = node.snapshot().groups.published - stored
+        assert node._buffer.stats().own_admitted == made + stored
+        node.stop()
+        await life
 
     run_virtual(scenario)
 

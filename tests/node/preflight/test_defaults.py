@@ -61,7 +61,9 @@ def test_what_the_user_chose_stays() -> None:
 
 
 def test_the_plan_is_made_for_the_answers_of_that_model() -> None:
-    card = Machine(Placement("cuda:0", True), 64 * GIB, GpuMemory(12 * GIB, 12 * GIB), vllm=None)
+    card = Machine(
+        Placement("cuda:0", "bfloat16"), 64 * GIB, GpuMemory(12 * GIB, 12 * GIB), vllm=None
+    )
     settings = for_model(settings_of(), CHAT)
     found = fit(settings, CHAT, card)
     assert found.plan is not None

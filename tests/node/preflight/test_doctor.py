@@ -20,8 +20,9 @@ from swarm_node.node.preflight.doctor import (
     machine_of,
     refuse,
 )
-from swarm_node.node.preflight.facts import Card, Facts, Holder, Paper, Seen, Torch
+from swarm_node.node.preflight.facts import Card, Facts, Holder, Paper, Torch
 from swarm_node.node.preflight.fit import GpuMemory, fit
+from swarm_node.node.preflight.probe import Seen
 from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
@@ -41,7 +42,6 @@ LAPTOP = Facts(
     torch=Torch("2.13.0+cpu", None),
     seen=NO_GPU,
     vllm=None,
-    ipc=True,
     bitsandbytes=False,
     libp2p=False,
     extras=frozenset({"reasoning_gym"}),
@@ -176,7 +176,7 @@ def test_a_vllm_that_is_right_but_not_taken_needs_no_remedy() -> None:
     """A new installation would change nothing."""
     flags = {"training__lora_rank": 8, "training__dtype": "float32"}
     for model, why in (
-        ("tiny", "on a GPU, vLLM takes adapters in bfloat16 only"),
+        ("tiny", "on a GPU, vLLM takes no adapters in float32"),
         ("qwen2.5-3b", "vLLM, with a base of its own, does not fit the card"),
     ):
         sampler = judged(replace(PC, bitsandbytes=True), model=model, **flags)["sampler"]
@@ -226,14 +226,18 @@ def test_a_card_that_is_partly_held_says_what_it_would_do_if_free() -> None:
 
 
 def test_a_container_with_a_small_dev_shm_takes_the_disk_or_is_refused() -> None:
-    small = replace(PC, shared=2 * GB, ipc=False, vllm=None)
-    assert wrong(small) == {"shared": "warning"}
-    assert "--shm-size" in judged(small)["shared"].remedy
-    assert wrong(replace(small, temporary=GB)) == {"shared": "error"}
-    # Adapters are all that vLLM gets, and a sampler that shares their base.
-    assert wrong(replace(small, temporary=GB, vllm=FOR_GPU)) == {}
-    assert wrong(replace(small, temporary=GB, ipc=True)) == {}
-    assert wrong(replace(small, shared=None)) == {}
+    whole = {"training__lora_rank": 0, "sampling__engine": "torch"}
+    large = replace(PC, card=CARD._replace(memory=GpuMemory(80 * GIB, 80 * GIB)))
+    small = replace(large, shared=2 * GB)
+    assert wrong(small, **whole) == {"shared": "warning"}
+    assert "--shm-size" in judged(small, **whole)["shared"].remedy
+    assert wrong(replace(small, temporary=GB), **whole) == {"shared": "error"}
+    # Adapters are all that a sampler gets, whether it shares their base or not.
+    for seen in (PC.seen, PC.seen._replace(unshared="no CUDA IPC")):
+        for vllm in (None, FOR_GPU):
+            facts = replace(PC, shared=2 * GB, temporary=GB, seen=seen, vllm=vllm)
+            assert wrong(facts) == {}
+    assert wrong(replace(small, shared=None), **whole) == {}
 
 
 def test_a_card_without_nvidia_smi_is_planned_for_as_torch_measures_it() -> None:
@@ -341,7 +345,7 @@ def test_too_little_main_memory_names_a_way_out() -> None:
     model = judged(replace(LAPTOP, memory=GB), model=MODEL)["model"]
     assert model.level == "error"
     assert "1.0 GB are free" in model.found
-    assert "choose a smaller one" in model.remedy
+    assert model.remedy == "take a machine with more memory"
 
 
 def test_errors_refuse_a_start_with_their_remedies_and_warnings_do_not() -> None:

@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from swarm_node.node.home.home import Home
+from swarm_node.node.preflight import facts as gathering
 from swarm_node.node.preflight.facts import (
     Holder,
-    Seen,
+    Torch,
     find_busy,
     find_card,
+    find_gpu,
     gather,
     installed_torch,
     parse_cuda,
@@ -27,8 +29,8 @@ from swarm_node.node.preflight.facts import (
     read_membership,
     read_ticket,
 )
-from swarm_node.node.preflight.fit import torch_memory
-from swarm_node.policy.placement import hardware
+from swarm_node.node.preflight.probe import NOTHING_SEEN, Seen, probe
+from swarm_node.policy.placement import Hardware, hardware
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 LOG = """
@@ -96,29 +98,11 @@ def test_facts_do_not_import_torch(tmp_path: Path) -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_without_nvidia_smi_torch_says_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = gather(Home(tmp_path / "home"), "cuda", LISTEN, seen=Seen(hardware())).seen.memory
-    assert found is not None
-    assert found.total == torch.cuda.mem_get_info(0)[1] >> 20 << 20
-
-
-@pytest.mark.slow(reason="a process of its own imports torch")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_memory_that_torch_cannot_say_is_unknown() -> None:
-    assert torch_memory(0) is None
-
-
 def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_node.node.preflight.facts.util.find_spec", lambda name: None)
     assert installed_torch() is None
 
 
-@pytest.mark.slow(reason="a process of its own imports torch")
 def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_first(tmp_path, SMI, monkeypatch)
     card, fault = find_card(0)
@@ -129,7 +113,46 @@ def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     facts = gather(Home(tmp_path / "home"), "auto", LISTEN)
     assert facts.card == card
     assert facts.holders == (Holder(4711, "/usr/bin/python3", 9216 << 20),)
-    assert facts.seen.hardware == hardware(), "torch is asked in a process of its own"
+
+
+def test_a_gpu_is_probed_where_torch_and_a_driver_could_use_it_and_no_process_starts_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def probed(device: str, cards: int) -> Seen:
+        asked.append(device)
+        return Seen(Hardware(1, True))
+
+    monkeypatch.setattr(gathering, "probe", probed)
+    for cuda, fault, device, expected in (
+        ("13.0", "it names no GPU", "auto", True),
+        ("13.0", "it names no GPU", "cpu", False),
+        ("13.0", "", "auto", False),
+        (None, "it names no GPU", "auto", False),
+    ):
+        monkeypatch.setattr(gathering, "installed_torch", lambda cuda=cuda: Torch("2.13.0", cuda))
+        monkeypatch.setattr(gathering, "find_card", lambda *_, fault=fault: (None, fault))
+        asked.clear()
+        assert find_gpu(device)[2] == (Seen(Hardware(1, True)) if expected else NOTHING_SEEN)
+        assert asked == [device] * expected
+
+
+@pytest.mark.slow(reason="a process of its own imports torch")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_the_probes_process_finds_no_gpu_here() -> None:
+    assert probe("auto").hardware == Hardware(0, False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_probe_computes_on_a_gpu_and_shares_its_memory() -> None:
+    seen = probe("cuda")
+    assert (seen.fault, seen.unshared) == ("", "")
+    assert seen.hardware == hardware()
+    assert seen.capability == torch.cuda.get_device_capability(0)
+    assert seen.memory is not None
+    assert seen.memory.total == torch.cuda.mem_get_info(0)[1]
 
 
 def test_a_driver_that_does_not_answer_says_why(

@@ -18,9 +18,10 @@ from swarm_node.config import load_settings
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, machine_of
-from swarm_node.node.preflight.facts import Card, Facts, Seen, gather
+from swarm_node.node.preflight.facts import Card, Facts, gather
 from swarm_node.node.preflight.first_lines import Line, download_line, finding_line, start_lines
 from swarm_node.node.preflight.fit import GpuMemory, fit
+from swarm_node.node.preflight.probe import Seen
 from swarm_node.node.start.screen import Screen
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.placement import Hardware
@@ -50,7 +51,7 @@ def lines_of(facts: Facts, **flags: Any) -> dict[str, Line]:
 
 def here(home: Path) -> Facts:
     """This machine, without any GPU."""
-    facts = gather(Home(home), "cpu", [], seen=Seen(Hardware(0, False)))
+    facts = gather(Home(home), "cpu", [])
     return replace(facts, card=None, smi_fault="", memory=8 * 10**9)
 
 

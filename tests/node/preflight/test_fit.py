@@ -20,6 +20,7 @@ from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight import fit as fitting
 from swarm_node.node.preflight.defaults import for_model
+from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import (
     Fit,
     GpuMemory,
@@ -29,9 +30,8 @@ from swarm_node.node.preflight.fit import (
     engine_of,
     fit,
     job_of,
-    parse_gpu_memory,
-    this_machine,
 )
+from swarm_node.node.preflight.probe import parse_gpu_memory
 from swarm_node.node.start import join as joining
 from swarm_node.node.start.derive import (
     cache_shape,
@@ -59,7 +59,7 @@ def settings_of(**flags: Any) -> Settings:
 
 def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> Machine:
     memory = GpuMemory(int(gib * GIB), int(gib * GIB))
-    return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
+    return Machine(Placement("cuda:0", "bfloat16" if half else "float32"), 512 * GIB, memory, vllm)
 
 
 def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> Job:
@@ -160,7 +160,7 @@ def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
         fit(settings, model, replace(machine, ipc=False))
 
 
-def test_on_a_gpu_vllm_takes_adapters_in_bfloat16_only() -> None:
+def test_on_a_gpu_vllm_takes_no_adapters_in_float32() -> None:
     """Its kernels for adapters assert it (lora/ops/triton_ops/lora_shrink_op.py)."""
     shape = shape_of("qwen2.5-0.5b")
     card, whole = on_gpu(24, half=False, vllm=FOR_GPU), settings_of(training__lora_rank=0)
@@ -169,10 +169,10 @@ def test_on_a_gpu_vllm_takes_adapters_in_bfloat16_only() -> None:
     assert fit(whole, shape, card).vllm
     assert fit(adapters, shape, on_gpu(24, vllm=FOR_GPU)).vllm
     forced = settings_of(training__lora_rank=8, sampling__engine="vllm")
-    with pytest.raises(ModelError, match=r"adapters in bfloat16 only: set training\.dtype"):
+    with pytest.raises(ModelError, match=r"no adapters in float32: set training\.dtype"):
         engine_of(forced, card, shape)  # `plan` says so too
     several = settings_of(training__lora_rank=8, sampling__engine="vllm", run__trainer_processes=2)
-    with pytest.raises(ModelError, match="adapters in bfloat16 only"):
+    with pytest.raises(ModelError, match="no adapters in float32"):
         fit(several, shape, card)
 
 
@@ -181,12 +181,19 @@ def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
     assert asked(settings_of(), on_gpu(12)).base == "whole"
     assert asked(settings_of(), ready).base == "auto"
     assert asked(settings_of(), replace(ready, vllm=FOR_GPU)).base == "whole"
-    assert asked(settings_of(), replace(ready, ipc=False)).base == "whole"
+    assert asked(settings_of(), replace(ready, ipc=False)).base == "auto"
+    assert asked(settings_of(run__trainer_processes=2), ready).base == "whole"
     assert asked(settings_of(training__base="whole"), ready).base == "whole"
     assert asked(settings_of(training__base="nf4"), on_gpu(12)).base == "nf4"
     model, long = shape_of("qwen3-4b"), settings_of(sampling__max_new_tokens=1024)
-    with pytest.raises(ModelError, match=r"four bits \(training\.base = nf4\)"):
+    with pytest.raises(ModelError, match=r"four bits, which bitsandbytes has: `pip install"):
         fit(long, model, on_gpu(12))
+    with pytest.raises(ModelError, match=r"four bits \(training\.base = nf4\)"):
+        fit(
+            settings_of(sampling__max_new_tokens=1024, training__base="whole"),
+            model,
+            replace(on_gpu(12), bitsandbytes=True),
+        )
     made = trainer_settings(long, fit(long, model, ready))
     assert (made.base, made.published, made.lora_rank) == ("nf4", "shared", DEFAULT_RANK)
     engine = settings_of(training__base="nf4", sampling__engine="vllm")
@@ -202,7 +209,6 @@ def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
         ({}, on_gpu(8), "run `pip install '.[gpu]'` in a checkout"),
         ({"run__trainer_processes": 2}, on_gpu(8), "run.trainer_processes"),
         ({"training__lora_rank": 0}, on_gpu(8), "training.lora_rank"),
-        ({}, replace(on_gpu(8), ipc=False), "WSL2"),
     ],
 )
 def test_four_bits_that_cannot_be_had_are_refused_by_name(
@@ -371,7 +377,8 @@ def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
         return found.plan.cards, found.plan.parts.sampler_weights
 
     assert planned() == (1, 2 * adapter_count(model, 8))  # the base is the trainer's
-    assert planned(run__trainer_processes=4) == (4, model.weight_count / 2)
+    own = model.weight_count / 2 + 2 * adapter_count(model, 8)  # a part of the base, all adapters
+    assert planned(run__trainer_processes=4) == (4, own)
     assert planned(run__trainer_processes=3)[0] == 2  # it has 28 heads
     assert planned(run__trainer_processes=2, run__trainer_hosts="10.0.0.1:1*2")[0] == 2
     assert planned(run__trainer_processes=4, sampling__engine="torch")[0] == 1
@@ -392,7 +399,7 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(replace(large, ipc=False)) == "merged"
     assert published(large, sampling__engine="torch") == "merged"
     assert published(on_gpu(12)) == published(on_gpu(80), training__lora_rank=8) == "shared"
-    assert published(replace(on_gpu(12), ipc=False)) == "merged"
+    assert published(replace(on_gpu(12), ipc=False)) == "adapter"
     assert published(large, run__trainer_processes=2) == "merged"
     assert published(large, training__lora_rank=8) == "shared"
     assert published(replace(large, ipc=False), training__lora_rank=8) == "adapter"
@@ -448,13 +455,6 @@ def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
         this_machine(settings_of(run__device="cuda"))
 
 
-def test_under_wsl_processes_share_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settings_of(run__device="cpu")
-    for release, shared in (("6.8.0-45-generic", True), ("5.15.90-microsoft-standard", False)):
-        monkeypatch.setattr(fitting.platform, "release", lambda release=release: release)
-        assert this_machine(settings).ipc is shared
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_with_a_gpu_this_machine_is_planned_for() -> None:
@@ -471,10 +471,13 @@ def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() 
     found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10))
     planned = trainer_settings(settings, found)
     assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
+    assert (planned.device, planned.dtype) == ("cuda:0", "bfloat16")
     same = replace(
         planned,
         lora_rank=plain.lora_rank,
         published=plain.published,
+        device=plain.device,
+        dtype=plain.dtype,
         activation_checkpointing=plain.activation_checkpointing,
         micro_batch_tokens=plain.micro_batch_tokens,
     )

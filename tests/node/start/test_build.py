@@ -10,17 +10,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm_node.config import Sources, load_settings
+from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.config.reloading import Reloading
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, UnmappedError
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight.fit import Fit, fit, this_machine
+from swarm_node.node.preflight.doctor import this_machine
+from swarm_node.node.preflight.fit import Fit, fit
+from swarm_node.node.start import build
 from swarm_node.node.start.build import make_built_in, run_node
 from swarm_node.node.start.derive import Resolved
 from swarm_node.node.start.screen import Screen
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
 from swarm_node.storage import Storage
 
 
@@ -51,7 +55,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
         return [name for name in opened if name.startswith(str(tmp_path))] + list(map(str, weights))
 
     async def run() -> None:
-        start = Resolved(settings, found, {})
+        start = Resolved(settings, found, {}, lambda: found)
         await run_node(start, home, membership, model, Screen(), reloading)
 
     epochs = []
@@ -63,3 +67,45 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
         epochs.append(storage.epoch)
         storage.close()
     assert epochs[0] < epochs[1]
+
+
+class Unmapping(TorchSampler):
+    """A sampler in a process that cannot map what another one exported."""
+
+    async def load(self, weights: Path, version: int) -> None:
+        raise UnmappedError("cannot map the trainer's memory on the GPU: invalid device context")
+
+
+@pytest.mark.slow(reason="runs a whole node twice, the second time to its first update")
+def test_a_node_whose_sampler_cannot_map_the_base_starts_once_more_with_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"run.device": "cpu", "run.updates": 1, "training.lora_rank": 4}
+    settings = load_settings({**flags, "network.listen": ["/ip4/127.0.0.1/tcp/0"]}, environ={})
+    home = Home(tmp_path)
+    membership = home.found_swarm("team", time.time())
+    model = Model.read("tiny", resolve("tiny"))
+    sharing = fit(settings, model.config, this_machine(settings))
+    assert sharing.shares_base
+    own, made = replace(sharing, shares_base=False), []
+
+    def first_unmapping(settings: Settings, model: Model, found: Fit) -> TorchSampler:
+        made.append(found)
+        kind = Unmapping if found.shares_base else TorchSampler
+        return kind.from_directory(
+            model.directory, found.where, codec=model.codec, shares=found.shares_base
+        )
+
+    monkeypatch.setattr(build, "make_sampler", first_unmapping)
+    start = Resolved(settings, sharing, {}, lambda: own)
+    reloading = Reloading(Sources({}), settings)
+    asyncio.run(run_node(start, home, membership, model, Screen(), reloading))
+    assert made == [sharing, own]
+    assert stored_rank(home.checkpoints) == 4, "it trained"
+    with pytest.raises(UnmappedError):  # once, and not again and again
+        asyncio.run(
+            run_node(
+                replace(start, unshared=lambda: sharing),
+                *(home, membership, model, Screen(), reloading),
+            )
+        )

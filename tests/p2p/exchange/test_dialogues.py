@@ -169,7 +169,7 @@ def receiver(tmp_path: Path) -> Receiver:
 def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
     receiver: Receiver, policy: PolicyRef
 ) -> None:
-    cut = talk("1", "2", finish=Finish.LENGTH)
+    cut = talk("1", "23", finish=Finish.LENGTH)
     taken = receiver.take_group(group(RIGHT, LATER, NEVER, cut, policy=policy))
     assert isinstance(taken, VerifiedGroup)
     assert taken.rewards == (1.0, 1.0, 0.0, 0.0)
@@ -202,6 +202,8 @@ def rows_of(group: VerifiedGroup, codec: Codec) -> tuple[TrainRow, ...]:
 
 TEXTS = st.text(st.sampled_from("01234568 <eos>+"), max_size=6)
 DIALOGUES = st.tuples(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from(Finish))
+#: More tokens than another turn has; their author cuts all turns there.
+CUT = 8
 MANY = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -211,10 +213,10 @@ def played(texts: Sequence[str], finish: Finish) -> Completion:
     """A dialogue that begins with these texts and comes to its end."""
     if finish is Finish.STOP:
         return talk(*texts, *(["7"] if len(texts) < 3 else []))
-    if texts[-1]:
-        return talk(*texts, finish=finish)
+    *earlier, last = texts
+    said = talk(*earlier, last + "1" * (CUT - len(talking().encode_answer(last))), finish=finish)
     # Another tokenizer may have tokens that spell nothing.
-    return replace(talk(*texts[:-1], "1", finish=finish), text="")
+    return said if last else replace(said, text="")
 
 
 @MANY
@@ -319,6 +321,22 @@ HOSTILE = {
     "an end inside a turn": (damaged(talk("12", "7"), 0, END), "tokens"),
     "too many tokens": (talk("1" * 60, "7" * 60), "too_long"),
 }
+
+
+def test_a_last_turn_is_called_cut_only_where_no_turn_of_the_group_is_longer(
+    receiver: Receiver,
+) -> None:
+    """Else an author could keep the dialogues that go badly short."""
+    early = talk("1", finish=Finish.LENGTH)
+    for seq, others in enumerate(([LATER], [RIGHT, talk("12", finish=Finish.LENGTH)]), start=1):
+        ref = replace(REF, seed=REF.seed + seq)
+        for policy in (POLICY, FOREIGN):
+            refused = receiver.take_group(group(early, *others, policy=policy, ref=ref), seq)
+            assert isinstance(refused, Rejected)
+            assert refused.reason == "replay"
+            assert "called cut" in refused.detail
+    cut = [talk("12", finish=Finish.LENGTH), talk("1", "23", finish=Finish.LENGTH)]
+    assert isinstance(receiver.take_group(group(RIGHT, *cut)), VerifiedGroup)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_node.errors import Rejected
+from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.dialogues import (
     DialogueAnnouncement,
@@ -92,11 +93,26 @@ def test_a_node_cannot_pack_what_its_peers_would_refuse() -> None:
     with pytest.raises(ValueError, match="a version span lies across two turns"):
         pack_dialogues(group(across), **PLACE)
     long = spanned(dialogue([("a" * 65537, [END])]))
-    with pytest.raises(ValueError, match="outside its bounds"):
+    with pytest.raises(wire.OversizeGroupError, match="a text of 65537 bytes"):
         pack_dialogues(group(long), **PLACE)
     largest = spanned(dialogue([("a" * 65536, [1, END])] * 16))
-    with pytest.raises(ValueError, match="outside the limits"):
+    with pytest.raises(wire.OversizeGroupError, match="outside the limits"):
         pack_dialogues(group(*[largest] * 4), **PLACE)
+
+
+@pytest.mark.parametrize(("completions", "turns"), [(4, 2), (8, 16), (64, 1), (64, 16)])
+def test_turns_of_the_planned_length_make_a_group_that_peers_take(
+    completions: int, turns: int
+) -> None:
+    """With five bytes of text a token, and one version span a turn."""
+    longest = longest_turn(completions, turns)
+    assert longest > 100
+    said = spanned(dialogue([("words" * longest, [1] * longest)] * turns))
+    pack = pack_dialogues if turns > 1 else wire.pack_group
+    assert len(pack(group(*[said] * completions), **PLACE)) <= wire.MAX_GROUP_BYTES
+    longer = spanned(dialogue([("words" * (longest + 9), [1] * (longest + 9))] * turns))
+    with pytest.raises(ValueError, match="outside"):
+        pack(group(*[longer] * completions), **PLACE)
 
 
 def test_the_fields_are_those_of_version_1_and_no_reply_is_among_them() -> None:

@@ -282,7 +282,7 @@ def test_a_node_cannot_pack_what_its_peers_would_refuse(bad: RolloutGroup) -> No
 def test_a_group_over_the_total_limit_cannot_be_packed() -> None:
     long = completion(tokens=20_000, text="x")
     large = RolloutGroup(group().task, group().policy, (long,) * 30, (0.0,) * 30)
-    with pytest.raises(ValueError, match="outside the limits"):
+    with pytest.raises(wire.OversizeGroupError, match="outside the limits"):
         wire.pack_group(large, epoch=1, seq=1, created_ms=0)
 
 

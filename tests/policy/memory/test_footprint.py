@@ -33,7 +33,7 @@ def kept_bytes(
     if half and training.lora_rank:
         model.to(torch.bfloat16)
     adapter = Adapter(model, training.lora_rank, base="none") if training.lora_rank else None
-    model.half_products = half
+    model.products = torch.bfloat16 if half else torch.float32
     numbers = np.zeros((batch, length), np.int64)
     numbers[:, length // 2 :] = 1 + np.arange(length - length // 2) * ANSWERS // (length // 2 + 1)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -122,10 +122,15 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
     program = (
         "import sys\n"
         "from swarm_node.errors import ModelError\n"
-        "from swarm_node.policy.memory.free import check_memory\n"
+        "from swarm_node.config import load_settings\n"
+        "from swarm_node.node.preflight.fit import Machine, fit\n"
+        "from swarm_node.policy.memory.free import available_memory\n"
+        "from swarm_node.policy.placement import ON_CPU\n"
         "from swarm_node.policy.models.model import resolve\n"
+        "here = Machine(ON_CPU, available_memory(), None, None)\n"
+        "admit = lambda shape: fit(load_settings({}, environ={}), shape, here)\n"
         "try:\n"
-        "    print(resolve(sys.argv[1], check_memory))\n"
+        "    print(resolve(sys.argv[1], admit))\n"
         "except ModelError as error:\n"
         "    sys.exit(f'refused: {error}')\n"
     )

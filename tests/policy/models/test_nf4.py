@@ -195,7 +195,7 @@ def test_the_sampler_gives_the_log_probs_of_the_trainer(
     trainer.update(rows())
 
     async def sample() -> tuple[Any, ...]:
-        where = Placement("cpu", half)
+        where = Placement("cpu", "bfloat16" if half else "float32")
         sampler = TorchSampler.from_directory(TINY, where, threads=1, shares=shares, nf4=True)
         await sampler.load(trainer.published, 1)
         canary = measure_canary(sampler._model, text_ids(TINY))
@@ -217,7 +217,9 @@ def test_the_sampler_gives_the_log_probs_of_the_trainer(
 @needs
 @pytest.mark.parametrize("half", [False, True])
 def test_bytes_are_those_of_the_plan_and_lie_in_one_file(tmp_path: Path, half: bool) -> None:
-    model = make_base(TINY, tmp_path, Placement("cpu", half), four_bit=True)
+    model = make_base(
+        TINY, tmp_path, Placement("cpu", "bfloat16" if half else "float32"), four_bit=True
+    )
     training = TrainingMethod(4, dtype="bfloat16" if half else "float32", nf4=True)
     parts = footprint(model.config, training, device="cpu", rows=1, max_new_tokens=1, one_base=True)
     planned = parts.trainer_weights - 4 * adapter_count(model.config, 4)
@@ -242,7 +244,10 @@ def test_bytes_are_those_of_the_plan_and_lie_in_one_file(tmp_path: Path, half: b
     mapped, index = map_base(tmp_path, model.config)
     assert index == base_index(tmp_path)
     assert same(mapped.hf_state(), model.hf_state())
-    assert same(make_base(TINY, tmp_path, Placement("cpu", half)).hf_state(), model.hf_state())
+    assert same(
+        make_base(TINY, tmp_path, Placement("cpu", "bfloat16" if half else "float32")).hf_state(),
+        model.hf_state(),
+    )
 
 
 #: Says what a model of the trainer's base computes in another process.
@@ -262,7 +267,7 @@ print(model.layers[0].four_bit["qkv"].whole().device.type, *measure_canary(model
 @pytest.mark.slow(reason="another process imports torch and bitsandbytes")
 @pytest.mark.parametrize("device", DEVICES)
 def test_another_process_computes_with_the_same_bytes(tmp_path: Path, device: str) -> None:
-    model = make_base(TINY, tmp_path, Placement(device, half=True), four_bit=True)
+    model = make_base(TINY, tmp_path, Placement(device, "bfloat16"), four_bit=True)
     done = subprocess.run(
         [sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=True
     )

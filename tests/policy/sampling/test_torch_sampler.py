@@ -277,7 +277,7 @@ def test_it_is_a_sampler() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sampling_on_a_gpu_agrees_with_the_cpu() -> None:
     async def run() -> list[tuple[Completion, ...]]:
-        sampler = TorchSampler.from_directory(TINY, Placement("cuda:0", half=False))
+        sampler = TorchSampler.from_directory(TINY, Placement("cuda:0", "float32"))
         groups = await sampler.sample([request(question) for question in QUESTIONS])
         await sampler.close()
         return groups

@@ -151,7 +151,7 @@ def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
     for half in (False, True):
         place = tmp_path / str(half)
         place.mkdir()
-        make_base(TINY, place, Placement("cpu", half=half))
+        make_base(TINY, place, Placement("cpu", "bfloat16" if half else "float32"))
     whole, halved = (
         (tmp_path / str(half) / "base.weights").stat().st_size for half in (False, True)
     )
@@ -198,7 +198,7 @@ print(all(torch.equal(state[name], part) for name, part in model.hf_state().item
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_base_on_a_gpu_is_mapped_by_another_process(tmp_path: Path) -> None:
-    model = make_base(TINY, tmp_path, Placement("cuda:0", half=True))
+    model = make_base(TINY, tmp_path, Placement("cuda:0", "bfloat16"))
     assert model.norm.is_cuda
     done = subprocess.run(
         [sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=True

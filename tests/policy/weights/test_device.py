@@ -30,7 +30,7 @@ from swarm_node.policy.weights.device import (
 from swarm_node.policy.weights.store import WeightStore
 
 TINY = resolve("tiny")
-ON_GPU = Placement("cuda:0", half=True)
+ON_GPU = Placement("cuda:0", "bfloat16")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

@@ -50,11 +50,13 @@ class RowStart(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """Complete every row of one prompt. If cut, the answer has the tokens so far."""
+    """Complete every row of one prompt. If cut, the answer has the tokens so far. Rows of a higher
+    `priority` come later."""
 
     prompt: list[int]
     temperature: float
     rows: list[RowStart]
+    priority: int = 0
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
@@ -122,4 +124,5 @@ def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[in
         )
         for place in places
     ]
-    return Sample(list(request.prompt_ids), request.temperature, starts), places
+    asked = Sample(list(request.prompt_ids), request.temperature, starts, int(request.guest))
+    return asked, places

@@ -217,7 +217,8 @@ class _EngineWorker:
             )
         except VLLMValidationError as error:
             raise ModelError(f"vLLM refuses the request: {error}") from error
-        output = await self._generate(engine, [*request.prompt, *begun], parameters, name)
+        ids = [*request.prompt, *begun]
+        output = await self._generate(engine, ids, parameters, name, request.priority)
         (done,) = output.outputs
         self._counts["prompt_tokens"] += len(output.prompt_token_ids or [])
         self._counts["cached_tokens"] += output.num_cached_tokens or 0
@@ -233,11 +234,15 @@ class _EngineWorker:
         )
 
     async def _generate(
-        self, engine: AsyncLLM, ids: list[int], parameters: SamplingParams, name: str
+        self, engine: AsyncLLM, ids: list[int], parameters: SamplingParams, name: str, priority: int
     ) -> RequestOutput:
         last: RequestOutput | None = None
         async for output in engine.generate(
-            {"prompt_token_ids": ids}, parameters, name, lora_request=self._lora
+            {"prompt_token_ids": ids},
+            parameters,
+            name,
+            lora_request=self._lora,
+            priority=priority,
         ):
             last = output
         if last is None:

@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+#: What 1 becomes in float16, so that neither a rare token's share of 1e-7 vanishes nor a sum of
+#: weights overflows.
+_IN_FLOAT16 = 1024.0
+
 
 def head_logprobs(
     weight: Tensor, hidden: Tensor, wanted: Tensor, temperature: float, piece: int
@@ -90,4 +94,8 @@ def _scored(
     less = logits.exp_()
     total = less.sum(-1, keepdim=True)
     less.scatter_add_(1, ids, -total)
-    return (chosen - total.log())[:, 0], less, total
+    logp = (chosen - total.log())[:, 0]
+    if weight.dtype is torch.float16:
+        less.mul_(_IN_FLOAT16 / total)
+        total = torch.full_like(total, _IN_FLOAT16)
+    return logp, less, total

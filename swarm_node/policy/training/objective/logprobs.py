@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import LEAST_LOGITS
 from swarm_node.policy.models.qwen2 import Qwen2
@@ -21,6 +22,7 @@ from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.training.objective.head import head_logprobs
 from swarm_node.policy.training.objective.losses import Tokens
 from swarm_node.policy.training.objective.packing import arrange
+from swarm_node.policy.weights.base import make_base
 from swarm_node.policy.weights.canary import Canary, canary_ids
 from swarm_node.rollout import Provenance
 
@@ -81,11 +83,20 @@ def _scores(
 @torch.no_grad()
 def measure_canary(model: Qwen2, text: Sequence[int] = ()) -> Canary:
     """The canary of `model` with its current weights, by one forward pass over a few tokens. For
-    `text` see `canary_ids`."""
+    `text` see `canary_ids`.
+
+    Raises:
+        ModelError: numbers of the model are too large for float16.
+    """
     ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings, text)
     tokens = np.asarray(ids, np.uint32)
     row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
-    return Canary(ids, tuple(completion_logprobs(model, [row], 1.0).tolist()))
+    logp = completion_logprobs(model, [row], 1.0)
+    if model.products is torch.float16 and not bool(logp.isfinite().all()):
+        raise ModelError(
+            'the model\'s numbers overflow in float16: set training.dtype to "float32"'
+        )
+    return Canary(ids, tuple(logp.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +120,12 @@ class ReferencePolicy:
 
     @classmethod
     def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
-        """Load a second copy of the model; in bfloat16 where `placement.half` is set.
+        """Load a second copy of the model, in the type of the products.
 
         Raises:
             ModelError: `model_dir` holds no model that can be used here.
         """
-        dtype = torch.bfloat16 if placement.half else torch.float32
-        model = Qwen2.from_directory(model_dir, dtype).to(placement.device)
-        return cls(model.requires_grad_(False))
+        return cls(make_base(model_dir, None, placement))
 
     @torch.no_grad()
     def judge(

@@ -85,9 +85,7 @@ class Group:
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def base(
-        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
-    ) -> Qwen2:
+    def agree_on(self, placement: Placement) -> None:
         device = torch.device(placement.device)
         for what in (device.type == "cuda", placement.half):
             if self.sums([what])[0] not in (0, self.count):
@@ -97,11 +95,11 @@ class Group:
                 )
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        if frozen:
-            return Qwen2.from_directory(directory, dtype).to(device)
-        model = _without_memory(Qwen2Config.from_directory(directory)).to(dtype)
+
+    def trained(self, directory: Path, placement: Placement) -> Qwen2:
+        model = _without_memory(Qwen2Config.from_directory(directory)).float()
         self._shard(model, placement)
-        model.to_empty(device=device)
+        model.to_empty(device=torch.device(placement.device))
         self.load(model, stored_weights(directory))
         return model
 

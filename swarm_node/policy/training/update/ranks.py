@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from swarm_node.policy.experience.batch import TrainRow
@@ -26,11 +25,17 @@ class Ranks(Protocol):
     index: int
     count: int
 
-    def base(
-        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
-    ) -> Qwen2:
+    def agree_on(self, placement: Placement) -> None:
+        """Prepare this process's device.
+
+        Raises:
+            ModelError: other processes compute in another way.
+        """
+        ...
+
+    def trained(self, directory: Path, placement: Placement) -> Qwen2:
         """`Qwen2.from_directory` on its device, sharded: each process reads and holds a part of
-        every parameter. A `frozen` model is whole in each."""
+        every parameter."""
         ...
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -90,10 +95,11 @@ class Alone:
     index = 0
     count = 1
 
-    def base(
-        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
-    ) -> Qwen2:
-        return Qwen2.from_directory(directory, dtype).to(placement.device)
+    def agree_on(self, placement: Placement) -> None:
+        pass
+
+    def trained(self, directory: Path, placement: Placement) -> Qwen2:
+        return Qwen2.from_directory(directory).to(placement.device)
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter

@@ -106,6 +106,11 @@ class TrainerSettings:
                 'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
                 'or run.trainer_hosts set "adamw", whose moments are spread over the GPUs anyway'
             )
+        if self.dtype == "float16" and several:
+            raise ConfigError(
+                'training.dtype = "float16" works in one process: with run.trainer_processes or '
+                'run.trainer_hosts set "float32"'
+            )
         if self.base == "nf4" and several:
             raise ConfigError(
                 'training.base = "nf4" works in one process: with run.trainer_processes or '

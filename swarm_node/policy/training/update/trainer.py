@@ -39,6 +39,7 @@ from swarm_node.policy.training.update.optimizer import make_optimizer
 from swarm_node.policy.training.update.ranks import ALONE, Ranks
 from swarm_node.policy.training.update.settings import TrainerSettings
 from swarm_node.policy.weights.base import make_base
+from swarm_node.policy.weights.device import DTYPES
 from swarm_node.rollout import Provenance
 
 #: This many non-finite updates in a row mean that the state itself is bad.
@@ -198,7 +199,7 @@ class TrainerCore:
         """All weights under transformers' names, with the adapter merged, in the type of the matrix
         products. Only the first process gets them; the others get none. `take` converts each
         weight; by default it copies the weight to main memory."""
-        return self._copied(torch.bfloat16 if self.placement.half else torch.float32, take)
+        return self._copied(DTYPES[self.placement.products], take)
 
     def state(
         self,
@@ -302,16 +303,15 @@ class TrainerCore:
         )
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
-        half, frozen = self.placement.half, self.settings.lora_rank > 0
-        four_bit = self.settings.base == "nf4"
-        # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
-        dtype = torch.bfloat16 if half and frozen else torch.float32
-        if share is not None or four_bit:
+        self._ranks.agree_on(self.placement)
+        if self.settings.lora_rank:
+            four_bit = self.settings.base == "nf4"
             model = make_base(model_dir, share, self.placement, four_bit=four_bit)
         else:
-            model = self._ranks.base(model_dir, dtype, self.placement, frozen=frozen)
+            # Trained weights stay float32: fewer bits would round the optimizer's small steps away.
+            model = self._ranks.trained(model_dir, self.placement)
         model.recompute = self.settings.activation_checkpointing
-        model.half_products = half
+        model.products = DTYPES[self.placement.products]
         return model
 
     def _copied(

@@ -37,7 +37,7 @@ from swarm_node.policy.sampling.vllm.engine import (
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
 TINY_MODEL = Model.read("tiny", resolve("tiny"))
-ON_GPU = Placement("cuda:1", half=True)
+ON_GPU = Placement("cuda:1", "bfloat16")
 HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
 MIB = 1 << 20
 
@@ -78,7 +78,7 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
     )
     assert engine_environment(two)["NCCL_SOCKET_IFNAME"] == "lo"
     exact = plan_engine(
-        HALF_BILLION, where=Placement("cuda:0", half=False), max_rows=256, max_new_tokens=1024
+        HALF_BILLION, where=Placement("cuda:0", "float32"), max_rows=256, max_new_tokens=1024
     )
     assert (exact.dtype, exact.tolerance) == ("float32", 0.01)
 

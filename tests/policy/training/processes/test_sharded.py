@@ -161,10 +161,10 @@ def resident(kind):
 
 small, large, meeting = map(Path, sys.argv[1:])
 group = Group(meeting)
-group.base(small, torch.float32, ON_CPU, frozen=False)  # imports what loading needs
+group.trained(small, ON_CPU)  # imports what loading needs
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = resident("VmRSS")
-model = group.base(large, torch.float32, ON_CPU, frozen=False)
+model = group.trained(large, ON_CPU)
 print(resident("VmHWM") - before)
 group.close()
 """

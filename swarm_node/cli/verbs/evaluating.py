@@ -1,0 +1,126 @@
+"""`swarm-node eval`: measure the running node, or stored checkpoints on any tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from swarm_node.cli.home import ask, show
+from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
+from swarm_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm_node.library.measuring import Progress
+
+#: Seconds between two lines of progress where there is no terminal.
+_LINE_SECONDS: Final = 10.0
+
+
+def evaluate(
+    tasks: Annotated[
+        str | None, typer.Option(help="JSON Lines file of questions, or an environment.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="A directory, a name such as v0000000060, base, or all.")
+    ] = None,
+    answers: Annotated[int, typer.Option(min=1, max=64, help="Answers to each task.")] = 4,
+    k: Annotated[int | None, typer.Option(min=1, help="Of pass@k; default --answers.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most tasks of each part.")] = None,
+    model: Annotated[str | None, typer.Option(help="The base of the checkpoints.")] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+    assign: AssignOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure the running node's reward on unseen texts now, and on seen ones.
+
+    With --tasks or --checkpoint it measures stored checkpoints of this home, and needs no running
+    node: pass@1 and pass@k (without bias, Chen et al. 2021) with 95% intervals, on unseen and on
+    seen texts apart. The newest checkpoint is the default, and the home's own tasks. A question of
+    a file is seen or not by the hash of its text, as for training on that file.
+    """
+    if tasks is None and checkpoint is None:
+        if (k, limit, model, config, assign, answers) != (None, None, None, None, None, 4):
+            raise ConfigError(
+                "these options are for stored checkpoints: add --checkpoint all, or --tasks FILE"
+            )
+        _ask_node(home, json)
+        return
+    from swarm_node.cli.views.pass_rates_view import pass_rates_view
+    from swarm_node.config import parse_assignments
+    from swarm_node.library.measuring import measure
+
+    with _progress() as tell:
+        try:
+            report = asyncio.run(
+                measure(
+                    tasks,
+                    checkpoint,
+                    answers=answers,
+                    k=k,
+                    limit=limit,
+                    home=home,
+                    model=model,
+                    config=config,
+                    assigned=parse_assignments(assign or []),
+                    tell=tell,
+                )
+            )
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+    show(json, report, lambda: pass_rates_view(report))
+
+
+def _ask_node(home: Path | None, json: bool) -> None:
+    import msgspec
+
+    from swarm_node.cli.views.views import eval_view
+    from swarm_node.node.figures.snapshot import SCHEMA
+
+    point = ask(home, lambda client: client.evaluate())
+    listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
+    show(json, listed, lambda: eval_view(point))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """Show progress on standard error: a bar on a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        known = {}
+
+        def tell(progress: Progress) -> None:
+            name = progress.checkpoint
+            if name not in known:
+                known[name] = bars.add_task(name, total=progress.tasks)
+            bars.update(known[name], completed=progress.done)
+
+        yield tell
+
+
+def _lines() -> Callable[[Progress], None]:
+    last = time.monotonic()
+
+    def tell(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LINE_SECONDS:
+            last = time.monotonic()
+            line = f"{progress.checkpoint}: {progress.done:,} of {progress.tasks:,} tasks"
+            typer.echo(line, err=True)
+
+    return tell

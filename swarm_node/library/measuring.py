@@ -1,0 +1,231 @@
+"""Pass rates of stored checkpoints on tasks of any environment, also while no node runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import load_settings
+from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.errors import ConfigError
+from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
+from swarm_node.library.stored_policy import StoredPolicy, open_sampler, stored_policies
+from swarm_node.node.figures.snapshot import SCHEMA
+from swarm_node.node.home.home import Home
+from swarm_node.node.loops.dialogues import check_groups
+from swarm_node.node.loops.evaluation import Examiner, seen_tasks
+from swarm_node.node.preflight.defaults import for_model
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.placement import hardware, place
+from swarm_node.rollout import HELD_OUT_SEED, TaskRef
+
+#: Answers that are sampled between two lines of progress.
+_ANSWERS_AT_ONCE = 1024
+_OPTIONS = "environment.options"
+
+
+class FamilyRates(msgspec.Struct, frozen=True):
+    """Pass rates of one family. A part without tasks is None."""
+
+    unseen: PassRates | None
+    seen: PassRates | None
+
+
+class CheckpointRates(msgspec.Struct, frozen=True):
+    """Pass rates of one policy: over all families, and by family."""
+
+    checkpoint: str
+    version: int
+    unseen: PassRates | None
+    seen: PassRates | None
+    families: dict[str, FamilyRates]
+
+
+class CheckpointsReport(msgspec.Struct, frozen=True):
+    """What `swarm-node eval --tasks … --checkpoint …` measured: `answers` to each task of an
+    environment, sampled at `temperature`. `k` is that of pass@k."""
+
+    schema: int
+    model: str
+    environment: str
+    environment_version: str
+    answers: int
+    k: int
+    temperature: float
+    max_new_tokens: int
+    checkpoints: list[CheckpointRates]
+
+
+class Progress(NamedTuple):
+    """Tasks that a policy has answered, of how many."""
+
+    checkpoint: str
+    done: int
+    tasks: int
+
+
+async def measure(
+    tasks: str | None = None,
+    checkpoint: str | None = None,
+    *,
+    answers: int = 4,
+    k: int | None = None,
+    limit: int | None = None,
+    home: Path | None = None,
+    model: str | None = None,
+    config: Path | None = None,
+    assigned: Mapping[str, Any] | None = None,
+    tell: Callable[[Progress], object] = lambda progress: None,
+) -> CheckpointsReport:
+    """Measure the policies that `checkpoint` names (see `stored_policies`) on `tasks`: a JSON Lines
+    file, an environment, or None for the one that the home trains on.
+
+    A list of questions is measured whole, or at `limit` of each part, drawn by chance but always
+    the same. Of a generator, each family has the unseen and seen tasks of the node's own
+    measurements, or `limit` unseen ones. `assigned` are settings by dotted key.
+
+    Raises:
+        CheckpointError, ModelError: see `stored_policies` and `open_sampler`.
+        ConfigError: a setting or a file cannot be used; the message says why.
+        ChildError: the environment's process cannot be kept alive.
+    """
+    if k is not None and not 1 <= k <= answers:
+        raise ConfigError(f"--k is {k}: pass@k needs at least as many answers: --answers {k}")
+    flags = {"home": home, "model": model, **(assigned or {})}
+    settings = load_settings(flags, config=config, with_home=True)
+    directory = resolve(settings.model)
+    policies = stored_policies(checkpoint, Home(settings.home).checkpoints, directory)
+    settings = for_model(settings, Qwen2Config.from_directory(directory))
+    table, run, sampling = settings.environment, settings.run, settings.sampling
+    name, options = _environment(tasks, table.name, table.options, assigned or {})
+    where = place(run.device, settings.training.dtype, hardware(run.device))
+    environment = ProcessEnvironmentHost(name, options)
+    rows = []
+    try:
+        info = await environment.start()
+        wanted = list(_tasks(info, limit, run.eval_tasks))
+        for policy in policies:
+            codec = Codec.from_directory(policy.model)
+            check_groups(info, codec, sampling)
+            sampler = await open_sampler(policy, codec, where, run.threads)
+            examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
+            try:
+                found = await _answered(examiner, wanted, answers, policy, tell)
+            finally:
+                await sampler.close()
+            rows.append(_rates(policy, info, found, k or answers))
+    finally:
+        await environment.close()
+    return CheckpointsReport(
+        SCHEMA,
+        settings.model,
+        info.name,
+        info.version,
+        answers,
+        k or answers,
+        sampling.temperature,
+        sampling.max_new_tokens,
+        rows,
+    )
+
+
+def _environment(
+    tasks: str | None, name: str, options: Mapping[str, Any], assigned: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Name and options of the environment that `tasks` means. What the home has for the same
+    environment counts, because it decides which texts it trains on."""
+    if tasks is None:
+        return name, dict(options)
+    is_file = tasks.endswith((".jsonl", ".json")) or Path(tasks).expanduser().is_file()
+    wanted = "jsonl" if is_file else tasks
+    begin = _OPTIONS + "."
+    given = {key.removeprefix(begin): v for key, v in assigned.items() if key.startswith(begin)}
+    known = {**(options if name == wanted else {}), **given}
+    return wanted, {**known, "path": str(Path(tasks).expanduser())} if is_file else known
+
+
+def _tasks(info: EnvironmentInfo, limit: int | None, usual: int) -> Iterator[TaskRef]:
+    """The tasks to measure. Those of a generator are the ones that a node measures."""
+
+    def ref(family: str, seed: int) -> TaskRef:
+        return TaskRef(info.name, info.version, family, seed)
+
+    for family in info.families:
+        if family in info.sizes:
+            training, held_out = info.sizes[family]
+            # A seed names the row at the seed modulo their number.
+            first = HELD_OUT_SEED + -HELD_OUT_SEED % held_out
+            yield from (ref(family, first + row) for row in _chosen(held_out, limit))
+            yield from (ref(family, row) for row in _chosen(training, limit))
+        else:
+            count = limit or usual
+            for index in range(count):
+                yield ref(family, held_out_seed(family, index))
+            for index in range(seen_tasks(count)):
+                yield ref(family, task_seed("seen", "", family, index))
+
+
+def _chosen(rows: int, limit: int | None) -> Sequence[int]:
+    """All rows, or `limit` of them: drawn, because files are often sorted."""
+    if limit is None or limit >= rows:
+        return range(rows)
+    rng = random.Random(rows)  # noqa: S311 - the same rows in every run
+    return sorted(rng.sample(range(rows), limit))
+
+
+async def _answered(
+    examiner: Examiner,
+    tasks: Sequence[TaskRef],
+    answers: int,
+    policy: StoredPolicy,
+    tell: Callable[[Progress], object],
+) -> dict[TaskRef, Sequence[float]]:
+    """The rewards of the answers to each task. One whose prompt and answer exceed the model's
+    positions is answered wrongly."""
+    found = dict[TaskRef, Sequence[float]]()
+    left = iter(tasks)
+    tell(Progress(policy.name, 0, len(tasks)))
+    while part := list(islice(left, max(1, _ANSWERS_AT_ONCE // answers))):
+        requests = await examiner.requests(dict.fromkeys(part, answers))
+        rewards, _ = await examiner.rewards(requests)
+        found |= dict.fromkeys(part, [0.0] * answers) | rewards
+        tell(Progress(policy.name, len(found), len(tasks)))
+    return found
+
+
+def _rates(
+    policy: StoredPolicy,
+    info: EnvironmentInfo,
+    found: Mapping[TaskRef, Sequence[float]],
+    k: int,
+) -> CheckpointRates:
+    def part(held_out: bool) -> Rewards:
+        return {
+            family: [
+                r for ref, r in found.items() if (ref.family, ref.held_out) == (family, held_out)
+            ]
+            for family in info.families
+        }
+
+    unseen, seen = part(True), part(False)
+    return CheckpointRates(
+        policy.name,
+        policy.version,
+        pass_rates(unseen, k),
+        pass_rates(seen, k),
+        {
+            family: FamilyRates(
+                pass_rates({family: unseen[family]}, k), pass_rates({family: seen[family]}, k)
+            )
+            for family in info.families
+        },
+    )

@@ -1,0 +1,109 @@
+"""Stored policies of a home: found by name, and loaded into a sampler. No node runs for it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from swarm_node.errors import CheckpointError
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.policy.placement import Placement
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.checkpoints.checkpoint import head
+from swarm_node.policy.training.checkpoints.stored import (
+    MANIFEST,
+    MODEL,
+    checkpoints,
+    fault_of,
+    newest_valid,
+)
+
+#: The words that name the model before its first update, and everything that is stored.
+BASE, ALL = "base", "all"
+
+
+class StoredPolicy(NamedTuple):
+    """A policy on the disk: the model in the directory `model`, with the weights or the adapter in
+    the checkpoint `path`, if there is one."""
+
+    name: str
+    version: int
+    model: Path
+    path: Path | None = None
+    rank: int = 0
+
+
+def stored_policies(which: str | None, store: Path, model: Path) -> list[StoredPolicy]:
+    """The policies that `which` names, from the oldest on: a checkpoint, by its directory or its
+    name below `store`; the directory of a whole model; `BASE` or `ALL`; None is the newest.
+    `model` is the directory of the base.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it was made from another model.
+        ModelError: a directory holds no model.
+    """
+    base = StoredPolicy(BASE, 0, model)
+    if which == BASE:
+        return [base]
+    if which == ALL:
+        return [base, *(_checkpoint(path, model) for path in reversed(checkpoints(store)))]
+    if which is None:
+        newest = newest_valid(store)
+        if newest is None:
+            raise CheckpointError(
+                f"no checkpoint under {store}: run the node first, which stores one every "
+                "run.checkpoint_updates updates and when it stops, or take `--checkpoint base`"
+            )
+        return [_checkpoint(newest, model)]
+    path = Path(which).expanduser()
+    path = path if path.is_dir() else store / which
+    if (path / MANIFEST).is_file():
+        return [_checkpoint(path, model)]
+    if (path / "config.json").is_file():
+        return [StoredPolicy(path.name, 0, resolve(str(path)))]
+    raise CheckpointError(f"no checkpoint or model at {path}: {_choices(checkpoints(store))}")
+
+
+def _checkpoint(path: Path, model: Path) -> StoredPolicy:
+    fault = fault_of(path)
+    if fault is not None:
+        raise CheckpointError(f"{path} cannot be used: {fault}; name another with --checkpoint")
+    found = head(path)
+    if found.model != policy_digests(model)[0]:
+        raise CheckpointError(
+            f"{path} was not made from the model in {model}: name its base with --model"
+        )
+    return StoredPolicy(path.name, found.version, model, path, found.rank)
+
+
+def _choices(there: Sequence[Path]) -> str:
+    names = [path.name for path in there] or ["no checkpoint yet"]
+    return f"give a directory, `{ALL}` or `{BASE}`; this home has {', '.join(names)}"
+
+
+async def open_sampler(
+    policy: StoredPolicy, codec: Codec, where: Placement, threads: int
+) -> TorchSampler:
+    """A sampler with the weights of a stored policy.
+
+    Raises:
+        ModelError: they do not fit the model, or memory.
+    """
+    sampler = TorchSampler.from_directory(policy.model, where, codec=codec, threads=threads)
+    if policy.path is None:
+        return sampler
+    try:
+        if not policy.rank:
+            await sampler.load(policy.path / MODEL, policy.version)
+            return sampler
+        with tempfile.TemporaryDirectory(prefix="swarm-node-adapter-") as work:
+            (Path(work) / ADAPTER_FILE).symlink_to((policy.path / MODEL).absolute())
+            await sampler.load(Path(work), policy.version)
+    except BaseException:
+        await sampler.close()
+        raise
+    return sampler

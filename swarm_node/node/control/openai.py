@@ -1,0 +1,344 @@
+"""OpenAI's chat and completions over HTTP, answered by the newest policy.
+
+GET  /v1/models             the policy and its version
+POST /v1/chat/completions   answers to a conversation, also as a stream
+POST /v1/completions        answers to texts or token ids, also as a stream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from swarm_node.errors import ModelError, SwarmNodeError
+from swarm_node.node.control.openai_wire import (
+    LEAST_TEMPERATURE,
+    MAX_REQUEST_ROWS,
+    USUAL_TOKENS,
+    AnswerText,
+    BadRequestError,
+    ChatRequest,
+    Reply,
+    TextRequest,
+    error_of,
+    messages_of,
+    parsed,
+    prompts_of,
+    usage_of,
+)
+from swarm_node.node.loops.guests import GuestAnswers, Guests
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.rollout import Finish
+
+MODELS, CHAT, TEXT = "/v1/models", "/v1/chat/completions", "/v1/completions"
+#: The file with the token that opens these paths alone.
+TOKEN_FILE: Final = "openai.token"  # noqa: S105 - a name
+_BODY_SECONDS: Final = 10.0
+#: A reader that takes nothing for so long has left.
+_WRITE_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 1
+
+
+def is_openai(path: str) -> bool:
+    """Check that a path is one of this API."""
+    return path in (CHAT, TEXT, MODELS) or path.startswith(f"{MODELS}/")
+
+
+def model_name(model: str) -> str:
+    """What clients call a model: of a directory its last part, so that no path is shown."""
+    return Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """The policy that is served, and the `version` that the next token comes from."""
+
+    id: str
+    created: int
+    version: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "swarm-node"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The reply to `GET /v1/models`."""
+
+    data: Annotated[list[ServedModel], msgspec.Meta(min_length=1, max_length=1)]
+    object: str = "list"
+
+
+class Served(NamedTuple):
+    """Access of a client: the base URL, the file with its key, and the model."""
+
+    url: str
+    key: Path
+    model: ServedModel
+
+
+class OpenAIServer:
+    """Answers the requests. `model` is what they call the policy, `longest` the length of an answer
+    that names none."""
+
+    def __init__(
+        self, guests: Guests, codec: Codec, *, model: str, longest: Callable[[], int]
+    ) -> None:
+        self._guests = guests
+        self._codec = codec
+        self._model = model
+        self._longest = longest
+        self._created = int(time.time())
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get(MODELS, self._list),
+            web.get(MODELS + "/{id:.+}", self._one),
+            web.post(CHAT, self._chat),
+            web.post(TEXT, self._text),
+        ]
+
+    def end(self) -> None:
+        """End all answers: a server waits for its requests when it closes."""
+        self._guests.end()
+
+    @property
+    def served(self) -> ServedModel:
+        """The model as it is listed."""
+        guests, codec = self._guests, self._codec
+        return ServedModel(self._model, self._created, guests.version, codec.positions)
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return _json(ModelList([self.served]))
+
+    async def _one(self, request: web.Request) -> web.Response:
+        if request.match_info["id"] != self._model:
+            return _refusal(self._unknown(request.match_info["id"]))
+        return _json(self.served)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answered(request, ChatRequest)
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._answered(request, TextRequest)
+
+    async def _answered(
+        self, request: web.Request, kind: type[ChatRequest] | type[TextRequest]
+    ) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.read()
+            asked = parsed(body, kind)
+            wanted = self._wanted(asked)
+        except web.HTTPRequestEntityTooLarge as error:
+            text = f"the body is larger than {request.client_max_size} bytes"
+            return _refusal(BadRequestError(text, status=error.status))
+        except TimeoutError:
+            return _refusal(BadRequestError("a body arrives at once", status=408))
+        except BadRequestError as error:
+            return _refusal(error)
+        answers = self._queued(wanted, lambda: _gone(request))
+        if answers is None:
+            return _busy()
+        conversation = _Conversation(asked, wanted, answers, self._codec, self._model)
+        try:
+            if asked.stream:
+                return await conversation.stream(request)
+            return await conversation.whole()
+        finally:
+            for each in answers:
+                each.leave()
+
+    def _wanted(self, asked: ChatRequest | TextRequest) -> list[SampleRequest]:
+        """
+        Raises:
+            BadRequestError: the policy cannot be asked this.
+        """
+        if asked.model != self._model:
+            raise self._unknown(asked.model)
+        if isinstance(asked, ChatRequest):
+            try:
+                prompts = [self._codec.encode_chat(messages_of(asked))]
+            except ModelError as error:
+                raise BadRequestError(str(error), "messages") from error
+            named = asked.max_completion_tokens or asked.max_tokens
+            longest, param = named or self._longest(), "messages"
+        else:
+            prompts = prompts_of(asked, self._codec.encode_text)
+            named, param = asked.max_tokens, "prompt"
+            longest = named or USUAL_TOKENS
+        count = asked.n or 1
+        if len(prompts) * count > MAX_REQUEST_ROWS:
+            raise BadRequestError(f"n times prompts may be {MAX_REQUEST_ROWS} at most", "n")
+        seed = secrets.randbits(62) if asked.seed is None else asked.seed % (1 << 62)
+        heat = 1.0 if asked.temperature is None else max(asked.temperature, LEAST_TEMPERATURE)
+        return [
+            SampleRequest(
+                ids,
+                count,
+                # The same prompt twice in a request has two answers.
+                (seed + place) % (1 << 62),
+                self._room(ids, longest, named is not None, param),
+                heat,
+                guest=True,
+            )
+            for place, ids in enumerate(prompts)
+        ]
+
+    def _room(self, ids: Sequence[int], longest: int, named: bool, param: str) -> int:
+        """The most tokens of an answer. A length that the request does not name gives way."""
+        if not ids:
+            raise BadRequestError("a prompt has at least one token", param)
+        if not all(0 <= token < self._codec.vocab_size for token in ids):
+            raise BadRequestError("a token id is outside the model's vocabulary", param)
+        left = self._codec.positions - len(ids)
+        if left < 1 or (named and longest > left):
+            raise BadRequestError(
+                f"the model has {self._codec.positions} positions, and the request needs "
+                f"{len(ids)} for the prompt and {longest} for the answer",
+                param,
+                "context_length_exceeded",
+            )
+        return min(longest, left)
+
+    def _queued(
+        self, wanted: Sequence[SampleRequest], gone: Callable[[], bool]
+    ) -> list[GuestAnswers] | None:
+        """The answers to all prompts, or None if there is no room for them all."""
+        queued: list[GuestAnswers] = []
+        for each in wanted:
+            answers = self._guests.ask(each, gone)
+            if answers is None:
+                for other in queued:
+                    other.leave()
+                return None
+            queued.append(answers)
+        return queued
+
+    def _unknown(self, name: str) -> BadRequestError:
+        text = f"there is no model {name[:80]!r} here: this node serves {self._model!r}"
+        return BadRequestError(text, "model", "model_not_found", 404)
+
+
+class _Conversation:
+    """One request with its answers: rows of all its prompts, in their order."""
+
+    def __init__(
+        self,
+        asked: ChatRequest | TextRequest,
+        wanted: Sequence[SampleRequest],
+        answers: Sequence[GuestAnswers],
+        codec: Codec,
+        model: str,
+    ) -> None:
+        self._answers = answers
+        self._rows = [(each, row) for each in answers for row in each.rows]
+        self._texts = [AnswerText(codec.decode, asked.stops) for _ in self._rows]
+        self._told: list[Finish | None] = [None] * len(self._rows)
+        self._prompt_tokens = sum(len(each.prompt_ids) for each in wanted)
+        self._counts = bool(asked.stream_options and asked.stream_options.include_usage)
+        kind = "chat" if isinstance(asked, ChatRequest) else "text"
+        number = secrets.token_hex(12)
+        name = f"chatcmpl-{number}" if kind == "chat" else f"cmpl-{number}"
+        self._reply = Reply(name, kind, model, int(time.time()))  # type: ignore[arg-type]
+
+    async def whole(self) -> web.Response:
+        async for _ in self._pieces():
+            pass
+        failed = self._failed()
+        if failed is not None:
+            return _json(error_of(failed, "server_error"), 503)
+        texts = [each.text for each in self._texts]
+        ends = [told or Finish.LENGTH for told in self._told]
+        return _json(self._reply.whole(texts, ends, self._usage(), self._version))
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Cache-Control": "no-store"})
+        response.content_type = "text/event-stream"
+        with suppress(ConnectionError, TimeoutError):  # the reader has left
+            await response.prepare(request)
+            for chunk in self._reply.first(len(self._rows), self._version):
+                await _send(response, chunk)
+            async for chunk in self._pieces():
+                await _send(response, chunk)
+            failed = self._failed()
+            if failed is not None:
+                await _send(response, error_of(failed, "server_error"))
+            elif self._counts:
+                await _send(response, self._reply.last(self._usage(), self._version))
+            await _write(response, b"data: [DONE]\n\n")
+        return response
+
+    async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield a chunk for whatever is new, until every row has ended, or the request is over."""
+        while True:
+            for place, (answers, row) in enumerate(self._rows):
+                if self._told[place] is not None:
+                    continue
+                text = self._texts[place]
+                new = text.take(row.ids, ended=row.finish is not None)
+                if text.stopped and row.finish is None:
+                    row.finish = Finish.STOP
+                end = self._told[place] = Finish.STOP if text.stopped else row.finish
+                if new or end:
+                    yield self._reply.piece(place, new, end, answers.version)
+            waiting = [each for each in self._answers if not each.over]
+            if not waiting:
+                return
+            await waiting[0].news()
+
+    @property
+    def _version(self) -> int:
+        return max(each.version for each in self._answers)
+
+    def _usage(self) -> dict[str, int]:
+        return usage_of(self._prompt_tokens, sum(len(row.ids) for _, row in self._rows))
+
+    def _failed(self) -> str | None:
+        """Why the answers are not whole, if somebody can hear it."""
+        errors: list[SwarmNodeError] = [each.error for each in self._answers if each.error]
+        if errors:
+            return str(errors[0])
+        return None if all(self._told) else "the node stops, or the request was dropped"
+
+
+def _gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+async def _send(response: web.StreamResponse, value: object) -> None:
+    await _write(response, b"data: " + msgspec.json.encode(value) + b"\n\n")
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(_WRITE_SECONDS):
+        await response.write(data)
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _refusal(error: BadRequestError) -> web.Response:
+    value = error_of(str(error), param=error.param, code=error.code)
+    response = _json(value, error.status)
+    if error.status != 400:
+        response.force_close()
+    return response
+
+
+def _busy() -> web.Response:
+    """A client that is refused gives its connection back, which others need."""
+    text = "too many answers wait already: ask again in a moment, with fewer requests at once"
+    response = _json(error_of(text, "rate_limit_error", code="rate_limit_exceeded"), 429)
+    response.headers["Retry-After"] = str(_RETRY_SECONDS)
+    response.force_close()
+    return response

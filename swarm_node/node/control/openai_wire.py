@@ -1,0 +1,295 @@
+"""Requests and replies of OpenAI's chat and completions API, as far as a node has them. Pure.
+
+A request is bounded by its server, decoded without a type, and checked field by field: what a node
+cannot do is refused by name, unless its value changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from swarm_node.rollout import Finish
+
+MAX_PROMPTS: Final = 16
+MAX_ANSWERS: Final = 8
+#: Rows of one request: prompts times answers.
+MAX_REQUEST_ROWS: Final = 16
+#: Colder ones are sampled at this, which takes the likeliest token unless two are nearly as likely.
+#: vLLM has the same limit.
+LEAST_TEMPERATURE: Final = 0.01
+#: What OpenAI's completions give without max_tokens.
+USUAL_TOKENS: Final = 16
+#: Fields that a node does not have, with values that change nothing.
+_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+#: Fields that say nothing about the answer.
+_IGNORED: Final = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    "parallel_tool_calls",
+}
+_WORDS: Final = {"chat": "chat.completion", "text": "text_completion"}
+Kind = Literal["chat", "text"]
+
+
+class BadRequestError(ValueError):
+    """A request that is refused: status, the field, and OpenAI's code."""
+
+    def __init__(self, text: str, param: str = "", code: str = "", status: int = 400) -> None:
+        super().__init__(text)
+        self.param, self.code, self.status = param or None, code or None, status
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """A message of a conversation. Its `name` is not shown to the model."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`include_usage`: the last chunk counts tokens."""
+
+    include_usage: bool = False
+
+
+class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    model: Annotated[str, Meta(max_length=512)]
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: (
+        Annotated[str, Meta(max_length=64)]
+        | Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=4)]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop or ())
+
+
+class ChatRequest(_Sampling, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=256)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+
+
+class TextRequest(_Sampling, frozen=True, kw_only=True):
+    """`POST /v1/completions`. A prompt is a text or token ids."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequest | TextRequest:
+    """The request in a body.
+
+    Raises:
+        BadRequestError: it is malformed, or asks for what a node cannot do.
+    """
+    try:
+        raw = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        raise BadRequestError("the body is no JSON") from None
+    if not isinstance(raw, dict):
+        raise BadRequestError("the body is no JSON object")
+    kept = {}
+    for name, value in raw.items():
+        if name in kind.__struct_fields__:
+            kept[name] = value
+        elif name not in _IGNORED and value is not None:
+            _check_neutral(name, value)
+    try:
+        return msgspec.convert(kept, kind)
+    except (ValueError, RecursionError) as error:
+        said = str(error)
+        param = said.rpartition("`$.")[2].rstrip("`") if "`$." in said else ""
+        raise BadRequestError(said, param) from None
+
+
+def _check_neutral(name: str, value: Any) -> None:
+    if name not in _NEUTRAL:
+        raise BadRequestError(f"unrecognized request argument: {name[:64]!r}", name[:64])
+    # True is 1 to Python.
+    if not any(
+        value == each and isinstance(value, bool) is isinstance(each, bool)
+        for each in _NEUTRAL[name]
+    ):
+        raise BadRequestError(
+            f"{name} is not supported by this sampler: leave it out", name, "unsupported_parameter"
+        )
+
+
+def messages_of(request: ChatRequest) -> list[dict[str, str]]:
+    """The messages as a chat template takes them."""
+    return [
+        {
+            "role": "system" if each.role == "developer" else each.role,
+            "content": each.content
+            if isinstance(each.content, str)
+            else "".join(part.text for part in each.content),
+        }
+        for each in request.messages
+    ]
+
+
+def prompts_of(
+    request: TextRequest, encode: Callable[[str], tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """The prompts as token ids.
+
+    Raises:
+        BadRequestError: they are no prompts, or too many.
+    """
+    given = request.prompt
+    if isinstance(given, str):
+        return [encode(given)]
+    if given and all(isinstance(each, int) for each in given):
+        given = [given]  # type: ignore[list-item]  # one prompt of token ids
+    if not 1 <= len(given) <= MAX_PROMPTS:
+        raise BadRequestError(f"a request has 1 to {MAX_PROMPTS} prompts", "prompt")
+    found = []
+    for each in given:
+        if isinstance(each, int):
+            raise BadRequestError("prompts are texts, or lists of token ids", "prompt")
+        found.append(encode(each) if isinstance(each, str) else tuple(each))
+    return found
+
+
+class AnswerText:
+    """The text of one answer while it grows, up to one of `stops`. A part that later tokens could
+    change is held back: half a character, or the beginning of a stop."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self._decode = decode
+        self._stops = stops
+        self.text = ""
+        self.stopped = False
+
+    def take(self, ids: Sequence[int], *, ended: bool) -> str:
+        """What is new in the text of all `ids` so far, of an answer that has `ended` or goes on."""
+        if self.stopped:
+            return ""
+        text = self._decode(ids)
+        # The one that is whole first, so that the pieces in which a text comes change nothing.
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            self.stopped, text = True, text[: min(ends)[1]]
+        elif not ended:
+            text = self._settled(text)
+        if len(text) <= len(self.text):
+            return ""
+        new, self.text = text[len(self.text) :], text
+        return new
+
+    def _settled(self, text: str) -> str:
+        text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        held = max(
+            (n for stop in self._stops for n in range(len(stop)) if text.endswith(stop[:n])),
+            default=0,
+        )
+        return text[: len(text) - held]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What all parts of a reply have in common."""
+
+    id: str
+    kind: Kind
+    model: str
+    created: int
+
+    def _head(self, version: int, *, chunk: bool) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": _WORDS[self.kind] + (".chunk" if chunk and self.kind == "chat" else ""),
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"v{version}",
+        }
+
+    def whole(
+        self, texts: Sequence[str], ends: Sequence[Finish], usage: Mapping[str, int], version: int
+    ) -> dict[str, Any]:
+        """A reply that is not streamed."""
+        choices: list[dict[str, Any]] = []
+        for index, (text, end) in enumerate(zip(texts, ends, strict=True)):
+            said = (
+                {"message": {"role": "assistant", "content": text, "refusal": None}}
+                if self.kind == "chat"
+                else {"text": text}
+            )
+            choices.append({"index": index, **said, "logprobs": None, "finish_reason": end.value})
+        return {**self._head(version, chunk=False), "choices": choices, "usage": usage}
+
+    def first(self, rows: int, version: int) -> Iterator[dict[str, Any]]:
+        """The chunks before any text, of a chat only: who speaks."""
+        if self.kind == "chat":
+            for index in range(rows):
+                yield self._chunk(index, {"role": "assistant", "content": ""}, None, version)
+
+    def piece(self, index: int, text: str, end: Finish | None, version: int) -> dict[str, Any]:
+        """A chunk with the next text of an answer, with its `end` if that is the last."""
+        said = {"content": text} if self.kind == "chat" and text else {}
+        return self._chunk(index, said if self.kind == "chat" else text, end, version)
+
+    def last(self, usage: Mapping[str, int], version: int) -> dict[str, Any]:
+        """The chunk that counts tokens."""
+        return {**self._head(version, chunk=True), "choices": [], "usage": usage}
+
+    def _chunk(
+        self, index: int, said: Mapping[str, str] | str, end: Finish | None, version: int
+    ) -> dict[str, Any]:
+        content = {"text": said} if self.kind == "text" else {"delta": said}
+        finish = end.value if end else None
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
+        return {**self._head(version, chunk=True), "choices": [choice]}
+
+
+def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    """Numbers of tokens."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def error_of(
+    text: str,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | None = None,
+) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,197 @@
+"""Answers for the programs of a node's owner, sampled between the node's own.
+
+A request's rows wait in a bounded queue. They are sampled in slices of a few tokens, many rows at
+once, each with the newest weights. A sampler of one thread takes a slice between two own calls, and
+slices take at most `share` of the time. An engine that interleaves takes own rows first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from swarm_node.errors import ModelError, SwarmNodeError
+from swarm_node.policy.sampling.sampler import (
+    MeteredSampler,
+    Sampler,
+    SampleRequest,
+    continued_seed,
+)
+from swarm_node.rollout import Completion, Finish
+
+#: Tokens of a slice. Its prompt is read anew for each, so few make an answer dear; many make own
+#: calls wait.
+SLICE: Final = 16
+#: Rows of a slice, and rows that wait or are sampled.
+PLACES: Final = 16
+MOST_ROWS: Final = 64
+#: Share of the time of a sampler that samples for nobody else meanwhile.
+SHARE: Final = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class GuestRow:
+    """Token ids of an answer so far, without an end token. `finish` is None until it has ended."""
+
+    ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class GuestAnswers:
+    """Answers to one request, which grow. `version` is the policy of the newest tokens."""
+
+    def __init__(self, request: SampleRequest, gone: Callable[[], bool], version: int) -> None:
+        self.request = request
+        self.rows = [GuestRow() for _ in range(request.n)]
+        self.version = version
+        self.error: SwarmNodeError | None = None
+        self._gone = gone
+        self._left = False
+        self._changed = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Check that no row is to be sampled any more: they ended, failed, or nobody waits."""
+        return self.gone or self.error is not None or all(row.finish for row in self.rows)
+
+    @property
+    def gone(self) -> bool:
+        """Check that nobody waits for the answers."""
+        return self._left or self._gone()
+
+    async def news(self) -> None:
+        """Wait until a row has grown or ended, or all is over."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def leave(self) -> None:
+        """Sample no further token of it."""
+        self._left = True
+        self.tell()
+
+    def fail(self, error: SwarmNodeError) -> None:
+        self.error = error
+        self.tell()
+
+    def tell(self) -> None:
+        self._changed.set()
+
+
+class Guests:
+    """The queue of requests, and its sampling. A loop of the node takes the steps."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        share: float = SHARE,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sampler = sampler
+        self._share = share
+        self._now = now
+        self._waiting: deque[GuestAnswers] = deque()
+        self._asked = asyncio.Event()
+        self._rests_until = 0.0
+
+    @property
+    def version(self) -> int:
+        """The policy version that the next token is sampled from."""
+        return self._sampler.version
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that wait or are sampled."""
+        return sum(each.request.n for each in self._waiting)
+
+    def ask(self, request: SampleRequest, gone: Callable[[], bool]) -> GuestAnswers | None:
+        """Queue a request; None if too many rows wait. It is dropped once `gone` returns True."""
+        self._drop()
+        if self.rows + request.n > MOST_ROWS:
+            return None
+        answers = GuestAnswers(replace(request, guest=True), gone, self._sampler.version)
+        self._waiting.append(answers)
+        self._asked.set()
+        return answers
+
+    def end(self) -> None:
+        """Drop all requests: the server closes."""
+        for answers in self._waiting:
+            answers.leave()
+        self._drop()
+
+    async def step(self) -> None:
+        """Sample one slice of the rows whose turn it is, once there are any."""
+        await self._asked.wait()
+        await asyncio.sleep(max(0.0, self._rests_until - self._now()))
+        self._drop()
+        turn = self._turn()
+        if not turn:
+            self._asked.clear()
+            return
+        before, began = self._spent(), self._now()
+        try:
+            found = await self._sampler.sample([_slice(each, place) for each, place in turn])
+        except (SwarmNodeError, ValueError) as error:
+            own = error if isinstance(error, SwarmNodeError) else ModelError(str(error))
+            for answers, _ in turn:
+                answers.fail(own)
+            return
+        spent = self._spent() - before
+        self._rests_until = began + spent / self._share
+        for (answers, place), (completion,) in zip(turn, found, strict=True):
+            _grow(answers, place, completion)
+
+    def _spent(self) -> float:
+        sampler = self._sampler
+        return sampler.guest_seconds if isinstance(sampler, MeteredSampler) else 0.0
+
+    def _turn(self) -> list[tuple[GuestAnswers, int]]:
+        """The rows of the next slice. Requests that had no place now come first next time."""
+        turn: list[tuple[GuestAnswers, int]] = []
+        for _ in range(len(self._waiting)):
+            open_rows = [
+                (self._waiting[0], place)
+                for place, row in enumerate(self._waiting[0].rows)
+                if row.finish is None
+            ]
+            if turn and len(turn) + len(open_rows) > PLACES:
+                break
+            turn += open_rows
+            self._waiting.rotate(-1)
+        return turn
+
+    def _drop(self) -> None:
+        for answers in [each for each in self._waiting if each.over]:
+            self._waiting.remove(answers)
+            answers.tell()
+
+
+def _slice(answers: GuestAnswers, place: int) -> SampleRequest:
+    """The request for the next tokens of a row. They depend on the request's seed, the row and the
+    tokens before, and not on the rest of the slice."""
+    request, done = answers.request, answers.rows[place].ids
+    return replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *done),
+        n=1,
+        seed=continued_seed(request.seed, place, len(done)),
+        max_new_tokens=min(SLICE, request.max_new_tokens - len(done)),
+    )
+
+
+def _grow(answers: GuestAnswers, place: int, completion: Completion) -> None:
+    row, ids = answers.rows[place], completion.token_ids.tolist()
+    if row.finish is None:
+        stopped = completion.finish is Finish.STOP
+        row.ids += ids[:-1] if stopped else ids
+        if stopped:
+            row.finish = Finish.STOP
+        elif len(row.ids) >= answers.request.max_new_tokens:
+            row.finish = Finish.LENGTH
+        if completion.spans:
+            answers.version = completion.spans[-1].version
+    answers.tell()

@@ -1,0 +1,357 @@
+"""A node without sampler and trainer of its own: a program outside has both.
+
+The program takes tasks, publishes its answers to them, and draws groups of peers. All other loops
+are those of a node, and so are all checks. What only a trainer can find, such as answers that the
+policy would hardly give, is left to the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from swarm_node.errors import AnswerError, CheckpointError, ConfigError, SwarmNodeError
+from swarm_node.node.figures.groups import DrawnAnswer, DrawnGroup, MemberTask, PublishedGroup
+from swarm_node.node.home.home import Home
+from swarm_node.node.loops.node import Node
+from swarm_node.p2p.exchange.verify import task_digest
+from swarm_node.p2p.wire.wire import MAX_COMPLETIONS, MAX_LOGPROB
+from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.experience.mixture import Mixture
+from swarm_node.policy.models.codec import Codec, check_tokens
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.training.processes.worker import UpdateResult
+from swarm_node.recent import Recent
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+
+_FILE = "member"
+_VERSION_LIMIT = 1 << 62
+#: Tasks that were given out and may be answered.
+_OPEN_TASKS = 8192
+#: Calls of the task chooser for one request: tasks that exceed the model's positions are left out.
+_TASK_TRIES = 16
+#: Rewards that differ by less are equal: a wire's float32 has seven digits.
+_EQUAL_WITHIN = 1e-6
+_SHOWN_CHARS = 60
+_OUTSIDE = "this node has neither sampler nor trainer: the program that opened it has both"
+
+
+class PolicyState(msgspec.Struct):
+    """The content of the file `member`."""
+
+    version: int
+    extra: dict[str, Any]
+
+
+class ProgramPolicy:
+    """The policy of the program, in the place of a node's trainer and sampler: its version, and a
+    file with the node's counts, which a checkpoint has elsewhere."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self.version = 0
+        self.extra: Mapping[str, Any] = {}
+        self.faults: Mapping[str, int] = {}
+
+    def reached(self, version: int) -> None:
+        """Take in a version that the program names. The newest one counts."""
+        self.version = max(self.version, version)
+
+    async def start(self) -> tuple[Path, int]:
+        """Go on from the file of an earlier start."""
+        raw = self._home.load(_FILE)
+        if raw is not None:
+            try:
+                kept = msgspec.msgpack.decode(raw, type=PolicyState)
+            except (msgspec.DecodeError, RecursionError) as error:
+                path = self._home.path / _FILE
+                raise CheckpointError(f"{path} is damaged: delete it, it has counts") from error
+            self.version, self.extra = kept.version, kept.extra
+        return self._home.path, self.version
+
+    async def restart(self) -> tuple[Path, int]:
+        return await self.start()
+
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        self._home.save(_FILE, msgspec.msgpack.encode(PolicyState(self.version, dict(extra))))
+        return self._home.path / _FILE
+
+    async def load(self, weights: Path, version: int) -> None:
+        """Nothing is loaded: the program has the weights."""
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        raise SwarmNodeError(_OUTSIDE)
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        raise SwarmNodeError(_OUTSIDE)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class ProgramNode(Node):
+    """A member of a swarm for one program. Its methods are called while `run` runs, in its loop."""
+
+    def __init__(self, *, policy: ProgramPolicy, rng: random.Random, **parts: Any) -> None:
+        """`rng` draws groups. The other arguments are those of a node."""
+        super().__init__(**parts)
+        self._policy = policy
+        self._rng = rng
+        self._given: Recent[tuple[str, int], str] = Recent(_OPEN_TASKS)
+        self._publishing = asyncio.Lock()
+
+    async def tasks(self, count: int) -> list[MemberTask]:
+        """Return `count` new tasks of the chosen families. A restart repeats none of them.
+
+        Raises:
+            ConfigError: the count is impossible, or prompts do not fit the model.
+            ChildError: the environment's process cannot be kept alive.
+        """
+        if not 1 <= count <= _OPEN_TASKS:
+            raise ConfigError(f"tasks gives 1 to {_OPEN_TASKS} at a time, not {count}")
+        found: list[MemberTask] = []
+        for _ in range(_TASK_TRIES):
+            for ref, question, prompt_ids in await self._work.tasks.next(count - len(found)):
+                self._given[ref.family, ref.seed] = question
+                found.append(MemberTask(ref.family, ref.seed, question, prompt_ids))
+            if len(found) == count:
+                return found
+        raise ConfigError(
+            "nearly all prompts are too long for the model: lower sampling.max_new_tokens, or "
+            "choose environment.families"
+        )
+
+    async def judge(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
+        """Return the rewards of answers to `task`, as every node computes them.
+
+        Raises:
+            UnknownTaskError: it is no task of this environment.
+            ChildError: the environment's process cannot be kept alive.
+        """
+        if not 1 <= len(texts) <= MAX_COMPLETIONS:
+            raise AnswerError(f"judge takes 1 to {MAX_COMPLETIONS} texts, not {len(texts)}")
+        return (await self._work.judging.own(self._ref(task), texts)).rewards
+
+    async def publish(
+        self,
+        task: MemberTask,
+        answers: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        version: int,
+        rewards: Sequence[float] | None = None,
+    ) -> PublishedGroup:
+        """Sign, store and announce a group; see `library.member.SwarmMember.publish`.
+
+        Raises:
+            AnswerError: it cannot be published as it is. Nothing was published.
+            StorageError: it could not be stored.
+        """
+        codec = self._parts.codec
+        longest = self.settings.sampling.max_new_tokens
+        completions = completed(codec, answers, logprobs, version, longest)
+        ref, texts = self._ref(task), [each.text for each in completions]
+        async with self._publishing:
+            await self._refuse_task(ref)
+            judged = await self._work.judging.own(ref, texts)
+            check_rewards(texts, rewards, judged.rewards, f"{ref.family}/{ref.seed}")
+            policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
+            group = RolloutGroup(ref, policy, completions, judged.rewards)
+            self._policy.reached(version)
+            publisher = self._work.exchange.publisher
+            before = publisher.announced
+            await self._share([(group, judged.prompt)])
+            announced = publisher.announced > before
+        self._tally.samples.own(group, judged.prompt)
+        self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
+        refused = check_tokens(codec, group)
+        why = "" if announced else refused.detail if refused else "all rewards are equal"
+        return PublishedGroup(tuple(texts), judged.rewards, announced, why)
+
+    async def draw(self, count: int, version: int | None, wait: float) -> list[DrawnGroup]:
+        """Take up to `count` groups of peers out of the replay buffer, and wait up to `wait`
+        seconds until there are as many. An author has as many places as groups were published
+        since the last draw, or an equal part of `count` if that is more (`ReplayBuffer.draw`).
+
+        Raises:
+            ConfigError: the buffer is not made for as many groups.
+        """
+        buffer, most = self._buffer, self._buffer.settings.external
+        if not 1 <= count <= most:
+            raise ConfigError(
+                f"draw takes 1 to {most} groups, not {count}: experience.external is the most"
+            )
+        if version is not None:
+            self._policy.reached(_checked_version(version))
+        if wait > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._until(lambda: buffer.held_external() >= count)
+        now = self._policy.version
+        buffer.expire(now)
+        buffer.aim(Mixture(min(buffer.held_own(), buffer.settings.own), count))
+        drawn = buffer.draw(now, self._rng)
+        if drawn is None:
+            return []
+        storage, tally = self._parts.storage, self._tally
+        await storage.run(storage.record_use, [group.id for group in drawn.fresh])
+        groups = drawn.groups[drawn.own_count : drawn.own_count + drawn.external_count]
+        tally.updates += 1
+        tally.updated_at = self._parts.clock.now()
+        tally.groups.trained_own += drawn.own_count
+        tally.groups.trained_external += drawn.external_count
+        tally.trained_by.update(group.author for group in groups)
+        for group in groups:
+            tally.taught.add(group)
+            author = self._shared.directory.get(group.author)
+            if author is not None:
+                author.standing.served()
+        await self._notify()
+        return [drawn_record(self._parts.codec, group, now) for group in groups]
+
+    def _ref(self, task: MemberTask) -> TaskRef:
+        info = self._info
+        assert info is not None, "loops start after _open"
+        return TaskRef(info.name, info.version, task.family, task.seed)
+
+    async def _refuse_task(self, ref: TaskRef) -> None:
+        if (ref.family, ref.seed) not in self._given:
+            raise AnswerError(
+                f"{ref.family}/{ref.seed} is no task that this member gave since it started: "
+                "answer what tasks() returns, because peers refuse answers to tasks of others"
+            )
+        storage, digest = self._parts.storage, task_digest(ref, self._shared.local.peer_id)
+        if digest in await storage.run(storage.authors_of, digest):
+            raise AnswerError(
+                f"a group of {ref.family}/{ref.seed} was published before, and peers refuse a "
+                "second one: take new tasks()"
+            )
+
+    def _loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        outside = {"sample", "train", "evaluate"}
+        return {name: loop for name, loop in super()._loops().items() if name not in outside}
+
+
+def completed(
+    codec: Codec,
+    answers: Sequence[Sequence[int]],
+    logprobs: Sequence[Sequence[float]],
+    version: int,
+    longest: int,
+) -> tuple[Completion, ...]:
+    """Make completions of token ids, each of at most `longest` tokens, and their log-probs.
+
+    Raises:
+        AnswerError: they cannot be a group's; the message says which.
+    """
+    _checked_version(version)
+    if not 2 <= len(answers) <= MAX_COMPLETIONS:
+        raise AnswerError(f"a group has 2 to {MAX_COMPLETIONS} answers, not {len(answers)}")
+    if len(logprobs) != len(answers):
+        raise AnswerError(f"{len(answers)} answers and log-probs of {len(logprobs)}")
+    return tuple(
+        _completion(codec, f"answer {number}", ids, values, version, longest)
+        for number, (ids, values) in enumerate(zip(answers, logprobs, strict=True))
+    )
+
+
+def _completion(
+    codec: Codec,
+    name: str,
+    ids: Sequence[int],
+    values: Sequence[float],
+    version: int,
+    longest: int,
+) -> Completion:
+    try:
+        tokens = [int(each) for each in ids]
+        logprobs = np.asarray(values, np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AnswerError(f"{name} is no list of ids with a log-prob each: {error}") from error
+    if not 1 <= len(tokens) <= longest:
+        raise AnswerError(
+            f"{name} has {len(tokens)} tokens: an answer has 1 to {longest} with its end token "
+            "(sampling.max_new_tokens)"
+        )
+    if logprobs.shape != (len(tokens),):
+        raise AnswerError(f"{name} has {len(tokens)} tokens and {logprobs.size} log-probs")
+    if not bool((np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB)).all()):
+        raise AnswerError(f"{name} has a log-prob that is above 0 or not finite")
+    ended = tokens[-1] in codec.eos_ids
+    try:
+        text = codec.decode(tokens[:-1] if ended else tokens)
+    except ValueError as error:
+        raise AnswerError(f"{name} is not in the tokens of this model: {error}") from error
+    span = VersionSpan(version, 0, len(tokens))
+    finish = Finish.STOP if ended else Finish.LENGTH
+    return Completion(text, np.asarray(tokens, np.uint32), logprobs, (span,), finish)
+
+
+def _checked_version(version: int) -> int:
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise AnswerError(f"a version is a number of updates, not {version!r}")
+    if not 0 <= version < _VERSION_LIMIT:
+        raise AnswerError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {version}")
+    return version
+
+
+def check_rewards(
+    texts: Sequence[str], stated: Sequence[float] | None, judged: Sequence[float], task: str
+) -> None:
+    """Compare the program's rewards with the judge's.
+
+    Raises:
+        AnswerError: they differ.
+    """
+    if stated is None:
+        return
+    if len(stated) != len(judged):
+        raise AnswerError(f"{len(judged)} answers and {len(stated)} rewards")
+    for number, (own, found) in enumerate(zip(stated, judged, strict=True)):
+        if not math.isclose(own, found, rel_tol=0.0, abs_tol=_EQUAL_WITHIN):
+            raise AnswerError(
+                f"answer {number} to {task}, {texts[number][:_SHOWN_CHARS]!r}, has reward "
+                f"{own:g} in this program and {found:g} by the swarm's judge, as all peers will "
+                "find: score with judge(). Nothing was published"
+            )
+
+
+def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup:
+    """Make the record of a peer's group at policy `version`. Answers of other models are encoded in
+    this model's tokens."""
+    kin = group.provenance is Provenance.KIN
+    answers = []
+    for each, reward in zip(group.group.completions, group.rewards, strict=True):
+        finished = each.finish is Finish.STOP
+        if kin:
+            ids = tuple(each.token_ids.tolist())
+        else:
+            ids = (*codec.encode_answer(each.text), *([codec.eos_id] if finished else []))
+        logprobs = tuple(each.logprobs.tolist()) if kin else None
+        answers.append(DrawnAnswer(each.text, ids, reward, finished, logprobs))
+    return DrawnGroup(
+        family=group.group.task.family,
+        seed=group.group.task.seed,
+        question=group.prompt,
+        prompt_ids=codec.encode_prompt(group.prompt),
+        answers=tuple(answers),
+        provenance="kin" if kin else "foreign",
+        age=max(0, version - group.arrived),
+        author=group.author,
+    )

@@ -1,0 +1,223 @@
+"""The probe of a GPU: facts that only computing on it shows, found by a short process that may die.
+
+A card can be listed and yet have no kernel for it, or no memory that processes share (WSL2, virtual
+GPUs, some allocators). So the process multiplies two matrices in each number type, and a process of
+its own maps a MiB that it exported, by the code that maps a base (`weights/device.py`). On a
+machine without a GPU no process is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from swarm_node.errors import words_of
+from swarm_node.node.preflight.fit import GpuMemory
+from swarm_node.policy.placement import (
+    BFLOAT16_CAPABILITY,
+    LEAST_CAPABILITY,
+    Hardware,
+    Precision,
+    count_by_bus,
+)
+from swarm_node.process.bounded import bounded_run
+
+_MOST_GIB = 4096
+MOST_MEMORY = _MOST_GIB << 30
+_SECONDS, _MAP_SECONDS, _SMI_SECONDS = 90.0, 60.0, 20.0
+_SHARED_BYTES = 1 << 20
+_TYPES: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
+_MOST_CHARS = 300
+#: Device files of NVIDIA's drivers, on Linux and under WSL2.
+_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+_Small = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST_MEMORY)]
+_Words = Annotated[str, msgspec.Meta(max_length=_MOST_CHARS)]
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Words of the process: torch's number of GPUs, and of the one that it was asked for the
+    compute `capability` and the number types whose products are right. (Free, total) bytes are
+    those of each card that the node would use. `unshared` is the reason why no other process maps
+    its memory, "" if one does."""
+
+    gpus: _Small = 0
+    capability: tuple[_Small, _Small] = (0, 0)
+    products: Annotated[list[Precision], msgspec.Meta(max_length=len(_TYPES))] = []
+    memory: Annotated[list[tuple[_Bytes, _Bytes]], msgspec.Meta(max_length=64)] = []
+    unshared: _Words = ""
+    fault: _Words = ""
+
+
+class Seen(NamedTuple):
+    """The GPUs on which torch computes, and the reason if there are none. Of the one that the node
+    would use: the compute `capability` if known, its `memory` as torch says it, and `unshared`, the
+    reason why processes cannot share its memory, "" if they can."""
+
+    hardware: Hardware
+    fault: str = ""
+    memory: GpuMemory | None = None
+    capability: tuple[int, int] | None = None
+    unshared: str = ""
+
+
+NOTHING_SEEN = Seen(Hardware(0, False))
+
+
+def probe(device: str, cards: int = 1) -> Seen:
+    """Compute on `device` (the setting), one of `cards` GPUs from it on, in another process."""
+    count_by_bus()
+    first = int(device.partition(":")[2] or 0)
+    command = [sys.executable, "-m", "swarm_node.node.preflight.probe", str(first), str(cards)]
+    try:
+        done = bounded_run(command, _SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        return NOTHING_SEEN._replace(fault=words_of(error)[:_MOST_CHARS])
+    complaint = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:_MOST_CHARS]
+    try:
+        answer = msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=Answer)
+    except msgspec.DecodeError:
+        return NOTHING_SEEN._replace(fault=complaint or "torch did not answer")
+    return judged(
+        answer if answer.gpus or answer.fault else msgspec.structs.replace(answer, fault=complaint)
+    )
+
+
+def judged(answer: Answer) -> Seen:
+    """Judge whether torch computes on the card, and in which types."""
+    if not answer.gpus or answer.capability == (0, 0):
+        return Seen(Hardware(answer.gpus, False), answer.fault)
+    shown = ".".join(map(str, answer.capability))
+    fault = ""
+    if answer.capability < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        fault = f"its compute capability is {shown}, and the kernels of torch begin at {least}"
+    elif "float32" not in answer.products:
+        fault = f"no product is right on it: {answer.fault or 'no reason given'}"
+    hardware = Hardware(
+        0 if fault else answer.gpus,
+        answer.capability >= BFLOAT16_CAPABILITY and "bfloat16" in answer.products,
+        "float16" in answer.products,
+    )
+    memory = min((GpuMemory(*each) for each in answer.memory), default=None)
+    return Seen(hardware, fault, memory, answer.capability, answer.unshared)
+
+
+def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
+    """Ask nvidia-smi for the memory of `count` GPUs from `first` on, as torch numbers them. Returns
+    that of the GPU with the least free, None without one of them or nvidia-smi. Uses no GPU
+    memory."""
+    command = shutil.which("nvidia-smi")
+    names = [visible_gpu(index) for index in range(first, first + count)]
+    visible = ",".join(name for name in names if name)
+    if command is None or not all(names):
+        return None
+    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
+    try:
+        done = bounded_run([command, *query], _SMI_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if done.returncode else parse_gpu_memory(done.stdout)
+
+
+def visible_gpu(index: int) -> str | None:
+    """Return nvidia-smi's name of the GPU with CUDA's number `index`; None without one."""
+    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
+    visible = "".join(names).strip()
+    known = re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible)
+    return visible if known else None
+
+
+def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
+    """Parse one line "free, total" in MiB for each card. Returns the card with the least free, None
+    if a line is malformed."""
+    lines = [re.fullmatch(rb"\s*(\d{1,9}), *(\d{1,9})\s*", line) for line in answer.splitlines()]
+    cards = [GpuMemory(int(one[1]) << 20, int(one[2]) << 20) for one in lines if one]
+    sound = all(0 < free <= total <= MOST_MEMORY for free, total in cards)
+    return min(cards) if cards and all(lines) and sound else None
+
+
+def has_nvidia() -> bool:
+    """Check for a device file of NVIDIA's drivers, or a display controller (class 03) of NVIDIA in
+    Linux's list of PCI devices."""
+    if any(Path(device).exists() for device in _DEVICES):
+        return True
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            kind, vendor = (device / "class").read_text(), (device / "vendor").read_text()
+        except OSError:  # it was unplugged
+            continue
+        if kind.startswith("0x03") and vendor.strip() == "0x10de":
+            return True
+    return False
+
+
+def _look(first: int, cards: int) -> Answer:
+    """Compute on the GPU number `first`. Run by the process of `probe`."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if first >= gpus:
+        return Answer(gpus)
+    fault, products = "", []
+    for name in _TYPES:
+        try:
+            matrix = torch.full((32, 32), 0.5, dtype=getattr(torch, name), device=f"cuda:{first}")
+            if bool((matrix @ matrix == 8.0).all()):
+                products.append(name)
+        except RuntimeError as error:
+            fault = fault or str(error).partition("\n")[0][:_MOST_CHARS]
+    return Answer(
+        gpus,
+        torch.cuda.get_device_capability(first),
+        products,
+        [torch.cuda.mem_get_info(index) for index in range(first, min(first + cards, gpus))],
+        _unshared(first) if products else "nothing was computed",
+        fault,
+    )
+
+
+def _unshared(gpu: int) -> str:
+    """Let another process map a MiB of the GPU and add up its bytes."""
+    import torch
+
+    from swarm_node.policy.weights.device import exported
+
+    numbers = torch.arange(_SHARED_BYTES, device=f"cuda:{gpu}") % 251
+    try:
+        flat = numbers.to(torch.uint8)
+        handle = json.dumps(exported(flat))
+        torch.cuda.synchronize(gpu)
+        module = "swarm_node.node.preflight.probe"
+        done = bounded_run([sys.executable, "-m", module, "map", handle, str(gpu)], _MAP_SECONDS)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return words_of(error).partition("\n")[0][:_MOST_CHARS]
+    if done.stdout.strip() == str(int(numbers.sum())).encode():
+        return ""
+    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return (said or "another process reads other bytes there")[:_MOST_CHARS]
+
+
+def _map(handle: str, gpu: int) -> int:
+    """Map the memory that `handle` names, and add up its bytes."""
+    import torch
+
+    from swarm_node.policy.weights.device import imported
+
+    return int(imported(json.loads(handle), torch.uint8, gpu).long().sum())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "map":
+        print(_map(sys.argv[2], int(sys.argv[3])))
+    else:
+        print(msgspec.json.encode(_look(int(sys.argv[1]), int(sys.argv[2]))).decode())

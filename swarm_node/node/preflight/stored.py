@@ -1,0 +1,188 @@
+"""A machine's facts in a file, for `plan` and `doctor` on another machine (`--facts`).
+
+`doctor --json` writes them: what a model's fit depends on, and nothing that names a person, a home
+or a swarm. Who reads a file trusts nothing in it: size, then types and limits.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from swarm_node.durable import open_regular
+from swarm_node.errors import ConfigError, reason_of
+from swarm_node.node.preflight.facts import Card, Facts, Torch
+from swarm_node.node.preflight.fit import GpuMemory
+from swarm_node.node.preflight.probe import MOST_MEMORY, Seen
+from swarm_node.policy.placement import Hardware
+from swarm_node.policy.sampling.vllm.engine import VllmBuild
+
+SCHEMA = 1
+_MOST_BYTES = 1 << 16
+#: Subjects of `doctor` that these facts decide.
+SUBJECTS = frozenset(
+    ("python", "gpu", "device", "sampler", "compiler", "memory", "model", "shared", "disk")
+)
+_Words = Annotated[str, msgspec.Meta(max_length=300)]
+_Small = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+_Pair = tuple[_Small, _Small]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_OfCard = Annotated[int, msgspec.Meta(ge=1, le=MOST_MEMORY)]
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another field than these is of another version."""
+
+
+class StoredCard(_Struct, frozen=True):
+    """See `Card`."""
+
+    name: _Words
+    driver: _Words
+    cuda: _Pair | None
+    memory: tuple[_OfCard, _OfCard] | None
+
+
+class StoredSeen(_Struct, frozen=True):
+    """See `Seen` and `Hardware`."""
+
+    gpus: _Small
+    bfloat16: bool
+    float16: bool
+    fault: _Words
+    memory: tuple[_OfCard, _OfCard] | None
+    capability: _Pair | None
+    unshared: _Words
+
+
+class StoredTorch(_Struct, frozen=True):
+    """See `Torch`."""
+
+    version: _Words
+    cuda: _Words | None
+
+
+class StoredVllm(_Struct, frozen=True):
+    """See `VllmBuild`."""
+
+    name: _Words
+    version: _Words
+    on_cpu: bool
+    torch: _Words | None
+
+
+class StoredFacts(_Struct, frozen=True):
+    """Those of `Facts` that a model's fit depends on."""
+
+    system: _Words
+    python: _Pair
+    card: StoredCard | None
+    smi_fault: _Words
+    torch: StoredTorch | None
+    seen: StoredSeen
+    vllm: StoredVllm | None
+    bitsandbytes: bool
+    compiler: bool
+    headers: bool
+    memory: _Bytes
+    shared: _Bytes | None
+    temporary: _Bytes
+    disk: _Bytes
+
+
+class FactsFile(msgspec.Struct, frozen=True):
+    """The part of `doctor --json` that is read again."""
+
+    schema: int
+    facts: StoredFacts
+
+
+def stored(facts: Facts) -> StoredFacts:
+    """Return the facts to write."""
+    seen, card = facts.seen, facts.card
+    return StoredFacts(
+        system=facts.system,
+        python=facts.python,
+        card=None if card is None else StoredCard(*card),
+        smi_fault=facts.smi_fault,
+        torch=None if facts.torch is None else StoredTorch(*facts.torch),
+        seen=StoredSeen(
+            seen.hardware.gpus, seen.hardware.bfloat16, seen.hardware.float16, *seen[1:]
+        ),
+        vllm=None if facts.vllm is None else StoredVllm(*facts.vllm),
+        bitsandbytes=facts.bitsandbytes,
+        compiler=facts.compiler is not None,
+        headers=facts.headers,
+        memory=facts.memory,
+        shared=facts.shared,
+        temporary=facts.temporary,
+        disk=facts.disk,
+    )
+
+
+def read_facts(path: Path, home: Path) -> Facts:
+    """Read what `doctor --json` wrote on another machine. What depends on a home, here `home`, and
+    on a swarm is neither known nor judged.
+
+    Raises:
+        ConfigError: the file is missing, too large, or not of this version.
+    """
+    try:
+        with open_regular(path) as file:
+            text = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read the facts in {path}: {reason_of(error)}") from error
+    remedy = "write it with `swarm-node doctor --json > FILE` of this version"
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes: {remedy}")
+    try:
+        found = msgspec.json.decode(text, type=FactsFile)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} has no facts of a machine ({error}): {remedy}") from error
+    if found.schema != SCHEMA:
+        raise ConfigError(f"{path} has schema {found.schema}, not {SCHEMA}: {remedy}")
+    return _facts(found.facts, home)
+
+
+def _facts(kept: StoredFacts, home: Path) -> Facts:
+    card, seen, torch, vllm, now = kept.card, kept.seen, kept.torch, kept.vllm, time.time()
+    return Facts(
+        system=kept.system,
+        python=kept.python,
+        card=Card(card.name, card.driver, card.cuda, _memory(card.memory)) if card else None,
+        smi_fault=kept.smi_fault,
+        holders=(),
+        torch=Torch(torch.version, torch.cuda) if torch else None,
+        seen=Seen(
+            Hardware(seen.gpus, seen.bfloat16, seen.float16),
+            seen.fault,
+            _memory(seen.memory),
+            seen.capability,
+            seen.unshared,
+        ),
+        vllm=VllmBuild(vllm.name, vllm.version, vllm.on_cpu, vllm.torch) if vllm else None,
+        bitsandbytes=kept.bitsandbytes,
+        libp2p=True,
+        extras=frozenset(),
+        compiler="a C compiler" if kept.compiler else None,
+        headers=kept.headers,
+        memory=kept.memory,
+        shared=kept.shared,
+        temporary=kept.temporary,
+        disk=kept.disk,
+        now=now,
+        built=now,
+        synchronized=None,
+        home=home,
+        running=False,
+        busy=(),
+        ticket=None,
+        membership=None,
+    )
+
+
+def _memory(pair: tuple[int, int] | None) -> GpuMemory | None:
+    return None if pair is None else GpuMemory(*pair)

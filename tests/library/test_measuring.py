@@ -1,0 +1,171 @@
+"""Pass rates of stored checkpoints, while no node runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from trained_homes import TINY, trained_home
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.library.stored_policy import open_sampler, stored_policies
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.training.checkpoints.stored import MODEL
+
+torch.set_num_threads(1)
+QUICK = ("--set", "sampling.max_new_tokens=4", "--answers", "2")
+HOSTILE = "\x1b[31m] \N{RIGHT-TO-LEFT OVERRIDE}<|im_end|> {question} [bold]"
+
+
+@pytest.fixture(scope="module", params=[0, 4], ids=["full", "lora"])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("home")
+    trained_home(place, request.param)
+    return place
+
+
+@pytest.fixture(scope="module")
+def quick_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("home")
+    trained_home(place, 0)
+    return place
+
+
+def rows(place: Path, count: int = 40) -> Path:
+    file = place / "sums.jsonl"
+    lines = [{"question": f"{HOSTILE} {n} + {n}?", "answer": str(2 * n)} for n in range(count)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def run(home: Path, *options: str) -> Result:
+    return CliRunner().invoke(
+        app, ["eval", "--home", str(home), *options], env={"COLUMNS": "80"}, catch_exceptions=False
+    )
+
+
+def measured(home: Path, *options: str) -> Any:
+    done = run(home, *QUICK, "--json", *options)
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_was_trained_is_what_is_sampled(home: Path) -> None:
+    """Against the export, which transformers loads in another test."""
+    target = home / "export"
+    assert CliRunner().invoke(app, ["export", str(target), "--home", str(home)]).exit_code == 0
+    codec, store = Codec.from_directory(TINY), home / "checkpoints"
+    request = SampleRequest(codec.encode_prompt("What is 1 + 1?"), 8, 1, 8)
+
+    async def sampled(which: str | None) -> Any:
+        (policy,) = stored_policies(which, store, TINY)
+        sampler = await open_sampler(policy, codec, ON_CPU, 1)
+        (answers,) = await sampler.sample([request])
+        await sampler.close()
+        return [(each.text, each.logprobs.tolist()) for each in answers]
+
+    newest, exported, base = (asyncio.run(sampled(which)) for which in (None, str(target), "base"))
+    assert [text for text, _ in newest] == [text for text, _ in exported]
+    for (_, ours), (_, theirs) in zip(newest, exported, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    assert newest != base
+
+
+def test_every_row_of_a_file_is_measured_once_by_every_checkpoint(
+    quick_home: Path, tmp_path: Path
+) -> None:
+    file = rows(tmp_path)
+    found = measured(quick_home, "--tasks", str(file), "--checkpoint", "all")
+    assert [each["checkpoint"] for each in found["checkpoints"]] == ["base", "v0000000002"]
+    assert [each["version"] for each in found["checkpoints"]] == [0, 2]
+    for each in found["checkpoints"]:
+        assert 0 < each["unseen"]["tasks"] < each["seen"]["tasks"]
+        assert each["unseen"]["tasks"] + each["seen"]["tasks"] == 40
+        assert each["families"]["sums"]["unseen"] == each["unseen"]
+    assert (found["environment"], found["answers"], found["k"]) == ("jsonl", 2, 2)
+    again = measured(quick_home, "--tasks", str(file), "--checkpoint", "all")
+    assert again == found
+    few = measured(quick_home, "--tasks", str(file), "--limit", "3", "--k", "1")
+    (newest,) = few["checkpoints"]
+    assert (newest["unseen"]["tasks"], newest["seen"]["tasks"]) == (3, 3)
+    assert newest["unseen"]["pass_k"] is None
+
+
+def test_right_answers_count(quick_home: Path, tmp_path: Path) -> None:
+    """A scorer of one's own that finds every other question right."""
+    (tmp_path / "halves.py").write_text(
+        "from swarm_node.environments.base import Task, check_ref\n"
+        "class Halves:\n"
+        "    name, version, families = 'halves', '1', ('a', 'b')\n"
+        "    def derive(self, ref):\n"
+        "        check_ref(self, ref)\n"
+        "        return Task(ref, ref.seed)\n"
+        "    def render(self, task):\n"
+        "        return f'{task.ref.family} {task.payload}'\n"
+        "    def score(self, task, text):\n"
+        "        return 1.0 if task.ref.family == 'a' else 0.0\n"
+        "create = Halves\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        found = measured(
+            quick_home, "--tasks", "halves:create", "--limit", "4", "--checkpoint", "base"
+        )
+    (base,) = found["checkpoints"]
+    assert (base["unseen"]["tasks"], base["seen"]["tasks"]) == (8, 4)
+    assert base["unseen"]["pass_1"] == base["unseen"]["pass_k"]
+    assert base["unseen"]["pass_1"]["rate"] == 0.5
+    assert base["families"]["a"]["seen"]["pass_1"]["rate"] == 1.0
+    assert base["families"]["b"]["seen"]["pass_1"]["high"] < 1.0
+
+
+def test_the_table_fits_eighty_columns_and_writes_nothing_into_the_terminal(
+    quick_home: Path, tmp_path: Path
+) -> None:
+    done = run(
+        quick_home, *QUICK, "--tasks", str(rows(tmp_path)), "--checkpoint", "all", "--limit", "2"
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["checkpoint", "base", "v0000000002"]
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in done.output
+
+
+def test_what_cannot_be_measured_says_what_to_do(quick_home: Path, tmp_path: Path) -> None:
+    file, pipe, bad = rows(tmp_path), tmp_path / "pipe.jsonl", tmp_path / "bad.jsonl"
+    os.mkfifo(pipe)
+    bad.write_text('{"question": "a", "answer": "b"}\n' + "[" * 60_000 + "\n")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(quick_home / "checkpoints" / "v0000000002", damaged)
+    with (damaged / MODEL).open("r+b") as weights:
+        weights.seek(-1, 2)
+        weights.write(b"\x99")
+    for options, said in (
+        (("--answers", "2"), "add --checkpoint all, or --tasks FILE"),
+        (("--tasks", str(file), "--k", "5"), "--answers 5"),
+        (("--tasks", str(tmp_path / "no.jsonl")), "cannot read"),
+        (("--tasks", str(pipe)), "no regular file"),
+        (("--tasks", str(bad)), "line 2"),
+        (("--tasks", "drillz"), "there is no environment 'drillz'"),
+        (("--checkpoint", "v0000000009"), "this home has v0000000002"),
+        (("--checkpoint", str(damaged)), "another digest"),
+        (("--checkpoint", str(tmp_path)), "no checkpoint or model"),
+        (("--checkpoint", "all", "--model", "tiny-talk"), "name its base with --model"),
+    ):
+        done = run(quick_home, *options)
+        assert done.exit_code == 1, options
+        assert said in done.stderr, done.stderr
+    done = run(tmp_path / "new", "--tasks", str(file))
+    assert done.exit_code == 1
+    assert "`--checkpoint base`" in done.stderr

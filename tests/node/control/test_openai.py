@@ -1,0 +1,358 @@
+"""OpenAI's API over a real socket, with the real sampler of the tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from aiohttp import ClientError, ClientSession, ClientTimeout
+from control_servers import serving
+from trained_homes import TINY
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.node.control.openai import TOKEN_FILE, OpenAIServer
+from swarm_node.node.loops.guests import MOST_ROWS, Guests
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+
+torch.set_num_threads(1)
+CODEC = Codec.from_directory(TINY)
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "sort 3 1"}]}
+TEXT = {"model": "tiny"}
+LONG = {**ASKED, "temperature": 2.0, "max_tokens": 96}
+
+
+class Running(NamedTuple):
+    session: ClientSession
+    guests: Guests
+    sampler: TorchSampler
+    home: Path
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        async with self.session.post(path, json=body) as response:
+            return response.status, await response.json()
+
+    async def chunks(self, path: str, body: dict[str, Any]) -> list[Any]:
+        async with self.session.post(path, json={**body, "stream": True}) as response:
+            assert response.content_type == "text/event-stream"
+            lines = [line async for line in response.content if line.strip()]
+        assert lines[-1] == b"data: [DONE]\n"
+        return [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
+
+
+@asynccontextmanager
+async def running(home: Path, sampled: bool = True) -> AsyncIterator[Running]:
+    sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
+    guests = Guests(sampler, share=1.0)
+    server = OpenAIServer(guests, CODEC, model="tiny", longest=lambda: 24)
+
+    async def loop() -> None:
+        while True:
+            await guests.step()
+
+    async with asyncio.TaskGroup() as group, serving(home, openai=server):
+        task = group.create_task(loop()) if sampled else None
+        port = json.loads((home / "control.json").read_text())["port"]
+        headers = {"Authorization": f"Bearer {(home / TOKEN_FILE).read_text()}"}
+        url, patience = f"http://127.0.0.1:{port}/v1/", ClientTimeout(total=120)
+        async with ClientSession(url, headers=headers, timeout=patience) as session:
+            yield Running(session, guests, sampler, home)
+        if task is not None:
+            task.cancel()
+    await sampler.close()
+
+
+async def until(ready: Callable[[], bool]) -> None:
+    while not ready():  # noqa: ASYNC110 - nothing else tells it
+        await asyncio.sleep(0.01)
+
+
+def drive(
+    home: Path, work: Callable[[Running], Coroutine[Any, Any, None]], sampled: bool = True
+) -> None:
+    async def main() -> None:
+        async with running(home, sampled) as node:
+            await work(node)
+
+    asyncio.run(main())
+
+
+def test_chat_completions_and_models_answer(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        async with node.session.get("models") as response:
+            (model,) = (await response.json())["data"]
+        assert (model["id"], model["object"], model["version"]) == ("tiny", "model", 0)
+        async with node.session.get("models/tiny") as response:
+            assert await response.json() == model
+        status, said = await node.post("chat/completions", {**ASKED, "n": 2, "seed": 1})
+        assert (status, said["object"], said["model"]) == (200, "chat.completion", "tiny")
+        assert [choice["index"] for choice in said["choices"]] == [0, 1]
+        assert said["choices"][0]["message"]["role"] == "assistant"
+        assert {choice["finish_reason"] for choice in said["choices"]} <= {"stop", "length"}
+        assert said["system_fingerprint"] == "v0"
+        prompt = CODEC.encode_prompt("sort 3 1")
+        assert said["usage"]["prompt_tokens"] == len(prompt)
+        assert await node.post("chat/completions", {**ASKED, "n": 2, "seed": 1}) != said
+        status, said = await node.post(
+            "completions", {"model": "tiny", "prompt": ["a", list(prompt)], "seed": 3, "n": 2}
+        )
+        assert (status, said["object"], len(said["choices"])) == (200, "text_completion", 4)
+        assert all(isinstance(choice["text"], str) for choice in said["choices"])
+
+    drive(tmp_path, work)
+
+
+def test_a_stream_says_what_the_whole_answer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
+
+    async def work(node: Running) -> None:
+        for path, body, text in (
+            ("chat/completions", LONG, lambda choice: choice["delta"].get("content", "")),
+            (
+                "completions",
+                {"model": "tiny", "prompt": "sort 3 1", "max_tokens": 96, "temperature": 2.0},
+                lambda choice: choice["text"],
+            ),
+        ):
+            asked = {**body, "seed": 4, "n": 2}
+            _, whole = await node.post(path, asked)
+            chunks = await node.chunks(path, {**asked, "stream_options": {"include_usage": True}})
+            assert chunks[-1]["choices"] == []
+            assert chunks[-1]["usage"] == whole["usage"]
+            for index, choice in enumerate(whole["choices"]):
+                mine = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
+                expected = choice["text"] if "text" in choice else choice["message"]["content"]
+                assert "".join(map(text, mine)) == expected
+                assert [c["finish_reason"] for c in mine if c["finish_reason"]] == [
+                    choice["finish_reason"]
+                ]
+            tokens = whole["usage"]["completion_tokens"]
+            assert len(chunks) > tokens / 4  # many pieces, not one
+
+    drive(tmp_path, work)
+
+
+def test_openais_own_client_is_served(tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai", reason="NOT RUN: needs tests/requirements-openai.txt")
+
+    async def work(node: Running) -> None:
+        key = (node.home / TOKEN_FILE).read_text()
+        url = str(node.session._base_url)
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == ["tiny"]
+            assert (await client.models.retrieve("tiny")).owned_by == "swarm-node"
+            said = await client.chat.completions.create(**LONG, seed=4, n=2)
+            assert len(said.choices) == 2
+            assert said.usage.total_tokens > said.usage.prompt_tokens
+            async with client.chat.completions.stream(**LONG, seed=4) as stream:
+                kinds = [event.type async for event in stream]
+                whole = await stream.get_final_completion()
+            assert "content.delta" in kinds
+            assert whole.choices[0].message.content == said.choices[0].message.content
+            text = await client.completions.create(model="tiny", prompt=["a", "b"], echo=False)
+            assert len(text.choices) == 2
+            streamed = await client.completions.create(model="tiny", prompt="a", stream=True)
+            assert [chunk.choices[0].index async for chunk in streamed]
+            with pytest.raises(openai.BadRequestError, match="top_p is not supported"):
+                await client.chat.completions.create(**ASKED, top_p=0.5)
+            with pytest.raises(openai.NotFoundError, match="this node serves 'tiny'"):
+                await client.chat.completions.create(**{**ASKED, "model": "gpt-4o"})
+        async with openai.AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.models.list()
+
+    drive(tmp_path, work)
+
+
+def test_a_stop_ends_the_answer_and_its_sampling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
+
+    async def work(node: Running) -> None:
+        _, whole = await node.post("chat/completions", {**LONG, "seed": 4})
+        text = whole["choices"][0]["message"]["content"]
+        stop = text[len(text) // 4 :][:2]
+        assert len(stop) == 2
+        _, cut = await node.post("chat/completions", {**LONG, "seed": 4, "stop": stop})
+        (choice,) = cut["choices"]
+        assert choice["message"]["content"] == text[: text.index(stop)]
+        assert choice["finish_reason"] == "stop"
+        assert cut["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
+
+    drive(tmp_path, work)
+
+
+def test_a_cold_answer_is_the_same_every_time(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        said = [await node.post("chat/completions", {**ASKED, "temperature": 0}) for _ in range(3)]
+        assert len({each["choices"][0]["message"]["content"] for _, each in said}) == 1
+
+    drive(tmp_path, work)
+
+
+def test_refusals_have_openais_form(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        chat, text = "chat/completions", "completions"
+        for path, body, status, code, param in (
+            (chat, {**ASKED, "top_p": 0.5}, 400, "unsupported_parameter", "top_p"),
+            (chat, {**ASKED, "model": "gpt"}, 404, "model_not_found", "model"),
+            (chat, {**ASKED, "max_tokens": 4000}, 400, "context_length_exceeded", "messages"),
+            (chat, {**ASKED, "messages": 1}, 400, None, "messages"),
+            (chat, {**ASKED, "x\x1b": 1}, 400, None, "x\x1b"),
+            (text, {"model": "tiny", "prompt": ""}, 400, None, "prompt"),
+            (text, {"model": "tiny", "prompt": [10**6]}, 400, None, "prompt"),
+            (text, {"model": "tiny", "prompt": [-1]}, 400, None, "prompt"),
+            (text, {"model": "tiny", "prompt": ["a"] * 9, "n": 2}, 400, None, "n"),
+            (
+                text,
+                {"model": "tiny", "prompt": "a " * 9000},
+                400,
+                "context_length_exceeded",
+                "prompt",
+            ),
+            (text, {"model": "tiny", "prompt": "x" * 70_000}, 413, None, None),
+        ):
+            found, said = await node.post(path, body)
+            assert found == status, said
+            error = said["error"]
+            assert (error["type"], error["code"]) == ("invalid_request_error", code)
+            assert error["param"] == param
+        async with node.session.get("models/other") as response:
+            assert response.status == 404
+        assert (await node.post(chat, ASKED))[0] == 200  # it still answers
+
+    drive(tmp_path, work)
+
+
+def test_its_key_opens_nothing_else_and_no_other_key_opens_it(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        assert (tmp_path / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
+        for method, path in (("GET", "status"), ("POST", "stop"), ("POST", "key"), ("GET", "log")):
+            async with node.session.request(method, path) as response:
+                assert response.status == 401, path
+        metrics = (tmp_path / "metrics.token").read_text()
+        for headers, status in (
+            ({"Authorization": ""}, 401),
+            ({"Authorization": f"Bearer {metrics}"}, 401),
+            ({"Authorization": "Bearer \N{SNOWMAN}"}, 401),
+            ({"Host": "attacker.example"}, 403),
+        ):
+            async with node.session.post("chat/completions", json=ASKED, headers=headers) as found:
+                assert found.status == status
+
+    drive(tmp_path, work)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_hundred_requests_at_once_are_answered_or_told_to_wait(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        found: list[int] = []
+
+        async def one() -> None:
+            try:
+                status, said = await node.post("chat/completions", {**ASKED, "max_tokens": 4})
+            except ClientError:  # one address has so many connections
+                found.append(0)
+                return
+            assert ("error" in said) is (status == 429)
+            found.append(status)
+
+        await asyncio.gather(*(one() for _ in range(200)))
+        assert set(found) <= {0, 200, 429}
+        assert found.count(200) > 16
+        assert node.guests.rows == 0
+        assert (await node.post("chat/completions", ASKED))[0] == 200
+
+    drive(tmp_path, work)
+
+
+def test_a_full_queue_says_when_to_come_again(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        async with asyncio.TaskGroup() as group:
+            held = [
+                group.create_task(node.post("chat/completions", {**ASKED, "n": 8}))
+                for _ in range(MOST_ROWS // 8)
+            ]
+            await until(lambda: node.guests.rows == MOST_ROWS)
+            async with node.session.post("chat/completions", json=ASKED) as response:
+                assert response.status == 429
+                assert response.headers["Retry-After"] == "1"
+                assert response.headers["Connection"] == "close"
+                assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+            for task in held:
+                task.cancel()
+
+    drive(tmp_path, work, sampled=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_is_sampled_no_further(
+    tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
+
+    async def work(node: Running) -> None:
+        port = node.session._base_url.port  # type: ignore[union-attr]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps({**LONG, "n": 8, "stream": stream}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        token = (node.home / TOKEN_FILE).read_text()
+        head += f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(60):
+            await until(lambda: node.guests.rows > 0)
+            await node.guests.step()
+            if stream:
+                await reader.readline()
+            (answers,) = node.guests._waiting
+            writer.transport.abort()
+            while node.guests.rows:
+                await node.guests.step()
+        assert all(len(row.ids) <= 3 * 2 for row in answers.rows)
+        assert any(row.finish is None for row in answers.rows)
+
+    drive(tmp_path, work, sampled=False)
+
+
+def test_a_server_that_closes_ends_what_waits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, sampled=False) as node:
+            waiting = asyncio.ensure_future(node.post("chat/completions", ASKED))
+            await until(lambda: node.guests.rows > 0)
+            node.guests.end()
+            status, said = await waiting
+            assert (status, said["error"]["type"]) == (503, "server_error")
+
+    asyncio.run(main())
+
+
+def test_a_command_prints_where_the_node_answers(tmp_path: Path) -> None:
+    home = tmp_path / "home of $(touch x)"
+    home.mkdir()
+
+    async def work(node: Running) -> None:
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, ["serve", "--home", str(home)], catch_exceptions=False
+        )
+        assert done.exit_code == 0, done.stderr
+        script = f'{done.stdout}\necho "$OPENAI_API_KEY $OPENAI_BASE_URL"'
+        shell = await asyncio.create_subprocess_exec(
+            "sh", "-c", script, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+        )
+        shown, _ = await shell.communicate()
+        key, url = shown.decode().split()
+        assert key == (home / TOKEN_FILE).read_text()
+        assert url == str(node.session._base_url).rstrip("/")
+
+    drive(home, work)
+    assert [path.name for path in tmp_path.iterdir()] == [home.name]

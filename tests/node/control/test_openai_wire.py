@@ -1,0 +1,115 @@
+"""Requests of OpenAI's clients: what is taken, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.node.control.openai_wire import (
+    AnswerText,
+    BadRequestError,
+    ChatRequest,
+    TextRequest,
+    messages_of,
+    parsed,
+    prompts_of,
+)
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+
+
+def chat(**changes: Any) -> Any:
+    return parsed(json.dumps({**CHAT, **changes}).encode(), ChatRequest)
+
+
+def text(**changes: Any) -> Any:
+    return parsed(json.dumps({**TEXT, **changes}).encode(), TextRequest)
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    neutral = {"top_p": 1, "presence_penalty": 0.0, "logprobs": False, "tools": [], "user": "me"}
+    more = {"response_format": {"type": "text"}, "n": None, "store": True, "logit_bias": None}
+    assert chat(**neutral, **more) == chat()
+    assert text(echo=False, best_of=1, suffix=None, logprobs=None) == text()
+    assert chat(stop="x").stops == ("x",)
+    assert chat(stop="").stops == chat().stops == ()
+    assert text(stop=["x", "y"]).stops == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("top_p", 0.9), ("top_p", True), ("logprobs", True), ("logprobs", 0), ("tools", [{}])],
+        *[("frequency_penalty", 1), ("logit_bias", {"5": 1}), ("audio", {}), ("\x1b[2J", 1)],
+        *[("response_format", {"type": "json_object"}), ("tool_choice", "required")],
+        *[("temperature", -1), ("temperature", 2.5), ("temperature", "hot"), ("n", 0), ("n", 9)],
+        *[("max_tokens", 0), ("max_tokens", 10**9), ("seed", 1 << 64), ("stop", ["a"] * 5)],
+        *[("stop", "x" * 65), ("stop", [""]), ("stream", "yes"), ("stream_options", 7)],
+        *[("messages", []), ("messages", "hi"), ("messages", [{"role": "tool", "content": "x"}])],
+        *[("messages", [{"role": "user"}]), ("messages", CHAT["messages"] * 257), ("model", 1)],
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]),
+    ],
+)
+def test_what_a_node_cannot_do_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        chat(**{name: value})
+    assert name[:3] in (refused.value.param or "") or name[:3] in str(refused.value)
+    assert "\x1b" not in str(refused.value)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 60_000, b'{"a":' * 10_000]
+)
+def test_what_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequestError, match="the body is no JSON"):
+        parsed(body, ChatRequest)
+
+
+def test_messages_are_those_of_a_template() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    said = chat(
+        messages=[{"role": "developer", "content": "s"}, {"role": "user", "content": parts}]
+    )
+    assert messages_of(said) == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "ab"},
+    ]
+
+
+def test_prompts_are_texts_or_ids() -> None:
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    for prompt, expected in (
+        ("ab", [(97, 98)]),
+        (["a", "b"], [(97,), (98,)]),
+        ([1, 2], [(1, 2)]),
+        ([[1, 2], [3]], [(1, 2), (3,)]),
+        ([[1], "a"], [(1,), (97,)]),
+    ):
+        assert prompts_of(text(prompt=prompt), encode) == expected
+    for prompt in ([], ["a"] * 17, ["a", 1]):
+        with pytest.raises(BadRequestError, match="prompt"):
+            prompts_of(text(prompt=prompt), encode)
+
+
+@given(
+    st.text("abü\N{SNOWMAN}", max_size=40),
+    st.lists(st.text("abü", min_size=1, max_size=4), max_size=3),
+    st.integers(1, 7),
+)
+def test_pieces_are_the_text_up_to_the_first_stop(whole: str, stops: list[str], size: int) -> None:
+    raw = whole.encode()
+    answer = AnswerText(lambda ids: bytes(ids).decode("utf-8", "replace"), stops)
+    pieces = []
+    for end in [*range(size, len(raw), size), len(raw)]:
+        pieces.append(answer.take(raw[:end], ended=end == len(raw)))
+    ends = [(whole.find(stop) + len(stop), whole.find(stop)) for stop in stops if stop in whole]
+    assert "".join(pieces) == (whole[: min(ends)[1]] if ends else whole)
+    assert answer.stopped is bool(ends)

@@ -1,0 +1,299 @@
+"""A member that serves a program, among nodes and members of in-memory parts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_memory import World, environment, small_settings, tiny
+
+from swarm_node.errors import AnswerError, CheckpointError, ConfigError, SwarmNodeError
+from swarm_node.node.figures.groups import DrawnGroup, MemberTask
+from swarm_node.node.home.home import Home
+from swarm_node.node.loops.member import ProgramNode, ProgramPolicy, completed, drawn_record
+from swarm_node.node.loops.node import Node
+from swarm_node.node.start.assembly import assemble, assemble_member
+from swarm_node.rollout import (
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+)
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+CODEC = tiny().codec
+Work = Callable[[ProgramNode], Awaitable[None]]
+
+
+def make(world: World, index: int = 0, **changes: Any) -> ProgramNode:
+    """Member `index` of a world, in its home there."""
+    settings = small_settings(**{"experience__external": 4, **changes})
+    policy = ProgramPolicy(Home(world.home(index)))
+    made = world.parts(settings, index, sampler=policy, trainer=policy)
+    return assemble_member(settings, world.memberships[index], made, policy)
+
+
+async def during(one: Node, work: Callable[[Any], Awaitable[None]]) -> None:
+    """Do `work` while a node runs, and wait for its end."""
+    running = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one.run(lambda _: running.set()))
+        await running.wait()
+        try:
+            await work(one)
+        finally:
+            one.stop()
+
+
+def alone(place: Path, work: Work, **changes: Any) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        await during(make(World(place, loop), **changes), work)
+
+    run_virtual(scenario)
+
+
+def spelled(*texts: str) -> tuple[list[list[int]], list[list[float]]]:
+    """Token ids of finished answers, and log-probs."""
+    ids = [[*CODEC.encode_answer(text), CODEC.eos_id] for text in texts]
+    return ids, [[-0.5] * len(each) for each in ids]
+
+
+def right(task: MemberTask) -> str:
+    known = environment()
+    ref = TaskRef(known.name, known.version, task.family, task.seed)
+    answer = known.answer(known.derive(ref))  # type: ignore[attr-defined]
+    assert isinstance(answer, str)
+    return answer
+
+
+async def published(one: ProgramNode, count: int = 1, version: int = 0) -> None:
+    """Publish groups of a right and a wrong answer."""
+    for task in await one.tasks(count):
+        assert (await one.publish(task, *spelled(right(task), "?"), version)).announced
+
+
+def test_members_draw_what_others_publish_and_nothing_twice(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, 2)
+        giver = make(world, 0, environment__families=["sorting"])
+        taker = make(world, 1, environment__families=["reversal"])
+
+        async def work(_: Node) -> None:
+            (task,) = await giver.tasks(1)
+            assert task.family == "sorting"
+            answer = right(task)
+            assert await giver.judge(task, [answer, "?"]) == (1.0, 0.0)
+            ids, logprobs = spelled(answer, "?")
+            ids[1], logprobs[1] = ids[1][:-1], logprobs[1][:-1]  # ran out of tokens
+            given = await giver.publish(task, ids, logprobs, 7, [1.0, 0.0])
+            assert (given.texts, given.rewards) == ((answer, "?"), (1.0, 0.0))
+            assert (given.announced, given.why) == (True, "")
+            (group,) = await taker.draw(1, 3, 60.0)
+            assert (group.family, group.seed) == (task.family, task.seed)
+            assert (group.question, group.prompt_ids) == (task.question, task.prompt_ids)
+            assert (group.provenance, group.age) == ("kin", 0)
+            assert group.author == world.memberships[0].identity.peer_id
+            first, second = group.answers
+            assert (first.text, first.reward, first.finished) == (answer, 1.0, True)
+            assert (second.text, second.reward, second.finished) == ("?", 0.0, False)
+            assert [list(each.token_ids) for each in group.answers] == ids
+            assert [list(each.logprobs or ()) for each in group.answers] == logprobs
+            assert await taker.draw(1, None, 30.0) == []
+            assert await giver.draw(1, None, 0.0) == []  # its own are not among them
+            shot = taker.snapshot()
+            assert (shot.groups.trained_external, shot.version) == (1, 3)
+            assert [row.groups for row in shot.taught] == [1]
+            assert giver.snapshot().groups.taken == 1
+
+        await during(giver, lambda _: during(taker, work))
+
+    run_virtual(scenario)
+
+
+@pytest.mark.slow(reason="a node samples and trains until it made a group that teaches")
+def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, 2)
+        settings = small_settings(experience__external=2)
+        node = assemble(settings, world.memberships[0], world.parts(settings))
+        member = make(world, 1)
+        drawn: list[DrawnGroup] = []
+
+        async def work(_: Node) -> None:
+            for version in range(40):
+                await published(member, 2, version)
+                drawn.extend(await member.draw(2, version, 5.0))
+                if drawn and node.snapshot().groups.trained_external:
+                    return
+            raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
+
+        await during(node, lambda _: during(member, work))
+        taught = {row.peer_id for row in node.snapshot().taught}
+        assert taught == {world.memberships[1].identity.peer_id}
+        rewards = [each.reward for each in drawn[0].answers]
+        assert max(rewards) > min(rewards)
+
+    run_virtual(scenario)
+
+
+def test_a_flood_gets_as_many_places_as_were_published(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, 2)
+        flood, taker = make(world, 0), make(world, 1)
+
+        async def work(_: Node) -> None:
+            await published(flood, 12)
+            await published(taker, 2)
+            await asyncio.sleep(60)
+            assert taker.snapshot().buffer["external"] >= 8
+            assert len(await taker.draw(4, 1, 0.0)) == 2
+            assert len(await taker.draw(4, 2, 0.0)) == 4  # an equal part, for the only author
+
+        await during(flood, lambda _: during(taker, work))
+
+    run_virtual(scenario)
+
+
+def test_groups_from_which_nobody_learns_are_stored_and_not_announced(tmp_path: Path) -> None:
+    async def work(one: ProgramNode) -> None:
+        equal, special = await one.tasks(2)
+        found = await one.publish(equal, *spelled("?", "!"), 0)
+        assert (found.announced, found.why) == (False, "all rewards are equal")
+        ids, logprobs = spelled(right(special), "?")
+        ids[1].insert(0, next(iter(CODEC.special_ids - CODEC.eos_ids)))
+        logprobs[1].append(-1.0)
+        found = await one.publish(special, ids, logprobs, 0)
+        assert (found.announced, found.why) == (False, "a special token inside")
+        assert one.snapshot().groups.published == 2
+        assert one.snapshot().groups.announced == 0
+
+    alone(tmp_path, work)
+
+
+GOOD = [[CODEC.encode_answer("1")[0], CODEC.eos_id]] * 2
+SURE = [[-0.5, -0.5]] * 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "logprobs", "version", "rewards", "words"),
+    [
+        (GOOD[:1], SURE[:1], 0, None, "a group has 2 to 64 answers, not 1"),
+        (GOOD * 33, SURE * 33, 0, None, "a group has 2 to 64 answers, not 66"),
+        (GOOD, SURE[:1], 0, None, "2 answers and log-probs of 1"),
+        ([GOOD[0], []], [SURE[0], []], 0, None, "answer 1 has 0 tokens: .*1 to 24"),
+        ([[5] * 25] * 2, [[-1.0] * 25] * 2, 0, None, r"25 tokens: .*sampling\.max_new_tokens"),
+        (GOOD, [SURE[0], [-0.5]], 0, None, "answer 1 has 2 tokens and 1 log-probs"),
+        (GOOD, [SURE[0], [-0.5, 0.5]], 0, None, "answer 1 has a log-prob that is above 0"),
+        (GOOD, [SURE[0], [-0.5, math.nan]], 0, None, "answer 1 has a log-prob .* not finite"),
+        (GOOD, [SURE[0], [-0.5, -math.inf]], 0, None, "answer 1 has a log-prob .* not finite"),
+        (GOOD, [SURE[0], ["?", "?"]], 0, None, "answer 1 is no list of ids with a log-prob each"),
+        ([GOOD[0], [-1, 2]], SURE, 0, None, "answer 1 is not in the tokens of this model"),
+        ([GOOD[0], [1 << 40, 2]], SURE, 0, None, "answer 1 is not in the tokens of this model"),
+        (GOOD, SURE, -1, None, "a version is 0 to"),
+        (GOOD, SURE, 1 << 62, None, "a version is 0 to"),
+        (GOOD, SURE, 1.5, None, "a version is a number of updates, not 1.5"),
+        (GOOD, SURE, 0, [0.0], "2 answers and 1 rewards"),
+        (
+            GOOD,
+            SURE,
+            0,
+            [0.0, 1.0],
+            r"answer 1 to .*'1', has reward 1 in .* 0 by the swarm's judge",
+        ),
+        (GOOD, SURE, 0, [0.0, math.nan], "answer 1 to .* has reward nan"),
+    ],
+)
+def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_is_stored(
+    tmp_path: Path, answers: Any, logprobs: Any, version: Any, rewards: Any, words: str
+) -> None:
+    async def work(one: ProgramNode) -> None:
+        (task,) = await one.tasks(1)
+        assert right(task) != "1"
+        with pytest.raises(AnswerError, match=words):
+            await one.publish(task, answers, logprobs, version, rewards)
+        assert one.snapshot().groups.published == 0
+        # The task is still open.
+        assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
+
+    alone(tmp_path, work)
+
+
+def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> None:
+    async def work(one: ProgramNode) -> None:
+        (task,) = await one.tasks(1)
+        foreign = MemberTask(task.family, task.seed + 1, "?", ())
+        with pytest.raises(AnswerError, match="is no task that this member gave"):
+            await one.publish(foreign, GOOD, SURE, 0)
+        assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
+        with pytest.raises(AnswerError, match=r"was published before.*: take new tasks\(\)"):
+            await one.publish(task, *spelled(right(task), "!"), 0)
+        assert one.snapshot().groups.published == 1
+        unknown = MemberTask("poetry", 1, "?", ())
+        with pytest.raises(SwarmNodeError, match="poetry"):
+            await one.judge(unknown, ["1"])
+        with pytest.raises(AnswerError, match="judge takes 1 to 64 texts, not 0"):
+            await one.judge(task, [])
+
+    alone(tmp_path, work)
+
+
+def test_numbers_that_no_member_gives_are_refused_by_name(tmp_path: Path) -> None:
+    async def work(one: ProgramNode) -> None:
+        for count in (0, 5):
+            with pytest.raises(ConfigError, match=rf"1 to 4 groups, not {count}: experience\.ext"):
+                await one.draw(count, None, 0.0)
+        with pytest.raises(AnswerError, match="a version is a number of updates, not '7'"):
+            await one.draw(1, "7", 0.0)  # type: ignore[arg-type]
+        for count in (0, 8193):
+            with pytest.raises(ConfigError, match=f"tasks gives 1 to 8192 at a time, not {count}"):
+                await one.tasks(count)
+        with pytest.raises(SwarmNodeError, match="neither sampler nor trainer"):
+            await one.evaluate()
+
+    alone(tmp_path, work)
+
+
+def test_a_later_start_goes_on_with_tasks_version_and_counts(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, tasks = World(tmp_path, loop), list[MemberTask]()
+
+        async def first(one: ProgramNode) -> None:
+            tasks.extend(await one.tasks(3))
+            await one.publish(tasks[0], *spelled(right(tasks[0]), "?"), 9)
+            await one.draw(1, None, 0.0)
+
+        async def later(one: ProgramNode) -> None:
+            assert not {each.seed for each in await one.tasks(3)} & {each.seed for each in tasks}
+            shot = one.snapshot()
+            assert (shot.version, shot.groups.published) == (9, 1)
+            assert shot.groups.trained_own == 1
+            with pytest.raises(AnswerError, match="since it started"):
+                await one.publish(tasks[1], GOOD, SURE, 0)
+
+        await during(make(world), first)
+        await during(make(world), later)
+        (world.home() / "member").write_bytes(b"swarm-node?")
+        with pytest.raises(CheckpointError, match="member is damaged: delete it"):
+            await make(world).run()
+
+    run_virtual(scenario)
+
+
+def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> None:
+    ids, logprobs = spelled("abc", "de")
+    policy = PolicyRef(bytes(32), bytes(32), 5)
+    completions = completed(CODEC, [ids[0], ids[1][:-1]], [logprobs[0], logprobs[1][:-1]], 5, 24)
+    assert [each.finish for each in completions] == [Finish.STOP, Finish.LENGTH]
+    group = RolloutGroup(TaskRef("drills", "1", "sorting", 3), policy, completions, (0.0, 0.0))
+    verified = VerifiedGroup(b"id", "peer", Provenance.FOREIGN, group, "sort", (1.0, 0.0), 4)
+    record = drawn_record(CODEC, verified, 6)
+    assert (record.provenance, record.age, record.author) == ("foreign", 2, "peer")
+    assert [list(each.token_ids) for each in record.answers] == [ids[0], ids[1][:-1]]
+    assert [each.logprobs for each in record.answers] == [None, None]
+    assert [each.reward for each in record.answers] == [1.0, 0.0]

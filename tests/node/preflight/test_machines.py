@@ -1,0 +1,297 @@
+"""A table of machines: `plan`, `doctor` and `join` decide alike on each, and every remedy that one
+of them prints is applied here and then fits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.cli.verbs.plan import shape_of
+from swarm_node.config import load_settings
+from swarm_node.errors import ConfigError, ModelError
+from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.defaults import for_model
+from swarm_node.node.preflight.doctor import Finding, examine, machine_of
+from swarm_node.node.preflight.facts import Card, Facts, Torch
+from swarm_node.node.preflight.fit import Decision, GpuMemory, decide
+from swarm_node.node.preflight.probe import Answer, Seen, judged
+from swarm_node.node.preflight.stored import FactsFile, read_facts, stored
+from swarm_node.node.start.derive import resolve_start, trainer_settings
+from swarm_node.policy.placement import Precision
+from swarm_node.policy.sampling.vllm.engine import VllmBuild
+
+GB, GIB = 10**9, 1 << 30
+#: A card's name, its compute capability, and the number types in which it multiplies right.
+GENERATIONS: dict[str, tuple[tuple[int, int], list[Precision]]] = {
+    "GTX 1080": ((6, 1), []),
+    "V100": ((7, 0), []),
+    "T4": ((7, 5), ["float32", "float16"]),
+    "RTX 3090": ((8, 6), ["float32", "bfloat16", "float16"]),
+    "RTX 4090": ((8, 9), ["float32", "bfloat16", "float16"]),
+    "RTX 5090": ((12, 0), ["float32", "bfloat16", "float16"]),
+}
+MEMORIES, MAIN_MEMORIES = (6, 8, 12, 16, 24), (8, 16, 32, 64)
+MODELS = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-4b", "qwen3-8b")
+FOR_GPU = VllmBuild("vllm", "0.32.0", on_cpu=False, torch="2.13.0")
+
+
+def machine(
+    name: str,
+    gib: float,
+    *,
+    shares: bool = True,
+    bitsandbytes: bool = True,
+    main: int = 32,
+    vllm: VllmBuild | None = None,
+) -> Facts:
+    """A machine whose card is all free, as `gather` describes it."""
+    capability, products = GENERATIONS[name]
+    memory = int(gib * GIB)
+    answer = Answer(1, capability, products, [(memory, memory)], "" if shares else "no CUDA IPC")
+    return Facts(
+        system="Linux",
+        python=(3, 11),
+        card=Card(name, "580.65", (13, 0), GpuMemory(memory, memory)),
+        smi_fault="",
+        holders=(),
+        torch=Torch("2.13.0", "13.0"),
+        seen=judged(answer),
+        vllm=vllm,
+        bitsandbytes=bitsandbytes,
+        libp2p=False,
+        extras=frozenset(),
+        compiler="gcc",
+        headers=True,
+        memory=main * GB,
+        shared=main * GB // 4,
+        temporary=500 * GB,
+        disk=500 * GB,
+        now=2e9,
+        built=1e9,
+        synchronized=True,
+        home=Path("/nowhere"),
+        running=False,
+        busy=(),
+        ticket=None,
+        membership=None,
+    )
+
+
+def table() -> Iterator[Facts]:
+    for name, gib, shares, four_bit in product(GENERATIONS, MEMORIES, (True, False), (True, False)):
+        for main in MAIN_MEMORIES:
+            yield machine(name, gib, shares=shares, bitsandbytes=four_bit, main=main)
+
+
+@cache
+def known(model: str) -> Any:
+    return shape_of(model)
+
+
+def decided(facts: Facts, model: str, **flags: Any) -> Decision:
+    """What `join` decides; what `resolve_start` does besides depends on a home."""
+    settings = for_model(load_settings({**flags, "model": model}, environ={}), known(model))
+    return decide(settings, known(model), machine_of(facts, settings))
+
+
+def findings(facts: Facts, model: str, **flags: Any) -> dict[str, Finding]:
+    settings = for_model(load_settings({**flags, "model": model}, environ={}), known(model))
+    return {each.subject: each for each in examine(facts, settings, known(model))}
+
+
+def printed(advice: str) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The settings that each part of an advice names, and True where it names bitsandbytes."""
+    assert advice.startswith("take ")
+    for part in advice.removeprefix("take ").split(", or "):
+        found = re.search(r"\(([a-z_.]+) = ([^()]+)\)", part)
+        if found is not None:
+            yield {found[1]: found[2]}, False
+        elif "bitsandbytes" in part:
+            yield {}, True
+        else:
+            assert part == "a machine with more memory"
+
+
+def applied(facts: Facts, model: str, changed: dict[str, Any], more: bool, **flags: Any) -> bool:
+    facts = replace(facts, bitsandbytes=facts.bitsandbytes or more)
+    chosen = {**flags, "model": model, **changed}
+    named = chosen.pop("model")
+    return decided(facts, named, **chosen).found is not None
+
+
+FLAGS: list[dict[str, Any]] = [{}, {"training.lora_rank": 0}, {"training.base": "whole"}]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_doctor_and_join_decide_alike_and_every_printed_remedy_fits(model: str) -> None:
+    refused = 0
+    for facts, flags in product(table(), FLAGS):
+        decision, told = decided(facts, model, **flags), findings(facts, model, **flags)["model"]
+        if decision.found is not None:
+            assert told.level != "error"
+            if decision.plan is not None:
+                assert decision.plan.described() in told.found
+            continue
+        refused += 1
+        assert (told.level, told.found) == ("error", decision.why)
+        assert told.remedy == decision.advice
+        for changed, more in printed(told.remedy):
+            assert applied(facts, model, changed, more, **flags), (facts, flags, changed)
+    assert refused
+
+
+@pytest.mark.parametrize("name", ["GTX 1080", "T4", "RTX 4090"])
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("model", ["qwen2.5-1.5b", "qwen3-8b"])
+def test_plan_says_what_join_does_of_a_machine_in_a_file(
+    tmp_path: Path, name: str, shares: bool, model: str
+) -> None:
+    file, run = tmp_path / "facts.json", CliRunner()
+    for gib, main in ((8, 8), (16, 32)):
+        facts = machine(name, gib, shares=shares, main=main)
+        file.write_bytes(msgspec.json.encode(FactsFile(1, stored(facts))))
+        options = ["--model", model, "--facts", str(file), "--json"]
+        done = run.invoke(app, ["plan", *options])
+        (shown,) = json.loads(done.stdout)["cards"]
+        decision = decided(facts, model)
+        assert (done.exit_code == 0) is shown["fits"] is (decision.found is not None)
+        assert shown["instead"] == [*map(str, decision.instead)]
+        if decision.found is not None:
+            assert shown["training"]["lora_rank"] == decision.found.training.lora_rank
+            assert shown["training"]["nf4"] == decision.found.training.nf4
+            assert shown["shares_base"] == decision.found.shares_base
+        judged_there = run.invoke(app, ["doctor", *options])
+        checks = {row["subject"]: row for row in json.loads(judged_there.stdout)["checks"]}
+        assert (checks["model"]["level"] != "error") is shown["fits"]
+        assert not {"port", "clock", "home", "ticket"} & checks.keys()
+
+
+def test_a_start_has_what_was_decided(tmp_path: Path) -> None:
+    facts = machine("T4", 16, shares=False)
+    given = load_settings({"model": "qwen2.5-1.5b"}, environ={})
+    shape = known("qwen2.5-1.5b")
+    start = resolve_start(given, {}, Home(tmp_path), [], shape, machine_of(facts, given))
+    assert start.fit == decided(facts, "qwen2.5-1.5b").found
+    made = trainer_settings(start.settings, start.fit)
+    assert (made.device, made.dtype, made.published) == ("cuda:0", "float16", "adapter")
+
+
+@pytest.mark.parametrize("name", ["GTX 1080", "V100"])
+def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -> None:
+    facts = machine(name, 16, main=64)
+    said = findings(facts, "qwen2.5-0.5b")["gpu"]
+    assert said.level == "warning"
+    assert "compute capability is" in said.found
+    assert "begin at 7.5, so the node computes on the CPU" in said.found
+    decision = decided(facts, "qwen2.5-0.5b")
+    assert decision.found is not None
+    assert decision.found.where.device == "cpu"
+    assert trainer_settings(load_settings({}, environ={}), decision.found).device == "cpu"
+    with pytest.raises(ConfigError, match=r"run\.device"):
+        decided(facts, "qwen2.5-0.5b", **{"run.device": "cuda"})
+    forced = findings(facts, "qwen2.5-0.5b", **{"run.device": "cuda"})
+    assert forced["gpu"].level == "error"
+
+
+def test_a_card_whose_kernels_do_not_run_is_not_taken() -> None:
+    listed = judged(Answer(1, (8, 6), [], [], "nothing was computed", "no kernel image"))
+    assert listed.hardware.gpus == 0
+    assert "no kernel image" in listed.fault
+    assert judged(Answer(0, fault="driver too old")) == Seen(listed.hardware, "driver too old")
+
+
+def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> None:
+    facts = machine("RTX 4090", 8, shares=False, main=8)
+    found = decided(facts, "qwen2.5-1.5b").found
+    assert found is not None
+    assert found.plan is not None
+    assert found.training.nf4
+    assert not found.shares_base
+    assert found.plan.total <= 7.3 * GIB
+    assert trainer_settings(load_settings({}, environ={}), found).published == "adapter"
+
+
+@pytest.mark.parametrize(("name", "gib"), [("T4", 14.5), ("T4", 7.6)])
+def test_turing_cards_are_planned_in_float16(name: str, gib: float) -> None:
+    found = decided(machine(name, gib), "qwen2.5-1.5b").found
+    assert found is not None
+    assert found.plan is not None
+    assert found.where.products == found.training.dtype == "float16"
+    assert "in float16" in found.plan.described()
+    same = decided(machine("RTX 4090", gib), "qwen2.5-1.5b").found
+    assert same is not None
+    assert same.plan is not None
+    # What is recomputed begins with numbers of four bytes.
+    assert found.plan.rows <= same.plan.rows
+
+
+def test_a_base_that_may_not_be_shared_is_planned_twice() -> None:
+    facts = machine("RTX 4090", 24)
+    shared, own = (
+        decided(facts, "qwen2.5-1.5b", **{"training.base": base, "training.lora_rank": 32})
+        for base in ("auto", "own")
+    )
+    assert shared.found is not None
+    assert own.found is not None
+    assert (shared.found.shares_base, own.found.shares_base) == (True, False)
+    assert own.job.base == "auto"
+    unshared = decided(
+        machine("RTX 4090", 24, shares=False), "qwen2.5-1.5b", **{"training.lora_rank": 32}
+    )
+    assert own.plan == unshared.plan
+
+
+@pytest.mark.parametrize("broken", [b"", b"{}", b"[" * 70_000, b'{"schema": 1, "facts": {}}'])
+def test_a_file_that_has_no_facts_is_refused(tmp_path: Path, broken: bytes) -> None:
+    file = tmp_path / "facts.json"
+    file.write_bytes(broken)
+    with pytest.raises(ConfigError, match="doctor --json"):
+        read_facts(file, tmp_path)
+
+
+def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -> None:
+    good = msgspec.json.decode(msgspec.json.encode(FactsFile(1, stored(machine("T4", 16)))))
+    file = tmp_path / "facts.json"
+    for change in (
+        {"schema": 2},
+        {"facts": {**good["facts"], "memory": -1}},
+        {"facts": {**good["facts"], "colour": "blue"}},
+        {"facts": {**good["facts"], "system": "x" * 301}},
+    ):
+        file.write_bytes(msgspec.json.encode({**good, **change}))
+        with pytest.raises(ConfigError, match="doctor --json"):
+            read_facts(file, tmp_path)
+    with pytest.raises(ConfigError, match="no such file"):
+        read_facts(tmp_path / "missing", tmp_path)
+
+
+def test_facts_that_were_written_are_read_as_they_were(tmp_path: Path) -> None:
+    facts = machine("T4", 16, shares=False, vllm=FOR_GPU)
+    file = tmp_path / "facts.json"
+    file.write_bytes(msgspec.json.encode({"checks": [], **{"schema": 1, "facts": stored(facts)}}))
+    again = read_facts(file, facts.home)
+    for name in ("system", "card", "torch", "seen", "vllm", "bitsandbytes", "memory", "disk"):
+        assert getattr(again, name) == getattr(facts, name)
+
+
+def test_a_vllm_that_is_asked_for_and_does_not_fit_names_the_built_in_sampler() -> None:
+    facts = machine("RTX 4090", 8, vllm=FOR_GPU, shares=False)
+    flags = {"sampling.engine": "vllm", "training.base": "auto"}
+    decision = decided(facts, "qwen2.5-1.5b", **flags)
+    assert decision.found is None
+    assert "the built-in sampler (sampling.engine = torch)" in decision.advice
+    for changed, more in printed(decision.advice):
+        assert applied(facts, "qwen2.5-1.5b", changed, more, **flags)
+    with pytest.raises(ModelError, match="needs vllm"):
+        decided(replace(facts, vllm=None), "qwen2.5-1.5b", **flags)
