@@ -1,7 +1,8 @@
 """Games of a few turns, for small models: what the environment replies is needed to be right.
 
-guess: a number among three, in two tries; the reply says whether it is higher or lower. Without
-listening, two tries find two numbers of three. calc: a product that the environment computes for a
+guess: one of three numbers, in two tries; the reply says whether it is higher or lower. Without
+listening, two tries find two numbers of three, and with listening all three, if the first is the
+middle one. calc: a product that the environment computes for a
 model that asks for it. weigh: the heavier of three, after two of them were weighed; without
 listening, one time of three. Nothing but this module decides a task, a reply or a reward.
 """
@@ -21,7 +22,7 @@ from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task, or texts into replies and rewards.
-SCHEME = 2
+SCHEME = 3
 #: Most turns of every game.
 TURNS = 2
 _MAX_DIGITS = 9
@@ -35,7 +36,7 @@ _PAIR = re.compile(r"([a-z]):([a-z])")
 
 def create(digits: int = 2) -> Dialogue:
     """Games with numbers of so many digits, 2 to 9. Numbers of two digits are for tiny models; of
-    guess they make 88 questions and of calc 8,100. weigh has 15,600.
+    guess they make 117,480 questions and of calc 8,100. weigh has 15,600.
 
     Raises:
         ConfigError: another number of digits.
@@ -67,17 +68,23 @@ class _Game(Protocol):
 
 
 class _Guess(NamedTuple):
-    lowest: int
+    three: tuple[int, ...]
     secret: int
 
     @classmethod
     def drawn(cls, draws: Draws, least: int, most: int) -> _Guess:
-        lowest = draws.within(least, most - 2)
-        return cls(lowest, lowest + draws.below(3))
+        three: list[int] = []
+        for taken in range(3):
+            number = draws.within(least, most - taken)
+            for other in three:  # ascending: each that was drawn before is passed over
+                number += number >= other
+            three = sorted([*three, number])
+        return cls(tuple(three), three[draws.below(3)])
 
     @property
     def question(self) -> str:
-        return f"Guess my number from {self.lowest} to {self.lowest + 2}."
+        low, middle, high = self.three
+        return f"Guess my number: {low}, {middle} or {high}."
 
     @property
     def right(self) -> str:
@@ -89,14 +96,13 @@ class _Guess(NamedTuple):
         return "higher" if int(last) < self.secret else "lower"
 
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
-        three = range(self.lowest, self.lowest + 3)
         told = [(int(said), reply) for said, reply in zip(texts[::2], texts[1::2], strict=True)]
         heard = [
             each
-            for each in three
+            for each in self.three
             if all(each > said if reply == "higher" else each < said for said, reply in told)
         ]
-        return str(heard[draws.below(len(heard))]), str(three[draws.below(3)])
+        return str(heard[draws.below(len(heard))]), str(self.three[draws.below(3)])
 
 
 class _Calc(NamedTuple):
