@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from swarm_node.config import load_settings
+from swarm_node.config.model import value_of
 from swarm_node.node.figures.curve import OLD_GROUND, parted
 from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.defaults import for_model
+from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import SHIPPED, resolve
 from swarm_node.policy.training.checkpoints.export import (
     Format,
@@ -29,6 +33,14 @@ _TOLD = {
     "sampling.temperature": "temperature",
     "sampling.max_new_tokens": "longest_answer",
 }
+#: Settings of the home that it lists besides. Options of an environment can name files or people.
+_RECIPE = (
+    *("environment.name", "environment.families", "sampling.group_size"),
+    *("experience.own", "experience.external", "experience.past", "experience.max_lag"),
+    *("experience.correction", "training.advantage", "training.optimizer"),
+)
+#: Points of the curve in a card.
+_POINTS = 12
 
 
 def export(
@@ -54,7 +66,11 @@ def export(
     model_dir = resolve(settings.model)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
     named = base or (settings.model if settings.model in SHIPPED else str(model_dir))
-    card = model_card(form, named, base, state.version, state.model, state.settings, state.extra)
+    suited = for_model(settings, Qwen2Config.from_directory(model_dir))
+    recipe = {key: value_of(suited, key) for key in _RECIPE}
+    card = model_card(
+        form, named, base, state.version, state.model, state.settings, state.extra, recipe
+    )
     write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
     return state.version
 
@@ -67,12 +83,14 @@ def model_card(
     digest: bytes,
     settings: Mapping[str, Any],
     extra: Mapping[str, Any],
+    recipe: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """README.md of an export: `base` model and its digest, versions, how it was trained.
+    """README.md of an export: `base` model and its digest, versions, how it was trained, the curve
+    of its node, and whom to cite.
 
     `public_base` is the base model's name on the hub, None if it has none. `settings` are the
-    trainer's, and `extra` are the node's values in the checkpoint. Values that they lack are left
-    out."""
+    trainer's, `extra` are the node's values in the checkpoint, and `recipe` are settings of the
+    home by key. Values that they lack are left out."""
     libraries = ["swarm-node", "torch", "transformers", *(["peft"] if form == "peft" else [])]
     header = [
         "---",
@@ -89,11 +107,7 @@ def model_card(
         *_progress(extra),
         "made with: " + ", ".join(f"{name} {version(name)}" for name in libraries),
     ]
-    told = [
-        f"| {key} | {settings[name]} |"
-        for key, name in _TOLD.items()
-        if settings.get(name) is not None
-    ]
+    told = {key: settings.get(name) for key, name in _TOLD.items()} | dict(recipe)
     return "\n".join(
         [
             *header,
@@ -104,18 +118,65 @@ def model_card(
             "",
             *(f"- {fact}" for fact in facts),
             "",
+            "## Recipe",
+            "",
             "| setting | value |",
             "| --- | --- |",
-            *told,
+            *(f"| {key} | {_cell(v)} |" for key, v in told.items() if v is not None),
+            "",
+            *_curve(extra),
+            "## Citation",
+            "",
+            f"swarm-node {version('swarm-node')}; Gensyn AI Team, Sharing is Caring: Efficient",
+            "LM Post-Training with Collective RL Experience Sharing, arXiv 2509.08721.",
             "",
         ]
     )
 
 
-def _progress(extra: Mapping[str, Any]) -> list[str]:
+def _cell(value: Any) -> str:
+    """A value in a table of Markdown. What a user typed ends no cell and begins no other markup."""
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    shown = "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)
+    return shown or "all"
+
+
+def _curve(extra: Mapping[str, Any]) -> list[str]:
+    """The node's reward on unseen and seen texts over policy versions, as a section."""
+    saved = _saved(extra)
+    points = parted(saved.evals)[1] if saved and saved.evals else []
+    if len(points) < 2:
+        return []
+    last = len(points) - 1
+    count = min(_POINTS, len(points))
+    shown = [points[round(place * last / (count - 1))] for place in range(count)]
+    return [
+        "## Curve",
+        "",
+        "Reward (pass@1, mean over task families) of this node, which trained on its own and its",
+        "peers' rollouts, as it was measured on the way.",
+        "",
+        "| policy version | unseen texts | seen texts |",
+        "| --- | --- | --- |",
+        *(
+            f"| {point.version} | {point.all:.3f} | "
+            f"{'-' if point.seen is None else f'{point.seen:.3f}'} |"
+            for point in shown
+        ),
+        "",
+    ]
+
+
+def _saved(extra: Mapping[str, Any]) -> Saved | None:
     try:
-        saved = Saved.read(extra)
+        return Saved.read(extra)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
+        return None
+
+
+def _progress(extra: Mapping[str, Any]) -> list[str]:
+    saved = _saved(extra)
+    if saved is None:
         return []
     groups = saved.groups
     told = [

@@ -51,7 +51,7 @@ class CheckpointRates(msgspec.Struct, frozen=True):
 
 
 class CheckpointsReport(msgspec.Struct, frozen=True):
-    """What `swarm-node eval --tasks … --checkpoint …` measured: `answers` to each task of an
+    """Report of `swarm-node eval --tasks … --checkpoint …`: `answers` to each task of an
     environment, sampled at `temperature`. `k` is that of pass@k."""
 
     schema: int
@@ -118,10 +118,7 @@ async def measure(
             check_groups(info, codec, sampling)
             sampler = await open_sampler(policy, codec, where, run.threads)
             examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
-            try:
-                found = await _answered(examiner, wanted, answers, policy, tell)
-            finally:
-                await sampler.close()
+            found = await _answered(examiner, wanted, answers, policy, tell)
             rows.append(_rates(policy, info, found, k or answers))
     finally:
         await environment.close()
@@ -189,16 +186,19 @@ async def _answered(
     policy: StoredPolicy,
     tell: Callable[[Progress], object],
 ) -> dict[TaskRef, Sequence[float]]:
-    """The rewards of the answers to each task. One whose prompt and answer exceed the model's
-    positions is answered wrongly."""
+    """The rewards of the answers to each task; closes the sampler. A task whose prompt and answer
+    exceed the model's positions is answered wrongly."""
     found = dict[TaskRef, Sequence[float]]()
     left = iter(tasks)
     tell(Progress(policy.name, 0, len(tasks)))
-    while part := list(islice(left, max(1, _ANSWERS_AT_ONCE // answers))):
-        requests = await examiner.requests(dict.fromkeys(part, answers))
-        rewards, _ = await examiner.rewards(requests)
-        found |= dict.fromkeys(part, [0.0] * answers) | rewards
-        tell(Progress(policy.name, len(found), len(tasks)))
+    try:
+        while part := list(islice(left, max(1, _ANSWERS_AT_ONCE // answers))):
+            requests = await examiner.requests(dict.fromkeys(part, answers))
+            rewards, _ = await examiner.rewards(requests)
+            found |= dict.fromkeys(part, [0.0] * answers) | rewards
+            tell(Progress(policy.name, len(found), len(tasks)))
+    finally:
+        await examiner.sampler.close()
     return found
 
 

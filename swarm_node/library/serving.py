@@ -13,7 +13,7 @@ from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError
 from swarm_node.library.stored_policy import ALL, open_sampler, stored_policies
 from swarm_node.node.control.control import MAX_BODY
-from swarm_node.node.control.openai import OpenAIServer, Served, model_name
+from swarm_node.node.control.openai import OpenAIServer, ServedAt, model_name
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.guests import Guests
 from swarm_node.node.preflight.defaults import for_model
@@ -30,7 +30,7 @@ _TOKEN_FILE = "serve.token"  # noqa: S105 - a name
 
 async def serve_stored(
     checkpoint: str | None,
-    told: Callable[[Served], object],
+    told: Callable[[ServedAt], object],
     *,
     home: Path | None = None,
     model: str | None = None,
@@ -67,7 +67,7 @@ async def serve_stored(
             replace_private(key, token.encode())
         except OSError as error:
             raise HomeError(f"cannot write {key}: {error.strerror}") from error
-        told(Served(f"http://127.0.0.1:{chosen}/v1", key, server.served))
+        told(ServedAt(f"http://127.0.0.1:{chosen}/v1", key, server.served))
         while True:
             await guests.step()
     finally:

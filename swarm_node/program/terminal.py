@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ class RefusingGroup(TyperGroup):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        for command in (self, *self.commands.values()):
+        for command in _and_below(self):
             command.help = unwrapped(command.help or "")
 
     def invoke(self, ctx: Any) -> Any:
@@ -35,6 +36,12 @@ class RefusingGroup(TyperGroup):
         except SwarmNodeError as error:
             typer.secho(f"{self.name}: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
+
+
+def _and_below(command: Any) -> Iterator[Any]:
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from _and_below(each)
 
 
 def unwrapped(text: str) -> str:

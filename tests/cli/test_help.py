@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -40,6 +41,52 @@ def test_help_wraps_at_the_width_of_the_terminal_only() -> None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     paragraph = lines[lines.index(next(line for line in lines if line.startswith("Without"))) :]
     assert all(len(line) > 50 for line in paragraph[:-2]), shown
+
+
+def broken_early(shown: str, width: int = 80) -> list[str]:
+    """Lines of a help's text that end although the next word would fit: the text was wrapped when
+    it was written, and again at the terminal's width."""
+    text = re.split(r"^╭─", shown.partition("Usage:")[2].partition("\n")[2], flags=re.MULTILINE)[0]
+    lines = [line.rstrip() for line in text.splitlines()]
+    return [
+        line
+        for line, after in itertools.pairwise(lines)
+        if line.strip() and after.strip() and len(f"{line} {after.split()[0]}") < width
+    ]
+
+
+@pytest.mark.parametrize("called", [*paths(get_command(app))], ids=" ".join)
+def test_a_help_fits_eighty_columns_and_is_wrapped_once(called: tuple[str, ...]) -> None:
+    environ = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    shown = CliRunner().invoke(app, [*called[1:], "--help"], env=environ).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert broken_early(shown) == []
+
+
+def test_a_line_that_was_wrapped_twice_is_found() -> None:
+    assert broken_early("Usage: x\n\n This was wrapped\n by hand.\n╭─") == [" This was wrapped"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "asked", "said"),
+    [
+        ("bash", {"COMP_WORDS": "swarm-node ev", "COMP_CWORD": "1"}, "eval"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "swarm-node ev"}, '"eval"'),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "swarm-node ev"}, "eval"),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "swarm-node eval --ch"}, "--checkpoint"),
+    ],
+)
+def test_a_shell_completes_commands_and_options(
+    shell: str, asked: dict[str, str], said: str
+) -> None:
+    def run(**environ: str) -> str:
+        return CliRunner().invoke(app, [], prog_name="swarm-node", env=environ).stdout
+
+    script = run(_SWARM_NODE_COMPLETE=f"source_{shell}")
+    assert "_SWARM_NODE_COMPLETE=complete_" + shell in script
+    assert "swarm-node" in script.strip().splitlines()[-1]
+    action = {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
+    assert said in run(_SWARM_NODE_COMPLETE=f"complete_{shell}", **asked, **action)
 
 
 def text_of(row: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from swarm_node.cli.options import ConfigOption, HomeOption
 from swarm_node.errors import NotRunningError
 
 if TYPE_CHECKING:
-    from swarm_node.node.control.openai import Served
+    from swarm_node.node.control.openai import ServedAt
 
 
 def serve(
@@ -45,7 +45,7 @@ def serve(
             return
     from swarm_node.library.serving import serve_stored
 
-    def told(served: Served) -> None:
+    def told(served: ServedAt) -> None:
         _tell(served)
         typer.echo(
             f"serving {served.model.id}, version {served.model.version}; Ctrl-C ends it", err=True
@@ -60,7 +60,7 @@ def serve(
         return
 
 
-def _tell(served: Served) -> None:
+def _tell(served: ServedAt) -> None:
     typer.echo(f"export OPENAI_BASE_URL={served.url}")
     typer.echo(f'export OPENAI_API_KEY="$(cat {shlex.quote(str(served.key))})"')
     typer.echo(f"# model: {_plain(served.model.id)}")

@@ -47,7 +47,7 @@ from swarm_node.node.control.openai import (
     TOKEN_FILE,
     ModelList,
     OpenAIServer,
-    Served,
+    ServedAt,
     is_openai,
 )
 from swarm_node.node.figures.history import HistoryReport
@@ -317,15 +317,15 @@ class ControlClient:
         """
         return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
-    async def served(self) -> Served:
-        """Where the node answers OpenAI's clients, and as which model.
+    async def served(self) -> ServedAt:
+        """Return the access of OpenAI's clients, and the model that answers them.
 
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
         port = self._address().port
         listed = decoded(await self._call("GET", MODELS), ModelList)
-        return Served(
+        return ServedAt(
             f"http://127.0.0.1:{port}/v1", self._file.with_name(TOKEN_FILE), listed.data[0]
         )
 

@@ -26,7 +26,7 @@ from swarm_node.node.control.openai_wire import (
     AnswerText,
     BadRequestError,
     ChatRequest,
-    Reply,
+    OpenAIReply,
     TextRequest,
     error_of,
     messages_of,
@@ -54,7 +54,7 @@ def is_openai(path: str) -> bool:
 
 
 def model_name(model: str) -> str:
-    """What clients call a model: of a directory its last part, so that no path is shown."""
+    """Name a model for clients: a directory by its last part, so that no path is shown."""
     return Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model
 
 
@@ -76,7 +76,7 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-class Served(NamedTuple):
+class ServedAt(NamedTuple):
     """Access of a client: the base URL, the file with its key, and the model."""
 
     url: str
@@ -247,7 +247,7 @@ class _Conversation:
         kind = "chat" if isinstance(asked, ChatRequest) else "text"
         number = secrets.token_hex(12)
         name = f"chatcmpl-{number}" if kind == "chat" else f"cmpl-{number}"
-        self._reply = Reply(name, kind, model, int(time.time()))  # type: ignore[arg-type]
+        self._reply = OpenAIReply(name, kind, model, int(time.time()))  # type: ignore[arg-type]
 
     async def whole(self) -> web.Response:
         async for _ in self._pieces():
@@ -302,7 +302,7 @@ class _Conversation:
         return usage_of(self._prompt_tokens, sum(len(row.ids) for _, row in self._rows))
 
     def _failed(self) -> str | None:
-        """Why the answers are not whole, if somebody can hear it."""
+        """Say why the answers are not whole; None if they are."""
         errors: list[SwarmNodeError] = [each.error for each in self._answers if each.error]
         if errors:
             return str(errors[0])

@@ -196,7 +196,7 @@ class AnswerText:
         self.stopped = False
 
     def take(self, ids: Sequence[int], *, ended: bool) -> str:
-        """What is new in the text of all `ids` so far, of an answer that has `ended` or goes on."""
+        """Return what is new in the text of all `ids` so far. The answer `ended`, or goes on."""
         if self.stopped:
             return ""
         text = self._decode(ids)
@@ -221,8 +221,8 @@ class AnswerText:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What all parts of a reply have in common."""
+class OpenAIReply:
+    """Reply to one request, whole or in chunks: what its parts have in common."""
 
     id: str
     kind: Kind

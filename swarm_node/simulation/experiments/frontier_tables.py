@@ -71,33 +71,32 @@ def _pairs(
     return [reward(run) for run, _ in both], [reward(run) for _, run in both]
 
 
-def ends_table(directory: Path, stage: str, regime: str) -> Table:
-    """Each arm after the updates of the default and at equal answers per learner, and its cost."""
+def ends_tables(directory: Path, stage: str, regime: str) -> tuple[Table, Table]:
+    """Each arm after the updates of the default and at equal answers per learner; then what an
+    update of it cost. One table of both would not fit a terminal."""
     runs = runs_of(directory, stage, regime, SIZE)
     updates, budget = _measure(runs)
     title = f"{regime}: reward after {updates} updates and at {budget:.0f} answers per learner"
-    headings = ("unseen", "seen", "equal answers", "answers", "in all", "CPU ms", "KiB", "lag")
-    table = results_table(title, ("arm",), (*headings, "seeds"))
+    ends = results_table(title, ("arm",), ("unseen", "seen", "equal answers", "seeds"))
+    costs = {
+        "answers": lambda run: run.answers[-1] / run.updates[-1],
+        "in all": lambda run: run.everybodys[-1] / run.updates[-1],
+        "CPU ms": lambda run: 1000 * run.cpu / run.updates[-1] / run.learners,
+        "KiB": lambda run: run.bytes / 1024 / run.updates[-1],
+        "lag": lambda run: run.own_lag,
+    }
+    spent = results_table(f"{regime}: what an update cost", ("arm",), list(costs))
     for arm, found in runs.items():
         seen = [between(run.updates, run.seen, updates) for run in found if run.seen]
-        table.add_row(
+        ends.add_row(
             arm,
             f"{estimate([_end(run, updates) for run in found]):.3f}",
             f"{estimate(seen):.3f}" if seen else "-",
             f"{estimate([reward_at(run, budget) for run in found]):.3f}",
-            *(
-                f"{_mean(found, count):.1f}"
-                for count in (
-                    lambda run: run.answers[-1] / run.updates[-1],
-                    lambda run: run.everybodys[-1] / run.updates[-1],
-                    lambda run: 1000 * run.cpu / run.updates[-1] / run.learners,
-                    lambda run: run.bytes / 1024 / run.updates[-1],
-                    lambda run: run.own_lag,
-                )
-            ),
             str(len(found)),
         )
-    return table
+        spent.add_row(arm, *(f"{_mean(found, count):.1f}" for count in costs.values()))
+    return ends, spent
 
 
 def levels_table(directory: Path, stage: str, regime: str) -> Table:

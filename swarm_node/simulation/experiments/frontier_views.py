@@ -20,7 +20,7 @@ from swarm_node.simulation.experiments.frontier_arms import (
 from swarm_node.simulation.experiments.frontier_tables import (
     claims_table,
     draw,
-    ends_table,
+    ends_tables,
     levels_table,
     prediction_table,
     sizes_table,
@@ -53,7 +53,8 @@ def show_picture(frontier: Frontier, path: Path) -> None:
 
 
 def _ends(frontier: Frontier) -> Iterator[Table]:
-    return (ends_table(frontier.raw, frontier.stage, regime) for regime in frontier.regimes)
+    for regime in frontier.regimes:
+        yield from ends_tables(frontier.raw, frontier.stage, regime)
 
 
 def _levels(frontier: Frontier) -> Iterator[Table]:
