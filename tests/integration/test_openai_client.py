@@ -29,16 +29,17 @@ def test_a_client_hears_each_new_version_and_the_node_goes_on_learning(tmp_path:
         url = re.search(r"OPENAI_BASE_URL=(\S+)", shown)
         assert url is not None
         assert done.returncode == 0
-        versions = set()
+        versions, updates = list[int](), 2
         with openai.OpenAI(base_url=url[1], api_key=key) as client:
-            for updates in (2, 8, 16):
+            for _ in range(3):
                 node.wait_for(updates=updates)
                 said = client.chat.completions.create(
                     model="tiny", messages=QUESTION, temperature=1.5, max_tokens=24, n=4
                 )
                 assert len(said.choices) == 4
-                versions.add(int(said.system_fingerprint.removeprefix("v")))
-        assert len(versions) == 3
+                versions.append(int(said.system_fingerprint.removeprefix("v")))
+                updates = max(versions[-1] + 3, 16)  # a busy machine answers many updates later
+        assert versions == sorted(set(versions))
         assert node.status().faults.get("serve") is None
     assert not (tmp_path / "openai.token").exists()
     stored = command(tmp_path)
