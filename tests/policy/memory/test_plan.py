@@ -199,6 +199,19 @@ def test_logits_are_held_in_pieces_that_do_not_raise_the_peak(
         assert activation_bytes(model, way, longest_row=0) == layers
 
 
+def test_of_a_layer_that_is_recomputed_only_its_input_is_kept() -> None:
+    model = shape("qwen2.5-0.5b")
+
+    def of_one_more(way: TrainingMethod) -> int:
+        deeper = replace(model, num_hidden_layers=model.num_hidden_layers + 1)
+        more, less = (activation_bytes(each, way, longest_row=0) for each in (deeper, model))
+        return more - less
+
+    recomputed = TrainingMethod(32, True, 8192)
+    assert of_one_more(recomputed) == 8192 * model.hidden_size * 4
+    assert of_one_more(replace(recomputed, checkpointing=False)) > 20 * of_one_more(recomputed)
+
+
 def test_trained_weights_are_cut_into_parts_and_a_frozen_base_is_not() -> None:
     model = shape("qwen2.5-7b")
 
