@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from builders import ROOT, train_rows, trainer_settings, write_model
+from builders import ROOT, train_rows, trainer_settings, update_with_gradient, write_model
 
-from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
@@ -70,24 +69,14 @@ class One(Alone):
     count: int
 
 
-def gradient(core: TrainerCore, rows: Sequence[TrainRow]) -> dict[str, torch.Tensor]:
-    """The gradient of an update, as the optimizer gets it."""
-    found: dict[str, torch.Tensor] = {}
-    parameters = dict(core.model.named_parameters())
-    core.before_step = lambda: found.update(
-        {name: each.grad.clone() for name, each in parameters.items() if each.grad is not None}
-    )
-    assert core.update(Batch(tuple(rows))).skipped is None
-    assert found.keys() == parameters.keys()
-    return found
+def gradient(core: TrainerCore) -> dict[str, torch.Tensor]:
+    return update_with_gradient(core, train_rows(3))[1]
 
 
 @pytest.mark.parametrize("budget", [20, 1])
 def test_micro_batches_do_not_change_the_gradient(random_qwen2: Path, budget: int) -> None:
     whole, pieces = (
-        gradient(
-            TrainerCore(random_qwen2, replace(SETTINGS, micro_batch_tokens=size)), train_rows()
-        )
+        gradient(TrainerCore(random_qwen2, replace(SETTINGS, micro_batch_tokens=size)))
         for size in (10_000, budget)
     )
     for name, expected in whole.items():
@@ -96,11 +85,11 @@ def test_micro_batches_do_not_change_the_gradient(random_qwen2: Path, budget: in
 
 def test_the_gradients_of_all_processes_add_up_to_that_of_one(random_qwen2: Path) -> None:
     """Also where a process has fewer micro-batches than another, or none."""
-    settings, rows = replace(SETTINGS, max_grad_norm=1e9, micro_batch_tokens=1), train_rows(3)
-    alone = gradient(TrainerCore(random_qwen2, settings), rows)
+    settings = replace(SETTINGS, max_grad_norm=1e9, micro_batch_tokens=1)
+    alone = gradient(TrainerCore(random_qwen2, settings))
     for count in (2, 4):
         shares = [
-            gradient(TrainerCore(random_qwen2, settings, ranks=One(index, count)), rows)
+            gradient(TrainerCore(random_qwen2, settings, ranks=One(index, count)))
             for index in range(count)
         ]
         for name, expected in alone.items():
