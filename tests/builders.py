@@ -15,7 +15,7 @@ import numpy as np
 from swarm_node.config import load_settings
 from swarm_node.node.figures.history import GroupCounts, HistoryRow
 from swarm_node.node.figures.snapshot import SCHEMA, Snapshot
-from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.rollout import (
     Completion,
@@ -30,7 +30,10 @@ from swarm_node.rollout import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from swarm_node.policy.training.update.settings import TrainerSettings
+    from swarm_node.policy.training.update.trainer import TrainerCore, UpdateStats
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]
@@ -194,3 +197,18 @@ def trainer_settings(**changes: Any) -> TrainerSettings:
 
     given = {"run.device": "cpu", "training.dtype": "float32"}
     return replace(derive.trainer_settings(load_settings(given, environ={})), **changes)
+
+
+def update_with_gradient(
+    core: TrainerCore, rows: Sequence[TrainRow]
+) -> tuple[UpdateStats, dict[str, Tensor]]:
+    """The update of a trainer, and the gradient that its step is made with and forgets."""
+    found: dict[str, Tensor] = {}
+    parameters = dict(core.model.named_parameters())
+    core.before_step = lambda: found.update(
+        {name: each.grad.clone() for name, each in parameters.items() if each.grad is not None}
+    )
+    stats = core.update(Batch(tuple(rows)))
+    assert stats.skipped is None
+    assert found.keys() == parameters.keys()
+    return stats, found

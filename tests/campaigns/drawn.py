@@ -212,13 +212,13 @@ def _share(campaign: Campaign) -> None:
             importlib.import_module(name)
 
 
-def run(chosen: Sequence[tuple[int, Mutant]], results: Path, *, wide: bool) -> int:
+def run(chosen: Sequence[tuple[int, Mutant]], results: Path, *, wide: bool, slow: bool) -> int:
     """Try changes that have no result yet. The number that survives."""
     lines = results.read_text().splitlines() if results.exists() else []
     known = {entry["change"]: entry["fate"] for entry in map(json.loads, lines)}
     left = sum(known.get(key(each), "").startswith("survives") for _, each in chosen)
     with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(Path(folder))
+        campaign = Campaign(Path(folder), slow=slow)
         sys.dont_write_bytecode = True
         sys.path[:0] = [str(campaign.copy), str(campaign.copy / "tests")]
         for number, mutant in chosen:
@@ -240,10 +240,11 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=SIZE, help="how many of the draw")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of the changes' names")
     parser.add_argument("--wide", action="store_true", help="also tests that import the module")
+    parser.add_argument("--slow", action="store_true", help="also tests that are marked slow")
     options = parser.parse_args()
     drawn = enumerate(draw()[: options.size], 1)
     chosen = [pair for pair in drawn if any(part in key(pair[1]) for part in options.only)]
-    left = run(chosen, options.results, wide=options.wide)
+    left = run(chosen, options.results, wide=options.wide, slow=options.slow)
     print(f"{len(chosen)} changes of the draw, {left} survive")
     return min(1, left)
 

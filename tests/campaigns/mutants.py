@@ -252,10 +252,12 @@ class _Watch:
 
 @dataclass
 class Campaign:
-    """A copy of the tree below `folder`, and the tests that found guards missing."""
+    """A copy of the tree below `folder`, and the tests that found guards missing. Those that are
+    marked slow run only if it is `slow`."""
 
     folder: Path
     root: Path = ROOT
+    slow: bool = False
     found: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -331,7 +333,8 @@ class Campaign:
 
         code: int = 1
         try:
-            flags = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            flags += [] if self.slow else ["-m", "not slow"]
             # Hypothesis would repeat a test that a signal ended; a thread ends the process.
             ends = ["-o", f"timeout={_TEST_SECONDS}", "-o", "timeout_method=thread"]
             fixed = ["--hypothesis-seed=0", *ends]

@@ -155,9 +155,12 @@ def test_check():
 
 
 def campaign(only: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """`run` in a process of its own: its forks import the copied package anew."""
-    where = ["from pathlib import Path", "from campaigns.mutants import run"]
-    call = f"run([{only!r}], quick=True, root=Path({str(root)!r}))"
+    return printed(f"run([{only!r}], quick=True, root=Path({str(root)!r}))")
+
+
+def printed(call: str) -> subprocess.CompletedProcess[str]:
+    """`call` in a process of its own: its forks import the copied package anew."""
+    where = ["from pathlib import Path", "from campaigns.mutants import Campaign, run"]
     return subprocess.run(
         [sys.executable, "-c", "\n".join([*where, f"print(*{call})"])],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
@@ -183,6 +186,18 @@ def test_only_the_guard_without_a_test_survives(tmp_path: Path) -> None:
     failed = campaign("frames", root=tmp_path)
     assert "fails before anything is gone" in failed.stderr
     assert "ValueError" in failed.stderr
+
+
+@pytest.mark.slow(reason="runs pytest twice")
+def test_slow_tests_are_run_where_a_campaign_asks_for_them(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.slow\ndef test_fails():\n    assert False\n"
+    )
+    places = f"Path({str(tmp_path)!r}) / str(slow), Path({str(root)!r})"
+    done = printed(f"(Campaign({places}, slow=slow).run(['test_it.py']) for slow in (False, True))")
+    assert done.stdout == "exit 5 test_it.py::test_fails\n", done.stderr
 
 
 @pytest.mark.slow(reason="runs the tests of tickets once for each guard")

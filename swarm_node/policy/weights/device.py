@@ -41,9 +41,9 @@ class DeviceBuffers:
         if where.device == "cpu":
             raise ModelError("weights lie in a GPU's memory, and there is no GPU")
         self._device, self._dtype = where.device, where.products
-        #: Each with its handle: torch keeps something of every export until the memory goes.
+        #: The newest last. Each with its handle: torch keeps something of every export until the
+        #: memory goes.
         self._slots: list[tuple[Tensor, list[Any]]] = []
-        self._next = 0
 
     def put(self, weights: Mapping[str, Tensor]) -> dict[str, str]:
         """Copy all weights of a model in; returns the header entries that locate them."""
@@ -51,8 +51,9 @@ class DeviceBuffers:
         if len(self._slots) < _SLOTS:
             flat = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
             self._slots.append((flat, exported(flat)))
-        slot, handle = self._slots[self._next % _SLOTS]
-        self._next += 1
+        else:
+            self._slots.append(self._slots.pop(0))  # the oldest version gives way
+        slot, handle = self._slots[-1]
         fill(slot, weights, table)
         torch.cuda.synchronize(slot.device)
         stored = {"handle": handle, "dtype": self._dtype, "tensors": table}

@@ -30,7 +30,7 @@ _WEIGHTS = re.compile(r"weights-(?P<version>\d{1,19})\.safetensors")
 _ADAPTER = re.compile(r"adapter-(?P<version>\d{1,19})")
 
 
-def shared_memory_dir(owner: str, need: int = 0) -> Path:
+def shared_memory_dir(owner: str, need: int) -> Path:
     """Make a private directory (0700) for `owner`, and remove those of dead processes.
 
     The directory is in /dev/shm if that has `need` bytes free, and else in the directory for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -106,6 +107,15 @@ def test_peers_groups_that_an_update_left_make_room_in_the_next() -> None:
     for left, own in ((0, 8), (3, 4), (99, 1)):
         state = observe(at(7), Observation(64, 4, 0.0, left=left), SETTINGS)
         assert state.current == Mixture(own, 8 - own)
+
+
+def test_what_was_counted_is_forgotten_with_the_time_constant_that_is_set() -> None:
+    settings = MixtureSettings(memory=16.0)
+    state = observe(at(4), Observation(made=40, mixed=20, offered=80.0), settings)
+    for _ in range(16):
+        state = observe(state, Observation(made=0, mixed=0, offered=0.0), settings)
+    left = (state.made / 40, state.mixed / 20, state.offered / 80.0)
+    assert left == pytest.approx((math.exp(-1.0),) * 3, abs=0.02)
 
 
 def test_the_estimate_of_p_is_surer_the_more_was_seen() -> None:

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -197,6 +198,34 @@ def test_logits_are_held_in_pieces_that_do_not_raise_the_peak(
     if way.lora_rank and tokens == 8192:
         layers = activation_bytes(replace(model, vocab_size=1), way, longest_row=0)
         assert activation_bytes(model, way, longest_row=0) == layers
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [("bfloat16", 2), ("float32", 0)])
+def test_a_larger_vocabulary_takes_room_for_its_embedding_and_none_for_its_logits(
+    dtype: Literal["bfloat16", "float32"], cast: int
+) -> None:
+    """Logits are held in pieces that fit where the layers had their peak."""
+    large = replace(shape("qwen2.5-0.5b"), vocab_size=32_768)
+    assert large.tie_word_embeddings
+    more, less = (
+        activation_bytes(each, TrainingMethod(0, dtype=dtype), longest_row=0)
+        for each in (large, replace(large, vocab_size=1))
+    )
+    # Its weights cast for products, and its gradient in float32.
+    assert more - less == (cast + 4) * large.hidden_size * (large.vocab_size - 1)
+
+
+def test_of_a_layer_that_is_recomputed_only_its_input_is_kept() -> None:
+    model = shape("qwen2.5-0.5b")
+
+    def of_one_more(way: TrainingMethod) -> int:
+        deeper = replace(model, num_hidden_layers=model.num_hidden_layers + 1)
+        more, less = (activation_bytes(each, way, longest_row=0) for each in (deeper, model))
+        return more - less
+
+    recomputed = TrainingMethod(32, True, 8192)
+    assert of_one_more(recomputed) == 8192 * model.hidden_size * 4
+    assert of_one_more(replace(recomputed, checkpointing=False)) > 20 * of_one_more(recomputed)
 
 
 def test_trained_weights_are_cut_into_parts_and_a_frozen_base_is_not() -> None:

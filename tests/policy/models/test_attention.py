@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -73,6 +74,31 @@ def test_spans_equal_the_mask(case: str, query: int, key: int) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_offsets_for_the_varlen_kernel_cut_queries_and_keys_into_the_same_spans(
+    case: str,
+) -> None:
+    """The kernel runs on CUDA only. What it computes is written out here: causal attention of each
+    piece, aligned with the last key."""
+    numbers = CASES[case]
+    spans, real = Spans(numbers.numpy(), CPU), numbers >= 0
+    inputs = heads((numbers.shape[0], numbers.shape[1]), 4, 2, 8)
+    query, key, value = inputs[0].flatten(0, 1), *map(spans._copied, inputs[1:])
+    pieces = [
+        Masked(
+            torch.ones(1, 1, end - begin, last - first, dtype=torch.bool).tril(
+                (last - first) - (end - begin)
+            )
+        )(query[None, begin:end], key[None, first:last], value[None, first:last])[0]
+        for (begin, end), (first, last) in zip(
+            pairwise(spans._query_ends.tolist()), pairwise(spans._key_ends.tolist()), strict=True
+        )
+    ]
+    attended = torch.cat(pieces).view(*numbers.shape, -1)
+    expected = Masked(_visible(numbers))(*inputs)
+    torch.testing.assert_close(attended[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
 def test_long_sequences_take_no_mask() -> None:
     short, long = segments((200, (100, 100), 0, 0)), segments((400, (100, 100), 0, 0))
     attend, positions = within(short, CPU)
@@ -109,6 +135,17 @@ def test_the_varlen_kernel_is_called_as_torch_declares_it() -> None:
         assert [leaf.grad.shape for leaf in leaves if leaf.grad is not None] == [
             leaf.shape for leaf in leaves
         ]
+
+
+@pytest.mark.parametrize(("query", "key"), [(4, 2), (4, 1), (3, 3)])
+def test_on_a_gpu_each_query_head_gets_a_key_where_a_kernel_shares_none(
+    query: int, key: int
+) -> None:
+    """The declarations of torch's kernels check the shapes; nothing is computed."""
+    with FakeTensorMode():
+        parts = (torch.empty(2, 8, count, 16, device="cuda") for count in (query, key, key))
+        attended = causal(*parts)
+        assert (attended.shape, attended.device.type) == ((2, 8, query * 16), "cuda")
 
 
 def shipped_shapes() -> dict[str, Qwen2Config]:

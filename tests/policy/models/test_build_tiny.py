@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from swarm_node.policy.models.build_tiny import (
     CorpusItem,
     Noise,
     Recipe,
+    _learning_rate,
     _sequences,
     build_tiny,
     build_tokenizer,
@@ -211,6 +212,18 @@ def test_every_turn_of_the_model_is_learnt_and_no_question_or_reply() -> None:
     assert learnt == [digit + 1, digit + 2, EOS, digit, EOS]
     assert ids.count(BOS) == ids.count(SEP) == 2
     assert len(ids) == len(said)
+
+
+@pytest.mark.parametrize("steps", [100, 1000])
+def test_the_learning_rate_rises_to_one_peak_and_falls_in_equal_steps_to_almost_nothing(
+    steps: int,
+) -> None:
+    rates = [_learning_rate(step, steps) for step in range(1, steps + 1)]
+    peak = rates.index(max(rates))
+    changes = [after - before for before, after in pairwise(rates)]
+    assert peak < steps / 2
+    assert changes[: peak - 1] == pytest.approx([rates[0]] * (peak - 1))
+    assert changes[peak + 1 :] == pytest.approx([-rates[-1]] * (steps - peak - 2))
 
 
 def test_the_corpus_chooses_the_shipped_recipe_and_options_change_it() -> None:

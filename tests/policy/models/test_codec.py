@@ -76,6 +76,28 @@ def test_prompts_follow_the_chat_template() -> None:
     assert prompt[1:-1] == CODEC.encode_answer(content)
 
 
+def test_what_a_tokenizer_puts_around_a_text_is_in_no_prompt_and_no_answer(copy: Path) -> None:
+    """A chat template writes its own special tokens."""
+    begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    edit(
+        copy / "tokenizer.json",
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [begin, first],
+            "pair": [begin, first, second],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]}},
+        },
+    )
+    assert load_tokenizer(copy).encode("42")[0] == 1
+    codec = Codec.from_directory(copy)
+    assert codec.encode_prompt("42") == CODEC.encode_prompt("42")
+    assert codec.encode_answer("42") == CODEC.encode_answer("42")
+    edit(copy / "tokenizer_config.json", chat_template=None)
+    plain = Codec.from_directory(copy).encode_prompt("42")
+    assert plain == CODEC.encode_answer("Question: 42\nAnswer:")
+
+
 def test_prompts_without_a_template_are_plain(copy: Path) -> None:
     edit(copy / "tokenizer_config.json", chat_template=None)
     plain = CODEC.encode_answer("Question: 7 + {1}\nAnswer:")

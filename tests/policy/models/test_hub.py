@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from swarm_node.policy.models.hub import ALIASES, HubModel, hub_model
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.hub import ALIASES, HubModel, _check_weights, _File, hub_model
+from swarm_node.policy.models.shapes import known_shape
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 REPO = "org/model"
@@ -229,6 +231,16 @@ def test_nothing_large_is_fetched_of_a_model_that_will_not_run(hub: Hub, tmp_pat
     refused = resolve(REPO, tmp_path / "cache-pickle", hub.address)
     assert "other formats may hold code" in refused.stderr
     assert not [name for name, _ in hub.served if "safetensors" in name]
+
+
+def test_weights_of_four_bytes_are_fetched_and_no_more_of_them_than_the_model_has() -> None:
+    model, shape = HubModel(REPO), known_shape("qwen2.5-0.5b")
+    assert shape is not None
+    # Its output head is the embedding, and may be stored a second time.
+    most = 4 * (shape.weight_count + shape.vocab_size * shape.hidden_size)
+    _check_weights(model, [_File("model.safetensors", most, cached=False)], shape)
+    with pytest.raises(ModelError, match="do not belong together"):
+        _check_weights(model, [_File("model.safetensors", most + (17 << 20), cached=False)], shape)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,13 @@ def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
             torch.testing.assert_close(step, full[:, slot], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("length", [1, 64, 65, 1000, 1024])
+def test_rotary_tables_are_long_enough_and_not_twice_as_long(length: int) -> None:
+    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    for table in model.rotary(length, model.embedding):
+        assert length <= len(table) < 2 * max(length, 64)
+
+
 def test_training_works_after_inference_mode() -> None:
     model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
     ids = token_ids(1, 4, 20)

@@ -111,6 +111,7 @@ def test_nothing_of_broken_weights_remains_in_the_cache(tmp_path: Path) -> None:
 def test_a_bucket_holds_its_rows_and_there_are_few(rows: int, most: int) -> None:
     size = bucket(min(rows, most), most)
     assert min(rows, most) <= size <= most
+    assert size < 2 * max(rows, 8)  # the next power of two, but where a step takes as long anyway
     assert len({bucket(n, most) for n in range(1, most + 1)}) <= 6
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -106,6 +108,22 @@ def test_refills_save_steps_and_run_every_prompt_once() -> None:
     assert together.prompts == apart.prompts == len(CASES["tail"])
 
 
+def test_rows_that_ended_leave_when_they_are_worth_a_copy_of_the_cache() -> None:
+    left = [48]
+
+    class Noting(Decoder):
+        def keep(self, rows: Tensor) -> None:
+            left.append(len(rows))
+            super().keep(rows)
+
+    one = rows([(9, 1)], group=1)[0]
+    asked = [replace(one, uniforms=np.zeros(1 + length)) for length in range(left[0])]
+    generate(Noting(model()), asked, frozenset(), threading.Event())
+    assert len(left) > 3
+    for before, after in pairwise(left):
+        assert before - after == max(8, before // 4)
+
+
 def test_a_cancelled_call_stops_in_the_middle_of_refills() -> None:
     abandoned = threading.Event()
 
@@ -128,6 +146,9 @@ def test_a_refill_waits_until_idle_places_cost_as_much() -> None:
     assert first(1, 64) > first(4, 64) > first(16, 64) > 1
     assert first(1, 4) < first(1, 64)  # of few places each is worth more
     assert first(64, 64) == 1
+    # One idle of 32 places wastes 1/32 of a step and what a row adds to it, 1/32: in two steps 16
+    # of them waste the two steps that a refill costs.
+    assert first(16, 32) == 2
     again = IdlePlaces(64)
     while not again.due(8, 64):
         pass

@@ -33,6 +33,7 @@ def test_its_tokens_are_ordinary_text_where_there_is_a_tokenizer() -> None:
     assert len(text) >= LENGTH
     assert canary_ids(276, 1024, text) == text[:LENGTH]
     assert canary_ids(276, 5, text) == text[:5]
+    assert canary_ids(276, 1024, text[:LENGTH]) == text[:LENGTH]
     codec = Codec.from_directory(resolve("tiny"))
     assert TEXT.startswith(codec.decode(text[:LENGTH]))
 

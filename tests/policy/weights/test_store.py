@@ -52,7 +52,7 @@ def test_closing_removes_the_directory(tmp_path: Path) -> None:
 
 
 def test_the_directory_is_private_and_new_each_time() -> None:
-    first, second = shared_memory_dir("alice"), shared_memory_dir("alice")
+    first, second = shared_memory_dir("alice", 1), shared_memory_dir("alice", 1)
     try:
         assert first != second
         assert first.is_dir()  # our own process is alive: the second call left it alone
@@ -64,7 +64,9 @@ def test_the_directory_is_private_and_new_each_time() -> None:
 
 @pytest.mark.slow(reason="starts a process that imports torch")
 def test_directories_of_dead_processes_are_removed() -> None:
-    program = "from swarm_node.policy.weights.store import shared_memory_dir as d; print(d('bob'))"
+    program = (
+        "from swarm_node.policy.weights.store import shared_memory_dir as d; print(d('bob', 1))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -72,7 +74,7 @@ def test_directories_of_dead_processes_are_removed() -> None:
     elsewhere = abandoned.with_name(abandoned.name.replace("swarm-node-", "swarm-node-1", 1))
     elsewhere.mkdir()
     assert abandoned.is_dir()
-    mine = shared_memory_dir("alice")
+    mine = shared_memory_dir("alice", 1)
     try:
         assert not abandoned.exists()
         assert elsewhere.exists()  # another namespace: its process ids mean nothing here
@@ -131,4 +133,4 @@ def test_a_process_without_descriptors_fails_for_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("owner", ["", "a/b", "..", "a-b", "x" * 65])
 def test_an_owner_that_could_leave_the_directory_is_refused(owner: str) -> None:
     with pytest.raises(ValueError, match="owner"):
-        shared_memory_dir(owner)
+        shared_memory_dir(owner, 1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -57,6 +58,15 @@ def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_a_cpu_plan_has_room_for_the_planned_rows_at_once(
+    dtype: Literal["float32", "bfloat16"], size: int
+) -> None:
+    plan = plan_engine(HALF_BILLION, where=Placement("cpu", dtype), max_rows=8, max_new_tokens=512)
+    # Keys and values of 24 layers with 2 heads of 64, of a prompt of 256 tokens and its answer.
+    assert plan.kv_bytes == 8 * (256 + 512) * 2 * 24 * 2 * 64 * size
 
 
 def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:

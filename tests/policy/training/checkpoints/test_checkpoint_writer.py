@@ -105,6 +105,16 @@ def test_a_step_waits_for_the_copy(
     assert not all(torch.equal(value, after[name]) for name, value in stored.weights.items())
 
 
+def test_a_trainer_that_ends_waits_for_its_checkpoint(
+    random_qwen2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = TrainerHost(random_qwen2, tmp_path / "checkpoints", tmp_path, SETTINGS)
+    gate = Gate(monkeypatch)
+    path = host.checkpoint({}, wait=False)
+    gate.holds(host.close)
+    assert newest_valid(tmp_path / "checkpoints") == path
+
+
 def test_one_is_written_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, gate = CheckpointWriter(tmp_path), Gate(monkeypatch)
     first = writer.begin(state(1), copy=True)
@@ -161,6 +171,16 @@ def test_a_failed_write_is_told_once_and_the_next_one_goes_on(tmp_path: Path) ->
     writer.finish()
     assert newest_valid(root) == root / state(4).name
     writer.close()
+
+
+def test_a_failed_write_is_told_also_when_no_other_follows(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    root.write_text("in the way")
+    writer = CheckpointWriter(root)
+    writer.begin(state(), copy=True)
+    writer.close()
+    assert "free space" in (writer.fault() or "")
+    assert writer.fault() is None
 
 
 def test_a_copy_without_memory_costs_the_checkpoint_only(tmp_path: Path) -> None:

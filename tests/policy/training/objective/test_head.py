@@ -100,6 +100,17 @@ def test_all_logits_are_never_there_at_once(trained: bool) -> None:
     assert made_here.logits == 4
 
 
+@pytest.mark.parametrize(("piece", "times"), [(1000, 1), (TOKENS, 1), (7, 4), (4, 8)])
+def test_the_probabilities_of_a_single_piece_are_computed_once_and_of_several_again(
+    piece: int, times: int
+) -> None:
+    hidden, head, wanted, given = made(torch.float32)
+    with Exponentials() as made_here:
+        found, _ = head_logprobs(head.requires_grad_(), hidden, wanted, 0.7, piece)
+        (found * given).sum().backward()
+    assert made_here.count == times
+
+
 def test_a_trainers_pieces_are_those_of_the_plan(
     random_qwen2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +149,18 @@ class Largest(TorchDispatchMode):
         if shape[-1:] == (VOCABULARY,) and shape[0] != HIDDEN:
             self.logits = max(self.logits, shape[0])
         return result
+
+
+class Exponentials(TorchDispatchMode):
+    """Counts how often a matrix of logits becomes one of probabilities."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.count += func is torch.ops.aten.exp_.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_without_a_gradient_only_log_probs_are_made() -> None:

@@ -280,6 +280,34 @@ def test_a_zero_lag_makes_decoupled_plain_ppo() -> None:
         assert run("decoupled", case)[0] == pytest.approx(plain / 97, rel=1e-9)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("dapo", 0.2, 0.28), ("decoupled", 0.2, 0.2), ("gspo", 3e-4, 4e-4)]
+)
+def test_a_token_counts_as_clipped_exactly_where_its_gradient_is_gone(
+    name: str, low: float, high: float, sign: float
+) -> None:
+    """Around the bound in steps that `exp` hardly resolves, and at the bound itself."""
+    bound = 1.0 + high if sign > 0 else 1.0 - low
+    deltas = math.log(bound) + np.arange(-40, 41) * 2.0**-56
+    n = len(deltas)
+    tokens = Case(
+        logp=np.zeros(n),
+        behaviour=-deltas,
+        measured=np.ones(n, np.bool_),
+        advantage=np.full(n, sign),
+        behind=np.ones(n, np.int64),
+        reference=np.zeros(n),
+        drift=np.zeros(n),
+        rows=[slice(place, place + 1) for place in range(n)],
+    ).tokens()
+    assert (torch.tensor(deltas).exp() == bound).any()
+    loss, sums = LOSSES[name](tokens, BOUNDS, SIZE)
+    (gradient,) = torch.autograd.grad(loss, tokens.logp)
+    assert sums.clipped == (gradient == 0).sum()
+    assert 0 < sums.clipped < n
+
+
 def test_gspo_moves_all_tokens_of_an_answer_alike() -> None:
     case = random_case(8, 1e-5)
     _, gradient = run("gspo", case)

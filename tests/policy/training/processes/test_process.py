@@ -298,6 +298,21 @@ def test_a_new_trainer_on_the_same_checkpoints_resumes(random_qwen2: Path, tmp_p
     assert asyncio.run(scenario("second")) == (1, {"name": "first"})
 
 
+def test_a_checkpoint_that_is_not_said_to_go_on_alone_is_waited_for(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = inline_trainer(random_qwen2, tmp_path, "a")
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        (tmp_path / "checkpoints-of-a").write_text("in the way")
+        with pytest.raises(CheckpointError, match="cannot write"):
+            await trainer.checkpoint({})
+        return {}
+
+    run_with(trainer, scenario)
+
+
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
 def test_in_line_and_in_a_process_train_alike(random_qwen2: Path, tmp_path: Path) -> None:
     trainers: list[Trainer] = [

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from builders import ROOT, train_rows, trainer_settings, write_model
+from builders import ROOT, train_rows, trainer_settings, update_with_gradient, write_model
 
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.update.ranks import Alone
 from swarm_node.policy.training.update.trainer import TrainerCore
 
 torch.set_num_threads(1)
@@ -58,6 +59,42 @@ def test_layers_run_again_train_alike(random_qwen2: Path) -> None:
         assert core.update(Batch(tuple(train_rows()))).skipped is None
     ours, theirs = (core.weights() for core in cores)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@dataclass
+class One(Alone):
+    """Process number `index` of `count`, which adds nothing of the others."""
+
+    index: int
+    count: int
+
+
+def gradient(core: TrainerCore) -> dict[str, torch.Tensor]:
+    return update_with_gradient(core, train_rows(3))[1]
+
+
+@pytest.mark.parametrize("budget", [20, 1])
+def test_micro_batches_do_not_change_the_gradient(random_qwen2: Path, budget: int) -> None:
+    whole, pieces = (
+        gradient(TrainerCore(random_qwen2, replace(SETTINGS, micro_batch_tokens=size)))
+        for size in (10_000, budget)
+    )
+    for name, expected in whole.items():
+        torch.testing.assert_close(pieces[name], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_the_gradients_of_all_processes_add_up_to_that_of_one(random_qwen2: Path) -> None:
+    """Also where a process has fewer micro-batches than another, or none."""
+    settings = replace(SETTINGS, max_grad_norm=1e9, micro_batch_tokens=1)
+    alone = gradient(TrainerCore(random_qwen2, settings))
+    for count in (2, 4):
+        shares = [
+            gradient(TrainerCore(random_qwen2, settings, ranks=One(index, count)))
+            for index in range(count)
+        ]
+        for name, expected in alone.items():
+            added = sum((share[name] for share in shares), torch.zeros(()))
+            torch.testing.assert_close(added, expected, rtol=1e-3, atol=1e-6)
 
 
 #: Trains in a process that may not grow by more than `megabytes`: what does not fit, does not.
