@@ -249,8 +249,8 @@ class ProcessEnvironmentHost:
                 asked = replaying(judge, sent)
                 scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
                 found = replayed(cuts, scored.given) if scored.given else ()
-                ends = scored.blamed, scored.unjudged, scored.seconds
-                return JudgedDialogues(scored.prompt, found, *ends)
+                why = scored.blamed, scored.unjudged
+                return JudgedDialogues(scored.prompt, found, *why, seconds=scored.seconds)
             prompt = await self._prompt(judge, ref)
             lines = await self._answered(judge, ref, judge.replay, sent)
             seconds = SYSTEM_CLOCK.now() - began

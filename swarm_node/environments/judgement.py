@@ -60,7 +60,7 @@ class JudgedDialogues:
     dialogues: tuple[ReplayedDialogue, ...]
     lost: str = ""
     unjudged: str = ""
-    seconds: float = field(default=0.0, compare=False)
+    seconds: float = field(compare=False, kw_only=True)
 
     @property
     def rewards(self) -> tuple[float, ...]:

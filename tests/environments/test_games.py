@@ -113,6 +113,15 @@ def test_what_is_no_weighing_of_two_of_the_three_ends_the_game() -> None:
         assert heard(one, text) == ([], 0.0)
 
 
+@pytest.mark.parametrize("family", ["calc", "weigh"])
+def test_what_a_question_tells_to_say_gets_a_reply(family: str) -> None:
+    one = task(family, 0)
+    told = re.search(r"Say (.+?) and I ", GAMES.render(one))
+    assert told is not None
+    replies, reward = heard(one, told[1])
+    assert (len(replies), reward) == (1, None)
+
+
 def test_weigh_has_as_many_questions_as_a_family_should() -> None:
     drawn = {letters(task("weigh", index)) for index in range(4000)}
     # Of 15,600 triples with an eighth held out, 4,000 draws find about 3,470.
@@ -190,6 +199,13 @@ def test_the_other_words_of_a_warm_start_do_not_listen() -> None:
     assert 0.15 < sum(known) / len(known) < 0.55
     products = [texts for family, texts in lessons if family == "calc"]
     assert sum(texts[-1] == texts[-2] for texts in products) < 0.05 * len(products)
+
+
+def test_who_does_not_listen_asks_for_products_of_as_many_digits() -> None:
+    lessons = islice(corpus(0, lambda right, wrong, heard: wrong), 3000)
+    asked = [texts[1] for family, texts in lessons if family == "calc"]
+    assert len(asked) > 500
+    assert all(re.fullmatch(r"calc [1-9][0-9]\*[1-9][0-9]", said) for said in asked)
 
 
 def numbers_in(text: str) -> list[int]:

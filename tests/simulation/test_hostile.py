@@ -15,10 +15,14 @@ from in_memory import environment, tiny
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.exchange.verify import digests
 from swarm_node.p2p.limits.gates import SizeGate
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.objective.plausible import least_likely
 from swarm_node.policy.training.update.gradient import likely_tokens
-from swarm_node.rollout import TaskRef
+from swarm_node.rollout import Provenance, TaskRef
 from swarm_node.simulation.experiments.arms import batch_of
-from swarm_node.simulation.hostile import HostileParts, maker
+from swarm_node.simulation.hostile import _HIDING_PLACES, HostileParts, maker
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
@@ -92,6 +96,30 @@ def test_what_each_kind_puts_in_the_place_of_an_honest_group(
         assert len(each.logprobs) == len(each.token_ids) == each.spans[0].end
     assert (group.task == task, prompt == "a prompt") == ((kind != "lazy",) * 2)
     assert prompt == ("a prompt" if kind != "lazy" else tasks.render(tasks.derive(group.task)))
+    storage.close()
+
+
+def test_hidden_words_stand_where_the_first_policy_finds_them_least_unlikely(
+    tmp_path: Path,
+) -> None:
+    model = Qwen2.from_directory(tiny().directory)
+    tasks, codec = environment(), tiny().codec
+    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
+    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
+    storage = Storage(tmp_path / "node.db", threads=False)
+    means = HostileParts(tasks, tiny(), storage, random.Random(1))
+    made = maker("hidden")(means, (replace(honest, task=task), "a prompt"))
+    assert made is not None
+    answer = str(tasks.derive(task).payload["answer"])
+    prompt = np.array(codec.encode_prompt("a prompt"), np.uint32)
+
+    def least(text: str) -> float:
+        ids = np.array([*codec.encode_answer(text), codec.eos_id], np.uint32)
+        row = TrainRow(prompt, ids, None, 1.0, Provenance.KIN)
+        return least_likely(completion_logprobs(model, [row], 1.0).detach().numpy())[-1]
+
+    found = [least(place.format(a=answer)) for place in _HIDING_PLACES]
+    assert min(found) < least(made[0].completions[0].text) == max(found)
     storage.close()
 
 

@@ -65,7 +65,8 @@ def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
     assert isinstance(again, Rejected)
     assert again.reason == "duplicate"
     assert [each.id for each in drawn(held, 0).groups] == [b"a", b"b"]
-    late = held.admit(group("late", rewards=(1.0, 1.0)), 100)
+    assert held.admit(group("oldest", rewards=(1.0, 1.0)), held.settings.max_lag) is None
+    late = held.admit(group("late", rewards=(1.0, 1.0)), held.settings.max_lag + 1)
     assert isinstance(late, Rejected)
     assert late.reason == "stale"
     plain = VariantBuffer(replay_settings(own=2, external=0))

@@ -285,7 +285,6 @@ class Hosts:
             return _Host(writer, nonces)
         _log.warning("refused a trainer host", why=why)
         send(writer, Refused(why))
-        await writer.drain()
         return None
 
     async def _stay(self, reader: asyncio.StreamReader, host: _Host) -> None:

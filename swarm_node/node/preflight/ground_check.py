@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.host import (
+    EnvironmentHost,
+    EnvironmentInfo,
+    ProcessEnvironmentHost,
+)
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.survey import Survey
 from swarm_node.node.figures.snapshot import Said
@@ -63,7 +67,7 @@ def _constant(family: str, answer: str, reward: float, tasks: int) -> Said:
 
 
 async def _best_constant(
-    host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str, answers: Sequence[str]
+    host: EnvironmentHost, info: EnvironmentInfo, family: str, answers: Sequence[str]
 ) -> tuple[str, float, int]:
     """Return the best of `answers` on other tasks, its mean reward, and the number of tasks."""
     totals, tasks = [0.0] * len(answers), 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.home.home import Membership
@@ -36,14 +35,12 @@ from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.membership.members import Keeper, nobody, nothing
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.reach.probe import Prober, ProbeServer
 from swarm_node.p2p.reach.punch import MAX_BODY, Puncher, place_of
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR, PUNCH
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
@@ -67,16 +64,7 @@ def assemble_member(
 
 def _of_node(settings: Settings, membership: Membership, parts: Parts) -> dict[str, Any]:
     """Make the arguments of `Node`."""
-    shared = make_shared(
-        settings,
-        membership,
-        parts.clock,
-        parts.office,
-        parts.banned,
-        parts.buffer,
-        parts.names,
-        parts.turns,
-    )
+    shared = make_shared(settings, membership, parts)
     reaching = _reaching(settings, parts, shared)
     parts = replace(parts, transport=reaching)
     parts.reach.relays = lambda: [
@@ -92,19 +80,17 @@ def _of_node(settings: Settings, membership: Membership, parts: Parts) -> dict[s
     }
 
 
-def make_shared(
-    settings: Settings,
-    membership: Membership,
-    clock: Clock,
-    keeper: Keeper | None = None,
-    banned: Callable[[], frozenset[str]] = nobody,
-    make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
-    names: Callable[[], Mapping[str, str]] = nothing,
-    turns: int = 1,
-) -> Shared:
+def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
-    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings, turns)
-    local = Local.of(membership.identity, membership.swarm, clock, keeper, banned, names)
+    buffer, wants = parts.buffer(replay_settings(settings)), peers_wants(settings, parts.turns)
+    local = Local.of(
+        membership.identity,
+        membership.swarm,
+        parts.clock,
+        parts.office,
+        parts.banned,
+        parts.names,
+    )
     return Shared(
         local=local,
         tally=Tally(rejected=local.rejected),

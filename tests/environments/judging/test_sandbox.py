@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -20,13 +19,6 @@ from lasting import LastingHost, lasting_host
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.judging.sandbox import Sandbox
-from swarm_node.environments.judging.syscalls import (
-    _GUARDED,
-    _ITSELF,
-    _NOT_THERE,
-    _PLAIN,
-    judge_filter,
-)
 from swarm_node.environments.split import with_split
 from swarm_node.rollout import TaskRef
 
@@ -407,29 +399,3 @@ def test_a_machine_without_a_sandbox_says_so(
     info = asyncio.run(start())
     assert info.sandbox is not None
     assert "system calls" in info.sandbox.described()
-
-
-@pytest.mark.parametrize(
-    ("header", "column", "other_names"),
-    [
-        ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", 0, {}),
-        ("/usr/include/asm-generic/unistd.h", 1, {"newfstatat": "fstatat"}),
-    ],
-)
-def test_the_numbers_are_the_kernels(header: str, column: int, other_names: dict[str, str]) -> None:
-    if not Path(header).exists():
-        pytest.skip("no kernel headers here")
-    text = Path(header).read_text()
-    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
-    numbers = {name: int(number) for name, number in found}
-    guarded = {name: both for name, (both, _) in {**_GUARDED, **_ITSELF}.items()}
-    for name, both in {**_PLAIN, **_NOT_THERE, **guarded}.items():
-        assert numbers.get(other_names.get(name, name)) == both[column], name
-
-
-def test_a_filter_is_made_for_known_machines_only() -> None:
-    assert judge_filter("riscv64", 1) is None
-    programs = [judge_filter(machine, 1) for machine in ("x86_64", "aarch64")]
-    assert all(
-        program and len(program) % 8 == 0 and len(program) < 8 * 4096 for program in programs
-    )

@@ -93,6 +93,35 @@ def test_the_only_file_is_the_library_and_nothing_can_be_written() -> None:
         assert one.call("path_open", memory, arguments) == expected
 
 
+def test_a_program_is_told_where_it_is_in_a_file() -> None:
+    one, memory = system_of(), Bytes()
+    file = opened(one, memory)
+    for offset, whence, position in ((-2, 2, 5), (1, 0, 1), (3, 1, 4), (0, 1, 4)):
+        memory.write(RESULT_AT, bytes(8))
+        assert one.call("fd_seek", memory, (file, offset, whence, RESULT_AT)) == OK
+        assert struct.unpack("<Q", memory.read(RESULT_AT, 8)) == (position,)
+    assert one.call("fd_seek", memory, (STDIN, 0, 1, RESULT_AT)) == SPIPE
+
+
+def test_a_program_is_told_what_each_file_is() -> None:
+    characters, directory, regular = 2, 3, 4  # WASI's filetype
+    one, memory = system_of(), Bytes()
+    file = opened(one, memory)
+    for number, kind in ((STDIN, characters), (LIBRARY, directory), (file, regular)):
+        assert one.call("fd_filestat_get", memory, (number, RESULT_AT)) == OK
+        assert memory.read(RESULT_AT + 16, 1)[0] == kind
+        assert one.call("fd_fdstat_get", memory, (number, RESULT_AT)) == OK
+        assert memory.read(RESULT_AT, 1)[0] == kind
+    for name, kind in ((b"", directory), (b".", directory), (LIBRARY_NAME, regular)):
+        memory.write(NAME_AT, name)
+        arguments = (LIBRARY, 0, NAME_AT, len(name), RESULT_AT)
+        assert one.call("path_filestat_get", memory, arguments) == OK
+        assert memory.read(RESULT_AT + 16, 1)[0] == kind
+    memory.write(NAME_AT, b"x")
+    assert one.call("path_filestat_get", memory, (LIBRARY, 0, NAME_AT, 1, RESULT_AT)) == NOENT
+    assert one.call("fd_filestat_get", memory, (file + 1, RESULT_AT)) == BADF
+
+
 @pytest.mark.parametrize(
     "name",
     ["sock_accept", "path_unlink_file", "fd_pwrite", "call", "__init__", "stdout", "_charge"],

@@ -193,6 +193,8 @@ def test_a_host_that_went_before_all_had_come_is_not_counted() -> None:
             await hosts.gather(1, nothing)
         await shut(writer)
         await hosts.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", hosts.port)
 
     asyncio.run(scenario())
 

@@ -122,13 +122,13 @@ def test_many_refusals_of_a_peer_raise_an_alarm_that_says_why(shared: Shared) ->
 
 
 def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
-    peer = shared.directory.meet("a", 0.0)
+    peer = shared.directory.meet("a", 4.0)
     peer.standing.served()
     shared.directory.refused("a", "hash", 10.0)
     shared.tally.trained_by.update({OWN: 30, "a": 10})
     (row,) = peer_rows(shared, 20.0, {}, None, OWN_POLICY)
     assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
-    assert row.score == peer.standing.score
+    assert (row.score, row.seconds_since_seen) == (peer.standing.score, 16.0)
 
 
 def test_a_row_names_another_model_and_a_peer_that_failed_twice(shared: Shared) -> None:

@@ -38,7 +38,7 @@ class Life:
         membership = world.memberships[0]
         self.parts = parts
         self.rejected: list[tuple[str, str | None]] = []
-        self.shared = make_shared(settings, membership, world.clock)
+        self.shared = make_shared(settings, membership, parts)
         self.tally = self.shared.tally
         self.learner = make_learner(settings, parts, self.shared)
 

@@ -6,9 +6,12 @@ import asyncio
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 from in_memory import Sampler, World, small_settings, tiny
 from structlog.testing import capture_logs
 
+from swarm_node.node.figures.snapshot import EvalPoint, Said
+from swarm_node.node.loops.recording import Recorder
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.peers.causes import Cause, advice, told_here
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -69,5 +72,29 @@ def test_what_happens_to_peers_is_logged_for_the_page(tmp_path: Path) -> None:
         await lives[0]
         assert [row.kind for row in seen] == ["left", "joined"]
         assert {row.peer_id for row in seen} == {world.memberships[1].identity.peer_id}
+
+    run_virtual(scenario)
+
+
+def test_a_measurement_makes_one_row_and_is_logged_until_the_next(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop), small_settings()
+        parts = world.parts(settings)
+        node = assemble(settings, world.memberships[0], parts)
+        recorder = Recorder(parts, node._shared, lambda: [Said("alone", "good", "no peer")])
+        points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, seen=0.75, split=1)]
+        points.append(msgspec.structs.replace(points[0], seen=None))
+        with capture_logs() as lines:
+            for point in points:
+                node._tally.evals.append(point)
+                for _ in range(16):
+                    await recorder.step()
+        assert [(row.pass_1, row.seen_1) for row in parts.history.since(0.0)] == [
+            ({"gcd": 0.5}, 0.75),
+            ({"gcd": 0.5}, None),
+        ]
+        assert [line["seen"] for line in lines if line["event"] == "progress"] == [0.75, None]
+        await parts.trainer.close()
+        parts.storage.close()
 
     run_virtual(scenario)

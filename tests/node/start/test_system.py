@@ -14,7 +14,7 @@ import pytest
 
 from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError
-from swarm_node.node.start.system import on_hangup, run_loop
+from swarm_node.node.start.system import _no_thread_per_child, on_hangup, run_loop
 
 CODE = """
 import fcntl, os, signal, sys, termios, time
@@ -90,3 +90,15 @@ def test_a_running_loop_starts_no_thread_for_a_child_or_for_work() -> None:
         assert [await child.wait() for child in children] == [3, 3, 3]
 
     run_loop(main())
+
+
+@pytest.mark.parametrize("version", [(3, 12, 0), (3, 14, 0)])
+def test_a_python_that_starts_no_thread_for_a_child_is_left_as_it_is(
+    version: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[object] = []
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(asyncio, "set_child_watcher", replaced.append, raising=False)
+    with _no_thread_per_child():
+        pass
+    assert replaced == []

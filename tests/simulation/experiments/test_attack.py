@@ -30,8 +30,14 @@ def test_the_table_says_what_was_refused_and_of_whom(
 
 
 def test_a_quarter_attacks_in_every_case_but_one(tmp_path: Path) -> None:
-    cases = Attack(nodes=8, rounds=3, seeds=1, flags={}, plan="trigger").cases(tmp_path)
-    assert [len(case.scenario.hostile) for case in cases.values()] == [0, 2, 2, 2, 2, 2, 2]
+    cases = Attack(nodes=8, rounds=6, seeds=1, flags={}, plan="trigger").cases(tmp_path)
+    scenarios = [case.scenario for case in cases.values()]
+    assert [len(each.hostile) for each in scenarios] == [0, 2, 2, 2, 2, 2, 2]
+    assert {each.nodes for each in scenarios} == {8}
+    assert {each.eval_rounds for each in scenarios} == {3}, "measured halfway and at the end"
+    # Elsewhere words before an answer make it wrong, so nobody would publish them.
+    environments = {case.flags["environment.name"] for case in cases.values()}
+    assert environments == {"swarm_node.simulation.lenient:create"}
 
 
 @pytest.mark.slow(reason="builds two models and simulates two swarms")

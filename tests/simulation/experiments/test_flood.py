@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 
 from swarm_node.simulation.experiments.flood import ARMS, HONEST, Flood
 from swarm_node.simulation.experiments.frontier_raw import Raw, read_raw, write_raw
@@ -26,6 +27,13 @@ def raw(arm: str, index: int, end: float) -> Raw:
         peers_lag=2.0,
         hostile=0.125 if ARMS[arm] else 0.0,
     )
+
+
+def test_the_runs_are_those_that_the_plan_declared(tmp_path: Path) -> None:
+    plan = (ROOT / "docs" / "research" / "flood.md").read_text()
+    declared = Flood(tmp_path)
+    assert f"**Seeds.** {declared.seeds}:" in plan
+    assert f"after {declared.rounds} updates, on {declared.tasks} tasks a family" in plan
 
 
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path: Path) -> None:

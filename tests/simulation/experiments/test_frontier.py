@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from swarm_node.simulation.experiments.frontier_arms import (
     GROUNDS,
     RIVALS,
     SOLO,
+    SOURCE,
     central_groups,
     measured_at,
     scenario_of,
@@ -43,7 +45,7 @@ from swarm_node.simulation.experiments.frontier_raw import (
     read_raw,
     write_raw,
 )
-from swarm_node.simulation.experiments.frontier_tables import prediction_table
+from swarm_node.simulation.experiments.frontier_tables import prediction_table, solo_gain
 from swarm_node.simulation.experiments.frontier_views import show_picture, show_tables
 
 
@@ -147,6 +149,14 @@ def test_the_rule_takes_the_best_at_equal_answers_and_the_quickest_to_each_level
         choose(PILOT[:1])
 
 
+def test_the_best_solo_arm_is_that_at_the_answers_of_a_node_of_the_swarm() -> None:
+    runs = {run.arm: [run] for run in PILOT if run.nodes != 2}
+    gains, arm = solo_gain(runs)
+    assert arm == "solo-4x2", "solo-64x8 is the best in the end only"
+    assert gains == pytest.approx([0.4 - reward_at(runs[arm][0], 200)])
+    assert solo_gain({"default": [PILOT[0]]}) == ([], "")
+
+
 def test_a_run_is_claimed_by_one_and_a_broken_file_is_no_run(tmp_path: Path) -> None:
     path = tmp_path / "pilot-dense-default-n8-s0.json"
     others: list[bool] = []
@@ -221,6 +231,12 @@ def test_a_pilot_decides_and_a_final_is_shown(
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow(reason="starts a process that imports torch")
+def test_a_run_is_over_once_its_helpers_are(tmp_path: Path) -> None:
+    Frontier("pilot", ("dense",), (), ("default",), tmp_path, tmp_path).run(jobs=2)
+    assert multiprocessing.active_children() == []
+
+
 @pytest.mark.slow(reason="starts two processes that import torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells of a parent's death")
 def test_a_helper_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -252,6 +268,8 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
     for wrong in (("third", "dense"), ("pilot", "easy"), ("pilot", "dense", "solo-5x5")):
         with pytest.raises(ConfigError):
             small(*wrong)
+    with pytest.raises(ConfigError, match="nothing is decided for dense"):
+        show_tables(small("pilot", "dense"), "levels")
     with pytest.raises(ConfigError, match="no table"):
         show_tables(small("pilot", "dense"), "best")
     (tmp_path / "declared.json").write_text("{")
@@ -265,4 +283,5 @@ def test_every_run_says_which_seed_it_has(tmp_path: Path) -> None:
     assert len({place.file for place in places}) == len(places) == (60 + 3) + (36 + 3)
     assert len({place.seed for place in places}) == 1
     assert DEFAULT.name in {place.arm for place in places}
+    assert {place.nodes for place in places if place.arm == SOURCE.name} == {2}
     assert msgspec.structs.asdict(places[0])["stage"] == "pilot"

@@ -22,8 +22,6 @@ from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import describe, simulate
 
-pytestmark = pytest.mark.slow(reason="runs experiments in processes of their own")
-
 #: Written by `experiment sapo --nodes 1 --rounds 1 --seeds 1 --arms 8/0` before the skeleton was.
 STORED = Path(__file__).with_name("stored_report.json")
 ALONE = Sapo(1, 1, 1, {}, "dense", ("8/0",))
@@ -79,6 +77,7 @@ def test_a_report_of_an_earlier_version_is_read_and_its_key_is_the_same(tmp_path
         assert [key[table][name] for name in gone] == [before[name] for name in gone]
 
 
+@pytest.mark.slow(reason="simulates two nodes")
 def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
