@@ -6,7 +6,7 @@ processes. Calls wait for that thread, so a program needs no event loop.
 
 from __future__ import annotations
 
-import tempfile
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, NotRunningError, SlowNodeError, TicketError, reason_of
+from swarm_node.library.temporary import TemporaryHome
 from swarm_node.node.figures.groups import DrawnGroup, MemberTask, PublishedGroup
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.policy.models.model import resolve
@@ -105,12 +106,11 @@ class SwarmMember:
         home: str | Path | None,
         timeout: float,
     ) -> None:
+        self._process = os.getpid()
         self._temporary = None
         if home is None:
-            self._temporary = tempfile.TemporaryDirectory(
-                prefix="swarm-node-", ignore_cleanup_errors=True
-            )
-            home = self._temporary.name
+            self._temporary = TemporaryHome()
+            home = self._temporary.path
         self.home = Path(home).expanduser().absolute()
         self._given = {**given, "home": self.home}
         self._ticket = ticket
@@ -204,7 +204,7 @@ class SwarmMember:
         Raises:
             ConfigError: `count` is not 1 to `experience.external`.
         """
-        return self._ask(lambda member: member.draw(count, version, wait))
+        return self._ask(lambda member: member.draw(count, version, wait), breaks=True)
 
     def status(self) -> Snapshot:
         """Return what the member does, as of a node: peers, counts, and in `causes` and `findings`
@@ -248,8 +248,14 @@ class SwarmMember:
         if self._left.is_set():  # the caller waited no longer
             member.stop()
 
-    def _ask(self, question: Callable[[ProgramNode], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Ask in the member's loop, and wait for the answer."""
+    def _ask(
+        self,
+        question: Callable[[ProgramNode], Coroutine[Any, Any, _Result]],
+        *,
+        breaks: bool = False,
+    ) -> _Result:
+        """Ask in the member's loop, and wait for the answer. Ctrl-C ends the wait, and the work
+        too if it `breaks` anywhere without harm."""
         import asyncio
 
         if self._member is None or self._loop is None or not self._thread.is_alive():
@@ -260,24 +266,36 @@ class SwarmMember:
         except RuntimeError:  # the loop has been closed meanwhile
             asked.close()
             raise self._ended() from None
-        while True:
-            try:
-                return answer.result(_LOOK_SECONDS)
-            except CancelledError:
-                raise self._ended() from None
-            except FutureTimeoutError:
-                if answer.done():  # the answer's own error
-                    raise
-                if not self._thread.is_alive():
+        try:
+            while True:
+                try:
+                    return answer.result(_LOOK_SECONDS)
+                except CancelledError:
                     raise self._ended() from None
+                except FutureTimeoutError:
+                    if answer.done():  # the answer's own error
+                        raise
+                    if not self._thread.is_alive():
+                        raise self._ended() from None
+        except KeyboardInterrupt:
+            if breaks:
+                answer.cancel()
+            raise
 
     def _ended(self) -> NotRunningError:
+        if self._process != os.getpid():
+            return NotRunningError(
+                f"the member in {self.home} runs in the process that made it, and this is a fork "
+                "of it: call it there"
+            )
         self._thread.join(_LOOK_SECONDS)
         why = "it was closed" if self._error is None else str(self._error)
         return NotRunningError(f"the member in {self.home} does not run: {why}")
 
     def _end(self, seconds: float) -> bool:
         """Stop and clean up; False if the thread has not ended after `seconds`."""
+        if self._process != os.getpid():  # the member is not this fork's to stop
+            return True
         self._left.set()
         if self._member is not None and self._loop is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # the loop has been closed meanwhile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from swarm_node.errors import (
     SwarmNodeError,
 )
 from swarm_node.library.running import RunningNode
+from swarm_node.library.temporary import TemporaryHome
 from swarm_node.node.control.control import LEAVE_SECONDS
 from swarm_node.process import ended_by
 from swarm_node.process.leader import led
@@ -101,10 +101,8 @@ class StartedNode(RunningNode):
     ) -> None:
         self._temporary = None
         if home is None:
-            self._temporary = tempfile.TemporaryDirectory(
-                prefix="swarm-node-", ignore_cleanup_errors=True
-            )
-            home = self._temporary.name
+            self._temporary = TemporaryHome()
+            home = self._temporary.path
         super().__init__(Path(home).expanduser().absolute())
         by_input = isinstance(ticket, str)  # others would see a ticket among the arguments
         file = [f"--ticket-file={'-' if by_input else ticket}"] if ticket is not None else []

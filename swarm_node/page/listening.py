@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
-from aiohttp.log import server_logger
+from aiohttp.http_exceptions import HttpProcessingError
 
 from swarm_node.errors import MachineError
 from swarm_node.p2p.addresses.internet import site
@@ -25,13 +25,23 @@ HEAD_SECONDS: Final = 15.0
 _LAST_SECONDS: Final = 2.0
 
 
+#: aiohttp logs an exception for each request that is no HTTP. Anybody who can connect could fill
+#: the log so.
+_LOG: Final = logging.getLogger("swarm_node.http")
+_LOG.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+)
+
+
 @functools.lru_cache(4 * MAX_CONNECTIONS)
 def site_of(text: str) -> str:
-    """See `internet.site`; "" if the text is no IP address."""
+    """See `internet.site`; "" if the text is no IP address. All of 127.0.0.0/8 is this machine, and
+    each of its users can connect from any of these addresses."""
     try:
-        return site(text)
+        found = site(text)
     except ValueError:
         return ""
+    return "127.0.0.1" if found.startswith("127.") else found
 
 
 class _Door(asyncio.Protocol):
@@ -66,7 +76,7 @@ class Listening:
         port: int,
         *,
         of_address: int = MAX_OF_ADDRESS,
-        logger: logging.Logger = server_logger,
+        logger: logging.Logger = _LOG,
     ) -> None:
         self._runner = web.AppRunner(
             app,

@@ -34,7 +34,11 @@ class RefusingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwarmNodeError as error:
-            typer.secho(f"{self.name}: {error}", fg="red", err=True)
+            from swarm_node.program.logs import printable
+
+            # Others wrote some of it: a file of another machine, a peer, a coordinator.
+            said = "\n".join(map(printable, str(error).split("\n")))
+            typer.secho(f"{self.name}: {said}", fg="red", err=True)
             raise typer.Exit(1) from None
 
 

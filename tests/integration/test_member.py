@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
+import asyncio
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +104,33 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
     with swarm_node.member(home=owner.path, settings=SETTINGS) as again:
         assert {task.seed for task in again.tasks(2)}.isdisjoint({own.seed, other.seed})
         assert again.status().groups.published == 2
+
+
+def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: Path) -> None:
+    """Loaders of training data fork a program, and notebooks interrupt it."""
+    _, invited = founded(tmp_path / "owner")
+    nowhere = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWJ14duBaa4AvnvAsN3BEfwwE9h8X7suynZWM1EJBWq1sh"
+    with swarm_node.member(invited([nowhere]), SETTINGS) as swarm:
+        child = os.fork()
+        if not child:
+            try:
+                with pytest.raises(NotRunningError, match="this is a fork of it"):
+                    swarm.tasks(1)
+                swarm.close()
+            except BaseException:  # noqa: BLE001 - pytest must not go on in the fork
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert swarm.home.exists()
+        threading.Timer(1.0, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            swarm.draw(1, wait=SECONDS)
+        (task,) = swarm.tasks(1)
+        assert publish(swarm, task, [right(task), "?"]).announced
+        assert swarm._loop is not None
+        waiting = {each.get_coro().__qualname__ for each in asyncio.all_tasks(swarm._loop)}  # type: ignore[union-attr]
+        assert "ProgramNode.draw" not in waiting  # it would take groups that nobody sees
+    assert not swarm.home.exists()
 
 
 def test_a_peer_of_an_old_release_is_told(tmp_path: Path) -> None:

@@ -84,13 +84,12 @@ def doctor(
     elif facts is None:
         findings += find_reach(settings)
     if json:
-        import msgspec
-
+        from swarm_node.cli.home import json_of
         from swarm_node.node.preflight.stored import SCHEMA, stored
 
         rows = [finding._asdict() for finding in findings]
         told = {"schema": SCHEMA, "checks": rows, "facts": stored(looked)}
-        typer.echo(msgspec.json.encode(told).decode())
+        typer.echo(json_of(told))
     else:
         from rich.console import Console
 
@@ -245,11 +244,14 @@ def findings_view(findings: Sequence[Finding]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from swarm_node.program.logs import printable
+
     table = Table.grid(padding=(0, 1))
     for finding in findings:
         mark, colour = _MARKS[finding.level]
-        told = Text(finding.found, style="" if finding.level == "ok" else "bold")
+        # Drivers and files of other machines wrote some of it.
+        told = Text(printable(finding.found), style="" if finding.level == "ok" else "bold")
         if finding.remedy:
-            told.append(f"\n→ {finding.remedy}", style=colour)
+            told.append(f"\n→ {printable(finding.remedy)}", style=colour)
         table.add_row(Text(mark, style=colour), finding.subject, told)
     return table

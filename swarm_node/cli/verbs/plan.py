@@ -76,9 +76,9 @@ def plan(
     turns = try_environment(settings.environment.name, settings.environment.options).turns
     cards = [PlannedCard(machine, decide(settings, shape, machine, turns)) for machine in machines]
     if json:
-        import msgspec
+        from swarm_node.cli.home import json_of
 
-        typer.echo(msgspec.json.encode(_plain(settings.model, shape, cards)).decode())
+        typer.echo(json_of(_plain(settings.model, shape, cards)))
     else:
         _show(settings.model, shape, cards)
     if all(card.decision.found is None for card in cards):

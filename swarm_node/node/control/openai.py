@@ -262,18 +262,18 @@ class _Conversation:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
         response.content_type = "text/event-stream"
-        with suppress(ConnectionError, TimeoutError):  # the reader has left
+        with suppress(ConnectionError):  # the reader has left
             await response.prepare(request)
             for chunk in self._reply.first(len(self._rows), self._version):
-                await _send(response, chunk)
+                await _send(request, response, chunk)
             async for chunk in self._pieces():
-                await _send(response, chunk)
+                await _send(request, response, chunk)
             failed = self._failed()
             if failed is not None:
-                await _send(response, error_of(failed, "server_error"))
+                await _send(request, response, error_of(failed, "server_error"))
             elif self._counts:
-                await _send(response, self._reply.last(self._usage(), self._version))
-            await _write(response, b"data: [DONE]\n\n")
+                await _send(request, response, self._reply.last(self._usage(), self._version))
+            await _write(request, response, b"data: [DONE]\n\n")
         return response
 
     async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
@@ -313,13 +313,22 @@ def _gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-async def _send(response: web.StreamResponse, value: object) -> None:
-    await _write(response, b"data: " + msgspec.json.encode(value) + b"\n\n")
+async def _send(request: web.Request, response: web.StreamResponse, value: object) -> None:
+    await _write(request, response, b"data: " + msgspec.json.encode(value) + b"\n\n")
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(_WRITE_SECONDS):
-        await response.write(data)
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """
+    Raises:
+        ConnectionError: the reader has left.
+    """
+    try:
+        async with asyncio.timeout(_WRITE_SECONDS):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:  # the end of the reply would wait for ever
+            request.transport.abort()
+        raise ConnectionError from None
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from swarm_node.errors import AnswerError, CheckpointError, ConfigError, SwarmNodeError
+from swarm_node.errors import (
+    AnswerError,
+    CheckpointError,
+    ConfigError,
+    Rejected,
+    SwarmNodeError,
+)
 from swarm_node.node.figures.groups import DrawnAnswer, DrawnGroup, MemberTask, PublishedGroup
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.node import Node
@@ -71,8 +78,9 @@ class ProgramPolicy:
         self.faults: Mapping[str, int] = {}
 
     def reached(self, version: int) -> None:
-        """Take in a version that the program names. The newest one counts."""
-        self.version = max(self.version, version)
+        """Take in a version that the program names. The last one counts: a trainer that goes back
+        to a checkpoint has an older version than before."""
+        self.version = version
 
     async def start(self) -> tuple[Path, int]:
         """Go on from the file of an earlier start."""
@@ -124,8 +132,8 @@ class ProgramNode(Node):
             ConfigError: the count is impossible, or prompts do not fit the model.
             ChildError: the environment's process cannot be kept alive.
         """
-        if not 1 <= count <= _OPEN_TASKS:
-            raise ConfigError(f"tasks gives 1 to {_OPEN_TASKS} at a time, not {count}")
+        if not (_whole(count) and 1 <= count <= _OPEN_TASKS):
+            raise ConfigError(f"tasks gives 1 to {_OPEN_TASKS} at a time, not {count!r}")
         found: list[MemberTask] = []
         for _ in range(_TASK_TRIES):
             for ref, question, prompt_ids in await self._work.tasks.next(count - len(found)):
@@ -145,8 +153,12 @@ class ProgramNode(Node):
             UnknownTaskError: it is no task of this environment.
             ChildError: the environment's process cannot be kept alive.
         """
-        if not 1 <= len(texts) <= MAX_COMPLETIONS:
-            raise AnswerError(f"judge takes 1 to {MAX_COMPLETIONS} texts, not {len(texts)}")
+        count = _length(texts, "judge takes a list of texts")
+        if not 1 <= count <= MAX_COMPLETIONS:
+            raise AnswerError(f"judge takes 1 to {MAX_COMPLETIONS} texts, not {count}")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise AnswerError(f"text {number} for judge is a {type(text).__name__}, no text")
         return (await self._work.judging.own(self._ref(task), texts)).rewards
 
     async def publish(
@@ -163,7 +175,7 @@ class ProgramNode(Node):
             AnswerError: it cannot be published as it is. Nothing was published.
             StorageError: it could not be stored.
         """
-        codec = self._parts.codec
+        codec, version = self._parts.codec, _checked_version(version)
         longest = self.settings.sampling.max_new_tokens
         completions = completed(codec, answers, logprobs, version, longest)
         ref, texts = self._ref(task), [each.text for each in completions]
@@ -175,8 +187,13 @@ class ProgramNode(Node):
             group = RolloutGroup(ref, policy, completions, judged.rewards)
             self._policy.reached(version)
             publisher = self._work.exchange.publisher
-            before = publisher.announced
+            before, too_large = publisher.announced, publisher.oversize
             await self._share([(group, judged.prompt)])
+            if publisher.oversize > too_large:
+                raise AnswerError(
+                    f"the answers to {ref.family}/{ref.seed} are larger than peers take: publish "
+                    "fewer or shorter ones. Nothing was published"
+                )
             announced = publisher.announced > before
         self._tally.samples.own(group, judged.prompt)
         self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
@@ -193,9 +210,9 @@ class ProgramNode(Node):
             ConfigError: the buffer is not made for as many groups.
         """
         buffer, most = self._buffer, self._buffer.settings.external
-        if not 1 <= count <= most:
+        if not (_whole(count) and 1 <= count <= most):
             raise ConfigError(
-                f"draw takes 1 to {most} groups, not {count}: experience.external is the most"
+                f"draw takes 1 to {most} groups, not {count!r}: experience.external is the most"
             )
         if version is not None:
             self._policy.reached(_checked_version(version))
@@ -212,6 +229,7 @@ class ProgramNode(Node):
         storage, tally = self._parts.storage, self._tally
         await storage.run(storage.record_use, [group.id for group in drawn.fresh])
         groups = drawn.groups[drawn.own_count : drawn.own_count + drawn.external_count]
+        records = self._records(groups, now)
         tally.updates += 1
         tally.updated_at = self._parts.clock.now()
         tally.groups.trained_own += drawn.own_count
@@ -219,13 +237,28 @@ class ProgramNode(Node):
         tally.trained_by.update(group.author for group in groups)
         for group in groups:
             tally.taught.add(group)
+        await self._notify()
+        return records
+
+    def _records(self, groups: Sequence[VerifiedGroup], now: int) -> list[DrawnGroup]:
+        """The records of those groups that the model can take. Of a node, the trainer says so."""
+        codec, records = self._parts.codec, []
+        for group in groups:
+            record = drawn_record(codec, group, now)
             author = self._shared.directory.get(group.author)
+            longest = max(len(each.token_ids) for each in record.answers)
+            if not codec.fits(record.prompt_ids, longest):
+                refused = Rejected("too_long", "it exceeds this model's positions")
+                self._work.exchange.asker.reject(refused, group.author)
+                continue
+            records.append(record)
             if author is not None:
                 author.standing.served()
-        await self._notify()
-        return [drawn_record(self._parts.codec, group, now) for group in groups]
+        return records
 
     def _ref(self, task: MemberTask) -> TaskRef:
+        if not isinstance(task, MemberTask):
+            raise AnswerError(f"a task is one that tasks() returned, not {task!r}")
         info = self._info
         assert info is not None, "loops start after _open"
         return TaskRef(info.name, info.version, task.family, task.seed)
@@ -233,8 +266,9 @@ class ProgramNode(Node):
     async def _refuse_task(self, ref: TaskRef) -> None:
         if (ref.family, ref.seed) not in self._given:
             raise AnswerError(
-                f"{ref.family}/{ref.seed} is no task that this member gave since it started: "
-                "answer what tasks() returns, because peers refuse answers to tasks of others"
+                f"{ref.family}/{ref.seed} is none of the {_OPEN_TASKS:,} tasks that this member "
+                "gave last: answer what tasks() returns, because peers refuse answers to tasks of "
+                "others"
             )
         storage, digest = self._parts.storage, task_digest(ref, self._shared.local.peer_id)
         if digest in await storage.run(storage.authors_of, digest):
@@ -260,11 +294,11 @@ def completed(
     Raises:
         AnswerError: they cannot be a group's; the message says which.
     """
-    _checked_version(version)
-    if not 2 <= len(answers) <= MAX_COMPLETIONS:
-        raise AnswerError(f"a group has 2 to {MAX_COMPLETIONS} answers, not {len(answers)}")
-    if len(logprobs) != len(answers):
-        raise AnswerError(f"{len(answers)} answers and log-probs of {len(logprobs)}")
+    count = _length(answers, "answers are a list of lists of token ids")
+    if not 2 <= count <= MAX_COMPLETIONS:
+        raise AnswerError(f"a group has 2 to {MAX_COMPLETIONS} answers, not {count}")
+    if _length(logprobs, "log-probs are a list of lists") != count:
+        raise AnswerError(f"{count} answers and log-probs of {len(logprobs)}")
     return tuple(
         _completion(codec, f"answer {number}", ids, values, version, longest)
         for number, (ids, values) in enumerate(zip(answers, logprobs, strict=True))
@@ -279,18 +313,20 @@ def _completion(
     version: int,
     longest: int,
 ) -> Completion:
-    try:
-        tokens = [int(each) for each in ids]
-        logprobs = np.asarray(values, np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise AnswerError(f"{name} is no list of ids with a log-prob each: {error}") from error
-    if not 1 <= len(tokens) <= longest:
+    count = _length(ids, f"{name} is no list of token ids")
+    if not 1 <= count <= longest:
         raise AnswerError(
-            f"{name} has {len(tokens)} tokens: an answer has 1 to {longest} with its end token "
+            f"{name} has {count} tokens: an answer has 1 to {longest} with its end token "
             "(sampling.max_new_tokens)"
         )
-    if logprobs.shape != (len(tokens),):
-        raise AnswerError(f"{name} has {len(tokens)} tokens and {logprobs.size} log-probs")
+    if (stated := _length(values, f"{name} has no list of log-probs")) != count:
+        raise AnswerError(f"{name} has {count} tokens and {stated} log-probs")
+    try:
+        tokens = [operator.index(each) for each in ids]
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+            logprobs = np.asarray([float(each) for each in values], np.float32)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise AnswerError(f"{name} is no list of ids with a log-prob each: {error}") from error
     if not bool((np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB)).all()):
         raise AnswerError(f"{name} has a log-prob that is above 0 or not finite")
     ended = tokens[-1] in codec.eos_ids
@@ -303,12 +339,34 @@ def _completion(
     return Completion(text, np.asarray(tokens, np.uint32), logprobs, (span,), finish)
 
 
+def _whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def _length(given: Sequence[Any], words: str) -> int:
+    """The length of a sequence that a program gives. What has none may never end; a text is none.
+
+    Raises:
+        AnswerError: it is no sequence.
+    """
+    if isinstance(given, str | bytes):
+        raise AnswerError(f"{words}, and not one text")
+    try:
+        return len(given)
+    except TypeError as error:
+        raise AnswerError(f"{words}: {error}") from error
+
+
 def _checked_version(version: int) -> int:
-    if isinstance(version, bool) or not isinstance(version, int):
+    try:
+        whole = operator.index(version)
+    except TypeError:
+        whole = None
+    if whole is None or isinstance(version, bool):
         raise AnswerError(f"a version is a number of updates, not {version!r}")
-    if not 0 <= version < _VERSION_LIMIT:
-        raise AnswerError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {version}")
-    return version
+    if not 0 <= whole < _VERSION_LIMIT:
+        raise AnswerError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {whole}")
+    return whole
 
 
 def check_rewards(
@@ -321,9 +379,13 @@ def check_rewards(
     """
     if stated is None:
         return
-    if len(stated) != len(judged):
-        raise AnswerError(f"{len(judged)} answers and {len(stated)} rewards")
-    for number, (own, found) in enumerate(zip(stated, judged, strict=True)):
+    if (count := _length(stated, "rewards are a list of numbers")) != len(judged):
+        raise AnswerError(f"{len(judged)} answers and {count} rewards")
+    try:
+        numbers = [float(each) for each in stated]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AnswerError(f"rewards are a list of numbers: {error}") from error
+    for number, (own, found) in enumerate(zip(numbers, judged, strict=True)):
         if not math.isclose(own, found, rel_tol=0.0, abs_tol=_EQUAL_WITHIN):
             raise AnswerError(
                 f"answer {number} to {task}, {texts[number][:_SHOWN_CHARS]!r}, has reward "

@@ -117,13 +117,16 @@ def examine(
     if shape is None or machine is None or not _has_engine(findings):
         return findings
     choose = partial(engine_of, settings, machine, shape, turns)
-    sampler = [*_sampler(facts, settings.sampling.engine, machine.where.device, choose)]
-    if facts.running or not _has_engine(sampler):  # a plan depends on the engine
-        return _completed(findings, sampler)
+    sampler: list[Finding] = []
     try:
+        sampler += _sampler(facts, settings.sampling.engine, machine.where.device, choose)
+        if facts.running or not _has_engine(sampler):  # a plan depends on the engine
+            return _completed(findings, sampler)
         found = fit(settings, shape, machine, turns)
-    except ModelError as error:
+    except (ConfigError, ModelError) as error:
         text, _, remedy = str(error).partition(": ")
+        if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free
+            return _completed(findings, [*sampler, Finding("model", "error", text, remedy)])
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
         return _completed(findings, [*sampler, Finding("model", "error", text, remedy + ends)])
     return examine_fit(before, facts, settings, shape, found)

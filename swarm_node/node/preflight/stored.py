@@ -27,6 +27,7 @@ SUBJECTS = frozenset(
     ("python", "gpu", "device", "sampler", "compiler", "memory", "model", "shared", "disk")
 )
 _Words = Annotated[str, msgspec.Meta(max_length=300)]
+_Version = Annotated[str, msgspec.Meta(max_length=16, pattern=r"\A[0-9]{1,4}(\.[0-9]{1,4})*\Z")]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 _Pair = tuple[_Small, _Small]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -62,7 +63,7 @@ class StoredTorch(_Struct, frozen=True):
     """See `Torch`."""
 
     version: _Words
-    cuda: _Words | None
+    cuda: _Version | None
 
 
 class StoredVllm(_Struct, frozen=True):

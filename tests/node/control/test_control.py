@@ -6,6 +6,7 @@ import os
 import stat
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -195,7 +196,12 @@ def test_another_user_of_the_machine_cannot_take_all_files_that_a_node_may_open(
             client = ControlClient(tmp_path / "control.json")
             port = json.loads((tmp_path / "control.json").read_text())["port"]
             before = len(os.listdir("/proc/self/fd"))
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+            # Each user may connect from all addresses of 127.0.0.0/8.
+            held = [
+                await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{host}", 0))
+                for host in (1, 2, 3, 250)
+                for _ in range(50)
+            ]
             over = {asyncio.create_task(_ended(reader)) for reader, _ in held}
             while len(over) > listening.MAX_OF_ADDRESS:
                 _, over = await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
@@ -207,6 +213,40 @@ def test_another_user_of_the_machine_cannot_take_all_files_that_a_node_may_open(
             await client.status()
 
     asyncio.run(main())
+
+
+def test_what_is_no_http_is_answered_and_fills_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    junk = (
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\r\nHost: \x1b[2J\r\n\r\n",
+        b"POST /v1/stop HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: -5\r\n\r\n",
+        b"GET /\x1b[2J HTTP/1.0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"A" * 20_000,
+    )
+
+    def broken() -> NoReturn:
+        raise RuntimeError("a fault of our own")
+
+    async def main() -> None:
+        async with serving(tmp_path, snapshot=broken):
+            port = json.loads((tmp_path / "control.json").read_text())["port"]
+            for each in junk:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(each)
+                async with asyncio.timeout(20):
+                    assert b"400 Bad Request" in await reader.readline()
+                writer.close()
+            assert caplog.records == []
+            with pytest.raises(SwarmNodeError, match="the node answered 500"):
+                await ControlClient(tmp_path / "control.json").status()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "a fault of our own"
 
 
 async def _ended(reader: asyncio.StreamReader) -> None:

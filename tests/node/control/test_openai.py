@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -322,6 +324,37 @@ def test_a_client_that_hangs_up_is_sampled_no_further(
         assert any(row.finish is None for row in answers.rows)
 
     drive(tmp_path, work, sampled=False)
+
+
+@pytest.mark.slow(reason="a reader that stops must have full buffers")
+def test_a_client_that_stops_reading_gives_its_connection_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.control.openai._WRITE_SECONDS", 0.5)
+    asked = {**TEXT, "prompt": [[5, 6]] * 16, "max_tokens": 1000, "temperature": 2.0}
+    body = json.dumps({**asked, "stream": True}).encode()
+
+    async def work(node: Running) -> None:
+        port = node.session._base_url.port  # type: ignore[union-attr]
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        token = (node.home / TOKEN_FILE).read_text()
+        head += f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.connect(("127.0.0.1", port))
+            client.sendall(12 * (head.encode() + body))
+            mine = client.getsockname()[1]
+            async with asyncio.timeout(120):
+                await until(lambda: node.guests.rows > 0)
+                await until(lambda: mine not in _clients())
+        assert (await node.post("completions", {**TEXT, "prompt": "a"}))[0] == 200
+
+    drive(tmp_path, work)
+
+
+def _clients() -> set[int]:
+    """Ports of the clients of this process."""
+    return {one.raddr.port for one in psutil.Process().net_connections("tcp4") if one.raddr}
 
 
 def test_a_server_that_closes_ends_what_waits(tmp_path: Path) -> None:

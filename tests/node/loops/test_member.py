@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from in_memory import World, environment, small_settings, tiny
 
@@ -31,11 +34,13 @@ CODEC = tiny().codec
 Work = Callable[[ProgramNode], Awaitable[None]]
 
 
-def make(world: World, index: int = 0, **changes: Any) -> ProgramNode:
-    """Member `index` of a world, in its home there."""
+def make(world: World, index: int = 0, positions: int | None = None, **changes: Any) -> ProgramNode:
+    """Member `index` of a world, in its home there; its model has so many `positions`."""
     settings = small_settings(**{"experience__external": 4, **changes})
     policy = ProgramPolicy(Home(world.home(index)))
-    made = world.parts(settings, index, sampler=policy, trainer=policy)
+    codec = copy(CODEC)
+    codec.positions = positions or codec.positions
+    made = world.parts(settings, index, sampler=policy, trainer=policy, codec=codec)
     return assemble_member(settings, world.memberships[index], made, policy)
 
 
@@ -207,6 +212,20 @@ SURE = [[-0.5, -0.5]] * 2
             r"answer 1 to .*'1', has reward 1 in .* 0 by the swarm's judge",
         ),
         (GOOD, SURE, 0, [0.0, math.nan], "answer 1 to .* has reward nan"),
+        # What a program gives by mistake.
+        (["55", "66"], SURE, 0, None, "answer 0 is no list of token ids, and not one text"),
+        ([[5.7, 2.0], GOOD[1]], SURE, 0, None, "answer 0 is no list of ids with a log-prob each"),
+        ((each for each in GOOD), SURE, 0, None, "answers are a list of lists of token ids: "),
+        ([GOOD[0], itertools.count(5)], SURE, 0, None, "answer 1 is no list of token ids: "),
+        ([range(1 << 40)] * 2, SURE, 0, None, "answer 0 has 1099511627776 tokens"),
+        (None, SURE, 0, None, "answers are a list of lists of token ids: "),
+        (GOOD, None, 0, None, "log-probs are a list of lists: "),
+        (GOOD, [SURE[0], None], 0, None, "answer 1 has no list of log-probs: "),
+        (GOOD, [SURE[0], [-0.5, None]], 0, None, "answer 1 is no list of ids with a log-prob each"),
+        (GOOD, [SURE[0], [-0.5, -1e300]], 0, None, "answer 1 has a log-prob .* not finite"),
+        (GOOD, SURE, True, None, "a version is a number of updates, not True"),
+        (GOOD, SURE, 0, 1.0, "rewards are a list of numbers: "),
+        (GOOD, SURE, 0, [0.0, None], "rewards are a list of numbers: "),
     ],
 )
 def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_is_stored(
@@ -224,11 +243,87 @@ def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_is_sto
     alone(tmp_path, work)
 
 
+def test_a_call_that_is_a_mistake_is_refused_in_words_and_spoils_nothing(tmp_path: Path) -> None:
+    async def work(one: ProgramNode) -> None:
+        (task,) = await one.tasks(1)
+        for count in (0, -1, 2.5, True, "3", None, 8193):
+            with pytest.raises(ConfigError, match=r"tasks gives 1 to 8192 at a time, not"):
+                await one.tasks(count)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match=r"draw takes 1 to 4 groups, not"):
+                await one.draw(count, None, 0.0)  # type: ignore[arg-type]
+        for texts in ("one text", [3], [b"bytes"], None, (each for each in "ab"), [], ["a"] * 65):
+            with pytest.raises(AnswerError, match=r"judge"):
+                await one.judge(task, texts)  # type: ignore[arg-type]
+        for stranger in (None, 5, {"family": "sorting"}):
+            with pytest.raises(AnswerError, match=r"a task is one that tasks\(\) returned"):
+                await one.judge(stranger, ["?"])  # type: ignore[arg-type]
+            with pytest.raises(AnswerError, match=r"a task is one that tasks\(\) returned"):
+                await one.publish(stranger, GOOD, SURE, 0)  # type: ignore[arg-type]
+        ids, logprobs = spelled(right(task), "?")
+        arrays = [np.asarray(each) for each in ids], [np.asarray(each) for each in logprobs]
+        assert (await one.publish(task, *arrays, np.int64(2))).announced  # type: ignore[arg-type]
+        assert await one.draw(4, np.int64(3), 0.0) == []  # type: ignore[arg-type]
+
+    alone(tmp_path, work)
+
+
+def test_a_trainer_that_went_back_to_a_checkpoint_has_places_for_what_it_publishes(
+    tmp_path: Path,
+) -> None:
+    async def work(one: ProgramNode) -> None:
+        await published(one, 1, version=1000)
+        await published(one, 2, version=3)
+        assert one.snapshot().version == 3
+        assert one.snapshot().buffer["own"] == 3
+        assert not one.snapshot().rejected
+
+    alone(tmp_path, work)
+
+
+def test_a_group_that_is_larger_than_peers_take_is_refused_and_nothing_is_stored(
+    tmp_path: Path,
+) -> None:
+    longest = 8192
+
+    async def work(one: ProgramNode) -> None:
+        (task,) = await one.tasks(1)
+        token = CODEC.encode_answer("1")[0]
+        answers = [[token] * longest] * 64
+        with pytest.raises(AnswerError, match="are larger than peers take"):
+            await one.publish(task, answers, [[-0.5] * longest] * 64, 0)
+        assert one.snapshot().groups.published == 0
+        assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
+
+    alone(tmp_path, work, positions=1 << 16, sampling__max_new_tokens=longest)
+
+
+def test_a_group_that_exceeds_the_models_positions_is_refused_and_not_drawn(
+    tmp_path: Path,
+) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, 2)
+        giver = make(world, 0, sampling__max_new_tokens=90)
+        taker = make(world, 1, positions=80)
+
+        async def work(_: Node) -> None:
+            long, short = await giver.tasks(2)
+            assert (await giver.publish(long, *spelled(right(long), 80 * "?"), 0)).announced
+            assert await taker.draw(1, None, 30.0) == []
+            assert taker.snapshot().rejected == {"too_long": 1}
+            assert (await giver.publish(short, *spelled(right(short), "?"), 0)).announced
+            (group,) = await taker.draw(1, None, 30.0)
+            assert group.seed == short.seed
+
+        await during(giver, lambda _: during(taker, work))
+
+    run_virtual(scenario)
+
+
 def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> None:
     async def work(one: ProgramNode) -> None:
         (task,) = await one.tasks(1)
         foreign = MemberTask(task.family, task.seed + 1, "?", ())
-        with pytest.raises(AnswerError, match="is no task that this member gave"):
+        with pytest.raises(AnswerError, match="is none of the 8,192 tasks"):
             await one.publish(foreign, GOOD, SURE, 0)
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
         with pytest.raises(AnswerError, match=r"was published before.*: take new tasks\(\)"):
@@ -273,7 +368,7 @@ def test_a_later_start_goes_on_with_tasks_version_and_counts(tmp_path: Path) -> 
             shot = one.snapshot()
             assert (shot.version, shot.groups.published) == (9, 1)
             assert shot.groups.trained_own == 1
-            with pytest.raises(AnswerError, match="since it started"):
+            with pytest.raises(AnswerError, match="is none of the 8,192 tasks that"):
                 await one.publish(tasks[1], GOOD, SURE, 0)
 
         await during(make(world), first)

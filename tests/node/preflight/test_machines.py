@@ -268,12 +268,41 @@ def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -
         {"facts": {**good["facts"], "memory": -1}},
         {"facts": {**good["facts"], "colour": "blue"}},
         {"facts": {**good["facts"], "system": "x" * 301}},
+        {"facts": {**good["facts"], "torch": {"version": "2.13.0", "cuda": "new"}}},
     ):
         file.write_bytes(msgspec.json.encode({**good, **change}))
         with pytest.raises(ConfigError, match="doctor --json"):
             read_facts(file, tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
         read_facts(tmp_path / "missing", tmp_path)
+
+
+def test_words_of_a_file_move_no_cursor(tmp_path: Path) -> None:
+    evil = "\x1b[2J\x07\x9b\u202e[red]x[/red]"
+    facts = replace(
+        machine("RTX 4090", 16),
+        system=evil,
+        card=Card(evil, evil, (13, 0), GpuMemory(GIB, GIB)),
+        seen=judged(Answer(1, (8, 9), ["float32"], [(GIB, GIB)], evil)),
+    )
+    good = msgspec.json.encode(FactsFile(1, stored(facts)))
+    run, file = CliRunner(), tmp_path / "facts.json"
+    named = json.dumps(evil).encode()  # a field that is unknown
+    for written in (good, good.replace(b'"bitsandbytes"', named)):
+        file.write_bytes(written)
+        for verb, more in product(("plan", "doctor"), ([], ["--json"])):
+            done = run.invoke(app, [verb, "--model", "qwen2.5-0.5b", "--facts", str(file), *more])
+            assert all(c.isprintable() or c == "\n" for c in done.output), done.output
+
+
+def test_a_base_that_cannot_be_had_is_a_finding_of_doctor_and_refused_by_join() -> None:
+    facts, flags = machine("RTX 4090", 16, bitsandbytes=False), {"training.base": "nf4"}
+    with pytest.raises(ConfigError, match="needs bitsandbytes"):
+        decided(facts, "qwen2.5-1.5b", **flags)
+    said = findings(facts, "qwen2.5-1.5b", **flags)["model"]
+    assert (said.level, said.found) == ("error", 'training.base = "nf4" needs bitsandbytes')
+    assert said.remedy.endswith('or set training.base to "whole"')
+    assert applied(facts, "qwen2.5-1.5b", {"training.base": "whole"}, False)
 
 
 def test_facts_that_were_written_are_read_as_they_were(tmp_path: Path) -> None:
