@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier flood image clean
+.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl bench-trl-member experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
 
@@ -91,6 +91,10 @@ bench: setup-reasoning-gym
 # TRL in an environment of its own, beside a whole node; ten minutes, after two of set-up.
 bench-trl: setup-reasoning-gym .venv-trl/.ready
 	$(BIN)/python benchmarks/trl_grpo.py --trl-python .venv-trl/bin/python --repetitions 3
+
+# TRL as a member beside TRL alone, three seeds of ten minutes.
+bench-trl-member: setup-reasoning-gym .venv-trl/.ready-with-member
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trl_member.py
 
 # docs/settings.md from the settings' model; a test says when it is stale.
 settings-page: setup

@@ -34,9 +34,17 @@ class HeldOutTasks:
 
     def reward(self, weights: Path | None) -> float:
         """Mean over tasks of the tiny model with these weights, or with its own for None."""
-        return asyncio.run(self._reward(weights))
+        return statistics.fmean(asyncio.run(self._rewards(weights)))
 
-    async def _reward(self, weights: Path | None) -> float:
+    def families(self, weights: Path | None) -> dict[str, float]:
+        """The same, by family."""
+        found: dict[str, list[float]] = {}
+        rewards = asyncio.run(self._rewards(weights))
+        for task, reward in zip(self._tasks, rewards, strict=True):
+            found.setdefault(task.ref.family, []).append(reward)
+        return {family: statistics.fmean(rewards) for family, rewards in found.items()}
+
+    async def _rewards(self, weights: Path | None) -> list[float]:
         if weights is not None:
             await self._sampler.load(weights, 1)
         requests = [
@@ -49,7 +57,7 @@ class HeldOutTasks:
             for task in self._tasks
         ]
         groups = await self._sampler.sample(requests)
-        return statistics.fmean(
+        return [
             self._environment.score(task, group[0].text)
             for task, group in zip(self._tasks, groups, strict=True)
-        )
+        ]

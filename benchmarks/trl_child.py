@@ -13,6 +13,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -72,13 +73,19 @@ class Rewards:
 
 
 def tasks(
-    environment: Environment, rewards: Rewards, tokenizer: Any, count: int, run_seed: int
+    environment: Environment,
+    rewards: Rewards,
+    tokenizer: Any,
+    count: int,
+    run_seed: int,
+    families: Sequence[str] = (),
 ) -> Dataset:
-    """Prompts as the node writes them, in the manner of its own stream of tasks."""
-    rows = []
+    """Prompts as the node writes them, in the manner of its own stream of tasks. They are of these
+    `families`, by default of all."""
+    rows, known = [], families or environment.families
     for index in range(count):
         seed = task_seed("train", run_seed, "trl", index)
-        family = environment.families[seed % len(environment.families)]
+        family = known[seed % len(known)]
         question = environment.render(rewards.derive(family, seed))
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False

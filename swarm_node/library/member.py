@@ -20,7 +20,7 @@ from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, NotRunningError, SlowNodeError, TicketError, reason_of
 from swarm_node.library.temporary import TemporaryHome
 from swarm_node.node.figures.groups import DrawnGroup, MemberTask, PublishedGroup
-from swarm_node.node.figures.snapshot import Snapshot
+from swarm_node.node.figures.snapshot import PeerRow, Snapshot
 from swarm_node.policy.models.model import resolve
 
 if TYPE_CHECKING:
@@ -214,6 +214,10 @@ class SwarmMember:
             return member.snapshot()
 
         return self._ask(taken)
+
+    def peers(self) -> list[PeerRow]:
+        """Return the peers that it knows: those of `status()`."""
+        return self.status().peers
 
     def close(self) -> None:
         """Leave the swarm, and end. A second call does nothing.

@@ -13,12 +13,12 @@ from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.checkpoints.checkpoint import head
 from swarm_node.policy.training.checkpoints.stored import (
     MANIFEST,
     MODEL,
     checkpoints,
     fault_of,
+    head,
     newest_valid,
 )
 

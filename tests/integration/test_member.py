@@ -93,6 +93,10 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
                 assert [answer.reward for answer in group.answers] == [1.0, 0.0]
                 assert (group.provenance, group.age) == ("kin", 0)
             assert second.status().groups.trained_external == 2
+            (peer,) = second.peers()
+            assert (peer.name, peer.standing) == ("owner", "member")
+            with pytest.raises(NotRunningError, match="no node is running"):
+                swarm_node.connect(second.home)
         chat = {**SETTINGS, "environment.options": {"preset": "chat"}}
         with swarm_node.member(invited(addresses), chat) as third:
             until(lambda: "environment" in {said.kind for said in third.status().findings})

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import torch
@@ -27,6 +27,7 @@ from swarm_node.policy.training.checkpoints.stored import (
     FILES,
     FORMAT,
     MANIFEST,
+    MAX_STATE_BYTES,
     MODEL,
     OPTIMIZER,
     STATE,
@@ -35,7 +36,6 @@ from swarm_node.policy.training.checkpoints.stored import (
     sha256,
 )
 
-MAX_STATE_BYTES = 1 << 20
 _WRITING, _REPLACED = ".writing-", ".replaced-"
 
 
@@ -125,31 +125,6 @@ def stored_rank(root: Path) -> int | None:
         if isinstance(rank, int):
             return rank
     return None
-
-
-class CheckpointHead(NamedTuple):
-    """Facts of a checkpoint that are known without its tensors. `model` is the digest of its base;
-    `rank` is that of its adapter, 0 for all weights."""
-
-    version: int
-    model: bytes
-    rank: int
-
-
-def head(path: Path) -> CheckpointHead:
-    """Read the facts of the checkpoint `path`, whose files were verified.
-
-    Raises:
-        CheckpointError: `path` cannot be read as a checkpoint.
-    """
-    try:
-        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
-        version, model, settings = raw["version"], raw["model"], raw["settings"]
-        return CheckpointHead(int(version), bytes(model), int(settings.get("lora_rank", 0)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({words_of(error)}); take another one"
-        ) from error
 
 
 def read(path: Path) -> TrainingState:

@@ -10,12 +10,13 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgpack
 
-from swarm_node.errors import CheckpointError
+from swarm_node.errors import CheckpointError, words_of
 
-MAX_MANIFEST_BYTES = 1 << 16
+MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 16, 1 << 20
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
 FILES = (MODEL, OPTIMIZER, STATE)
 MANIFEST = "manifest.msgpack"
@@ -82,6 +83,41 @@ def fault_of(path: Path, *, digests: bool = True) -> str | None:
     except (ValueError, TypeError, KeyError) as error:
         return f"the manifest is malformed ({type(error).__name__})"
     return None
+
+
+class CheckpointHead(NamedTuple):
+    """Facts of a checkpoint that are known without its tensors. `model` is the digest of its base,
+    `weights` that of the file of its weights, which has so many `bytes`; `rank` is that of its
+    adapter, 0 for all weights."""
+
+    version: int
+    model: bytes
+    rank: int
+    weights: bytes
+    bytes: int
+
+
+def head(path: Path) -> CheckpointHead:
+    """Read the facts of the checkpoint `path`. Nothing is verified.
+
+    Raises:
+        CheckpointError: `path` cannot be read as a checkpoint.
+    """
+    try:
+        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
+        version, model, settings = raw["version"], raw["model"], raw["settings"]
+        stated = msgpack.unpackb(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))["files"][MODEL]
+        return CheckpointHead(
+            int(version),
+            bytes(model),
+            int(settings.get("lora_rank", 0)),
+            bytes(stated["sha256"]),
+            int(stated["size"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({words_of(error)}); take another one"
+        ) from error
 
 
 def _log_damaged(path: Path, fault: str) -> None:

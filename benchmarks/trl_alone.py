@@ -1,0 +1,64 @@
+"""TRL's GRPOTrainer alone: the child that `benchmarks/trl_member.py` starts beside a member.
+
+Settings, progress and end are those of `examples/trl_member.py`. Tasks are of the same families,
+and the scorer is that of the swarm's judges, in this process. TRL samples by itself. Runs in the
+environment of `make .venv-trl/.ready-with-member`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from trl_child import Rewards, environment_of, tasks
+from trl_member import Progress, grpo
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--families", nargs="+", required=True)
+    parser.add_argument("--groups", type=int, required=True)
+    parser.add_argument("--group-size", type=int, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--save", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(given.model)
+    environment = environment_of("drills")
+    rewards = Rewards(environment)
+    count = given.updates * given.groups
+    alone = SimpleNamespace(drawn=0, published=0)
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32),
+        processing_class=tokenizer,
+        reward_funcs=rewards,
+        train_dataset=tasks(environment, rewards, tokenizer, count, given.seed, given.families),
+        callbacks=[Progress(alone, given.seconds, given.save)],
+        args=grpo(
+            given.save / "trl",
+            given.groups,
+            given.group_size,
+            given.tokens,
+            given.updates,
+            given.learning_rate,
+            given.seed,
+        ),
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Programs that draw curves, behind one protocol: TensorBoard, Weights & Biases, trackio.
+
+Each gets figures, answers as a table, and the lineage of checkpoints. Weights stay at home. What
+peers wrote comes in one line a text, without control characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+_PROJECT: Final = "swarm-node"
+_FILE: Final = "checkpoint.json"
+#: Of a name in a directory or in an artifact, what every tracker takes.
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_CHARS: Final = 40
+
+
+class RunName(NamedTuple):
+    """A node among those of its swarm, in the words of trackers: `group` is the swarm, `name` the
+    node's name in it, and `key` is this node's alone."""
+
+    group: str
+    name: str
+    key: str
+
+    @property
+    def path(self) -> str:
+        """The same as a path of two parts."""
+        return f"{plain(self.group)}/{self.label}"
+
+    @property
+    def label(self) -> str:
+        """The name of this node's run and files: two nodes may have the same name."""
+        return f"{plain(self.name)}-{self.key}"
+
+
+class AnswerRow(NamedTuple):
+    """A row of the table of answers; `by` is "own", or the end of a peer's id."""
+
+    family: str
+    by: str
+    version: int
+    reward: float
+    question: str
+    answer: str
+
+
+class Lineage(NamedTuple):
+    """A stored checkpoint and its ancestry: the `parent` before it, "" for none, and the SHA-256
+    digests of its weights and of the `base` model. `rank` is that of its adapter, 0 for all
+    weights."""
+
+    name: str
+    version: int
+    parent: str
+    base: str
+    weights: str
+    bytes: int
+    rank: int
+
+
+class Tracker(Protocol):
+    """Receiver of a node's figures. `step` is the node's number of updates, `when` is in Unix
+    seconds."""
+
+    def log(self, figures: Mapping[str, float], step: int, when: float) -> None: ...
+
+    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None: ...
+
+    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TrackerName(StrEnum):
+    """The trackers by what people type."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
+
+class TensorBoard:
+    """Event files, which `tensorboard --logdir` shows. It has no tables and no artifacts: both are
+    texts, as code, because it would load an image that a text names."""
+
+    def __init__(self, into: Path, run: RunName) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(into / run.path))
+
+    def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step, walltime=when)
+        self._writer.flush()
+
+    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
+        lines = (
+            f"{row.family}  reward {row.reward:g}  {row.by} v{row.version}\n"
+            f"  Q {row.question}\n  A {row.answer}"
+            for row in rows
+        )
+        self._writer.add_text("answers", as_code("\n".join(lines)), step, walltime=when)
+        self._writer.flush()
+
+    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
+        lines = "\n".join(f"{name}: {value}" for name, value in lineage._asdict().items())
+        self._writer.add_text("checkpoints", as_code(lines), step, walltime=when)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases; one that was closed goes on. `WANDB_MODE=offline` needs no
+    account."""
+
+    def __init__(self, into: Path, run: RunName) -> None:
+        import wandb
+
+        into.mkdir(parents=True, exist_ok=True)
+        self._wandb, self._key = wandb, run.key
+        self._run = wandb.init(
+            project=_PROJECT, id=run.key, name=run.name, group=run.group, dir=into, resume="allow"
+        )
+
+    def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
+        self._run.log({**figures, "unix_seconds": when}, step=step)
+
+    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
+        data = [list(row) for row in rows]
+        table = self._wandb.Table(columns=list(AnswerRow._fields), data=data)
+        self._run.log({"answers": table}, step=step)
+
+    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
+        known = lineage._asdict()
+        artifact = self._wandb.Artifact(f"checkpoint-{self._key}", type="model", metadata=known)
+        with artifact.new_file(_FILE) as file:
+            json.dump(known, file)
+        self._run.log_artifact(artifact, aliases=[lineage.name])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio, which keeps it on this machine: `trackio show`."""
+
+    def __init__(self, into: Path, run: RunName) -> None:
+        import trackio
+
+        self._trackio, self._key = trackio, run.key
+        self._run = trackio.init(
+            project=_PROJECT,
+            name=run.label,
+            group=run.group,
+            resume="allow",
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
+        self._run.log({**figures, "unix_seconds": when}, step=step)
+
+    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
+        table = self._trackio.Table(
+            columns=list(AnswerRow._fields), data=[list(row) for row in rows]
+        )
+        self._run.log({"answers": table}, step=step)
+
+    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
+        known = lineage._asdict()
+        artifact = self._trackio.Artifact(f"checkpoint-{self._key}", "model", metadata=known)
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place, _FILE)
+            file.write_text(json.dumps(known))
+            artifact.add_file(file)
+            # An alias that looks like the tracker's own version, such as v0000000042, is refused.
+            self._run.log_artifact(artifact, aliases=[f"policy-{lineage.name}"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: Final[Mapping[TrackerName, Callable[[Path, RunName], Tracker]]] = {
+    TrackerName.TENSORBOARD: TensorBoard,
+    TrackerName.WANDB: Wandb,
+    TrackerName.TRACKIO: Trackio,
+}
+
+
+def plain(name: str) -> str:
+    """A name with the characters that a directory and an artifact may have."""
+    return _FOREIGN.sub("-", name).strip(".-")[:_NAME_CHARS] or "unnamed"
+
+
+def as_code(text: str) -> str:
+    """Text as Markdown that shows it as it is. No line of it can end an indented block."""
+    return "\n".join("    " + line for line in text.split("\n"))
