@@ -427,9 +427,20 @@ def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, A
     asyncio.run(main())
 
 
-def test_no_time_at_all_is_refused() -> None:
+@pytest.mark.parametrize("which", ["derive_seconds", "score_seconds"])
+def test_no_time_at_all_is_refused(which: str) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
-        ProcessEnvironmentHost("drills", {}, score_seconds=0.0)
+        ProcessEnvironmentHost("drills", {}, **{which: 0.0})  # type: ignore[arg-type]
+
+
+def test_a_judge_is_fresh_until_it_has_judged_a_group(lasting: LastingHost) -> None:
+    (judge,) = (judge for whose, judge in lasting.host._judges.items() if whose == "peers")
+    lasting.use(lambda host: host.judge(REF, ["7"], "peers"))
+    assert not judge.fresh
+    lasting.use(lambda _: judge.close())
+    assert judge.fresh
+    lasting.use(lambda _: judge.derive([(REF.environment, REF.version, REF.family, REF.seed)], 5.0))
+    assert judge.fresh, "no text was near it yet"
 
 
 def test_both_hosts_give_the_same_judgements(hostile: str) -> None:

@@ -66,6 +66,7 @@ def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
     assert again.reason == "duplicate"
     assert [each.id for each in drawn(held, 0).groups] == [b"a", b"b"]
     assert held.admit(group("oldest", rewards=(1.0, 1.0)), held.settings.max_lag) is None
+    assert held.stats().own == 0, "a filtered group is never held"
     late = held.admit(group("late", rewards=(1.0, 1.0)), held.settings.max_lag + 1)
     assert isinstance(late, Rejected)
     assert late.reason == "stale"

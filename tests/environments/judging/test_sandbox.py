@@ -399,3 +399,24 @@ def test_a_machine_without_a_sandbox_says_so(
     info = asyncio.run(start())
     assert info.sandbox is not None
     assert "system calls" in info.sandbox.described()
+
+
+def test_memory_that_other_processes_see_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared.py").write_text(
+        "import mmap\nfrom swarm_node.environments.drills import create\n"
+        "SHARED = mmap.mmap(-1, 4096)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+
+    async def start() -> EnvironmentInfo:
+        host = ProcessEnvironmentHost("shared:create", {})
+        try:
+            return await host.start()
+        finally:
+            await host.close()
+
+    info = asyncio.run(start())
+    assert info.sandbox is not None
+    assert not info.sandbox.files, "a judge could write what outlives it"

@@ -73,6 +73,16 @@ def test_the_numbers_are_the_kernels(header: str, column: int, other_names: dict
         assert numbers.get(other_names.get(name, name)) == both[column], name
 
 
+def test_the_machines_are_named_as_the_kernels_audit_names_them() -> None:
+    header = Path("/usr/include/linux/elf-em.h")
+    if not header.exists():
+        pytest.skip("no kernel headers here")
+    found = dict(re.findall(r"#define EM_(\w+)\s+(\d+)", header.read_text()))
+    wide_little_endian = 0x80000000 | 0x40000000  # __AUDIT_ARCH_64BIT | __AUDIT_ARCH_LE
+    expected = {name: int(found[name.upper()]) | wide_little_endian for name in ARCHITECTURES}
+    assert {name: number for name, (number, _) in ARCHITECTURES.items()} == expected
+
+
 def test_a_filter_is_made_for_known_machines_only() -> None:
     assert judge_filter("riscv64", 1) is None
     programs = [judge_filter(machine, 1) for machine in ("x86_64", "aarch64")]

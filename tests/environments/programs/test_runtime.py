@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from builders import ROOT
 from hostile_programs import HOSTILE, honest, sums
@@ -237,3 +239,42 @@ def test_pins_are_those_of_the_project() -> None:
     for pin in pins:
         assert pin in constraints
         assert f"\n{pin} " in tests
+
+
+#: Calls itself as often as its argument says, and returns how often that was.
+DEEP = """
+(module (memory (export "memory") 1)
+  (func $down (export "down") (param i32) (result i32)
+    (if (result i32) (i32.eqz (local.get 0))
+      (then (i32.const 0))
+      (else (i32.add (i32.const 1) (call $down (i32.sub (local.get 0) (i32.const 1))))))))
+"""
+
+
+@needs_extra
+def test_a_program_has_its_own_stack_and_reserves_little_more_than_its_memory() -> None:
+    import wasmtime
+
+    def depth(engine: Any) -> int:
+        """The calls that fit the stack."""
+        store = wasmtime.Store(engine)
+        store.set_fuel(10**9)
+        down = wasmtime.Instance(store, wasmtime.Module(engine, DEEP), []).exports(store)["down"]
+        fits, too_many = 1, 1 << 20
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            try:
+                assert down(store, middle) == middle
+                fits = middle
+            except wasmtime.Trap:
+                too_many = middle
+        return fits
+
+    before = psutil.Process().memory_info().vms
+    own = depth(module._engine())
+    assert psutil.Process().memory_info().vms - before < 4 * module.MEMORY_BYTES
+    fuelled = wasmtime.Config()
+    fuelled.consume_fuel = True
+    default = 512 << 10
+    expected = depth(wasmtime.Engine(fuelled)) * module._STACK_BYTES / default
+    assert own == pytest.approx(expected, rel=0.05)

@@ -399,3 +399,17 @@ def test_a_trick_or_a_raising_scorer_earns_nothing(family: str, text: str) -> No
     for seed in range(20):
         task = environment.derive(TaskRef(environment.name, environment.version, family, seed))
         assert environment.score(task, text) == 0.0
+
+
+def test_a_right_answer_earns_all_and_as_a_list_a_tenth() -> None:
+    score = scorers._as_list(lambda _, items: " ".join(map(str, items)))
+    entry = {"answer": "1 2"}
+    assert [score(None, text, entry) for text in (" 1 2\n", "[1, 2]", "[2, 1]")] == [1.0, 0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("moves", "kept"),
+    [("U R2 F'", "U R2 F'"), ("U999999999", "U7"), ("U5 R", "U5 R"), ("U8 ?", "U4 ?"), ("", "")],
+)
+def test_turns_of_a_face_that_cancel_out_are_left_out(moves: str, kept: str) -> None:
+    assert scorers._guard_rubiks_cube(moves) == kept

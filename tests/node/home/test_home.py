@@ -5,6 +5,7 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 from swarm_keys import verify_chain
 
@@ -12,6 +13,8 @@ from swarm_node.durable import Journal
 from swarm_node.errors import HomeError, NotRunningError, TicketError
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.home.home import Home
+from swarm_node.node.home.inventory import RECORD, Record
+from swarm_node.node.home.stocktaking import take_stock
 from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity, read_private
@@ -45,6 +48,36 @@ def test_what_is_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     (home.path / "node.key").chmod(0o644)
     with pytest.raises(HomeError, match="chmod 600"):
         home.identity()
+
+
+def test_a_small_file_counts_among_what_a_home_has_had_once_it_is_saved(tmp_path: Path) -> None:
+    home, before = Home(tmp_path / "home"), Home(tmp_path / "no node's")
+    home.found_swarm("team", NOW)
+    home.record()
+
+    def recorded() -> list[str]:
+        return msgspec.json.decode(home.load(RECORD) or b"", type=Record).files
+
+    assert "coordinator" not in recorded()
+    home.save("coordinator", b"batch")
+    assert "coordinator" in recorded()
+    (home.path / "coordinator").unlink()
+    home.save("bootstrap", ADDRESS.encode())
+    assert {"coordinator", "bootstrap", "node.key"} <= {*recorded()}
+    before.path.mkdir()
+    before.save("coordinator", b"batch")
+    assert before.load(RECORD) is None, "there was no start yet"
+
+
+def test_what_another_swarm_signed_does_not_fit(tmp_path: Path) -> None:
+    homes = [Home(tmp_path / name) for name in ("one", "other")]
+    for home in homes:
+        home.found_swarm("team", NOW)
+    one, other = homes
+    for name in ("root.key", "membership"):
+        assert take_stock(one.path).files[name].state == "sound"
+        (one.path / name).write_bytes((other.path / name).read_bytes())
+        assert take_stock(one.path).files[name].state == "foreign"
 
 
 def test_refusals_say_what_to_do(tmp_path: Path) -> None:

@@ -148,6 +148,17 @@ def _answering(node: LightNode) -> int:
     return sum(peer.retry_at <= now for peer in node.directory.live(now, math.inf))
 
 
+def test_a_dead_bootstrap_is_left_alone_while_another_peer_answers(tmp_path: Path) -> None:
+    async def body(swarm: Swarm) -> None:
+        nodes = [swarm.start(index, know=range(3)) for index in range(2)]
+        await asyncio.sleep(600.0)
+        for node in nodes:
+            assert _answering(node) == 1
+            assert node.transport.dialled[address_of(swarm.members[2])] <= 8
+
+    in_swarm(body, tmp_path, 3)
+
+
 class Moody(SilentTransport):
     """Every second heartbeat and every second repair fails, and its addresses never last."""
 

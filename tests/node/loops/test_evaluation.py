@@ -110,6 +110,15 @@ def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str
     return run_virtual(scenario), host.judged
 
 
+def test_a_curve_goes_on_from_the_seconds_of_an_earlier_run(tmp_path: Path) -> None:
+    seconds = []
+    for earlier in (0.0, 100.0):
+        place = tmp_path / f"{earlier}"
+        place.mkdir()
+        seconds.append(_measured(place, tries=1, earlier=earlier)[0].seconds)
+    assert seconds[1] == seconds[0] + 100.0
+
+
 def test_reward_on_unseen_and_on_seen_texts_are_kept_apart(tmp_path: Path) -> None:
     point, judged = _measured(tmp_path, tries=4)
     assert set(point.families.values()) == set(point.pass_k.values()) == {0.25}

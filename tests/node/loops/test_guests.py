@@ -73,6 +73,21 @@ def test_an_answer_depends_on_its_request_alone() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_says_which_policy_gave_its_newest_tokens() -> None:
+    async def main() -> None:
+        async with sampling() as sampler:
+            guests = Guests(sampler, share=1.0)
+            answers = guests.ask(asked("1 + 1?"), stays)
+            assert answers is not None
+            await guests.step()
+            assert (answers.version, answers.over) == (0, False)
+            await sampler.load(TINY / "model.safetensors", 7)
+            await finish(guests, [answers])
+            assert answers.version == 7
+
+    asyncio.run(main())
+
+
 def test_more_rows_than_places_take_turns() -> None:
     async def main() -> None:
         async with sampling() as sampler:

@@ -392,3 +392,16 @@ def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> Non
     assert [list(each.token_ids) for each in record.answers] == [ids[0], ids[1][:-1]]
     assert [each.logprobs for each in record.answers] == [None, None]
     assert [each.reward for each in record.answers] == [1.0, 0.0]
+
+
+def test_a_policy_goes_on_from_its_file_however_it_is_started(tmp_path: Path) -> None:
+    async def versions() -> None:
+        policy = ProgramPolicy(Home(tmp_path))
+        policy.reached(7)
+        await policy.checkpoint({"stored": 3})
+        for again in (ProgramPolicy.start, ProgramPolicy.restart):
+            other = ProgramPolicy(Home(tmp_path))
+            assert await again(other) == (tmp_path, 7)
+            assert other.extra == {"stored": 3}
+
+    asyncio.run(versions())

@@ -188,15 +188,15 @@ def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
 def test_a_resumed_controller_goes_on_where_it_was() -> None:
     before = Life("auto")
     for _ in range(60):
-        before.update(offered=20)
-    assert before.buffer.mixture == Mixture(1, 7)
+        before.update(offered=0)
+    assert before.buffer.mixture == Mixture(8, 0)
     saved = msgspec.convert(msgspec.to_builtins(before.mixer.state), MixtureState)
     after = Life("auto")
     after.mixer.resume(saved)
-    assert after.buffer.mixture == Mixture(1, 7)
+    assert after.buffer.mixture == Mixture(8, 0)
     assert after.mixer.state == before.mixer.state
     assert after.tally.mixture is not None
-    assert after.tally.mixture.own == 1
+    assert after.tally.mixture.own == 8
 
 
 def test_a_state_of_other_settings_is_not_resumed() -> None:

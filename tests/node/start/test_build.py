@@ -12,12 +12,12 @@ import pytest
 
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.config.reloading import Reloading
-from swarm_node.errors import HomeError, UnmappedError
+from swarm_node.errors import HomeError, ModelError, UnmappedError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import Fit, fit
 from swarm_node.node.start import build
-from swarm_node.node.start.build import make_built_in, run_node
+from swarm_node.node.start.build import build_parts, make_built_in, run_node
 from swarm_node.node.start.derive import Resolved
 from swarm_node.node.start.screen import Screen
 from swarm_node.policy.memory.footprint import TrainingMethod
@@ -37,6 +37,15 @@ def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engin
         sampler = make_built_in(load_settings({}, environ={}), model, found)
         layers = [*sampler._model.blocks()]
         assert all(bool(layer.four_bit) == training.nf4 for layer in layers)
+
+
+def test_an_answer_of_all_positions_leaves_none_for_a_prompt(tmp_path: Path) -> None:
+    model, home = Model.read("tiny", resolve("tiny")), Home(tmp_path)
+    longest = model.codec.positions
+    flags = {"run.device": "cpu", "sampling.engine": "torch", "sampling.max_new_tokens": longest}
+    settings, found = load_settings(flags, environ={}), Fit(ON_CPU, False, TrainingMethod())
+    with pytest.raises(ModelError, match=f"{longest} and the model has {longest} positions"):
+        build_parts(settings, home, home.found_swarm("team", time.time()), model, found)
 
 
 def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:

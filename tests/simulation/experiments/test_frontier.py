@@ -80,7 +80,8 @@ PILOT = [
 def test_a_prediction_begins_with_the_first_share_that_was_measured(tmp_path: Path) -> None:
     swarm = raw("default", 2, 0, [0, 200, 400], [0.0, 0.2, 0.4])
     final = msgspec.structs.replace(swarm, stage="final")
-    for run in (swarm, final, raw("default-long", 2, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
+    short = msgspec.structs.replace(swarm, unseen=[0.0, 0.1, 0.2])
+    for run in (short, final, raw("default-long", 2, 0, [0, 100, 200], [0.0, 0.2, 0.4])):
         write_raw(run, tmp_path / f"{run.stage}-dense-{run.arm}-n{run.nodes}-s0.json")
     table = prediction_table(tmp_path, "dense", [2])
     assert [list(column.cells) for column in table.columns[2:]] == [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from swarm_node.config import Settings
@@ -17,7 +19,7 @@ from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.sapo import Sapo
 from swarm_node.simulation.experiments.skeleton import Experiment
 from swarm_node.simulation.experiments.staleness import Staleness
-from swarm_node.simulation.report import SimulationReport, load_report
+from swarm_node.simulation.report import SimulationReport, _digest, load_report, save_json
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import describe, simulate
@@ -75,6 +77,29 @@ def test_a_report_of_an_earlier_version_is_read_and_its_key_is_the_same(tmp_path
         ("training", ("activation_checkpointing",)),
     ):
         assert [key[table][name] for name in gone] == [before[name] for name in gone]
+
+
+def test_a_kept_run_is_shown_and_one_of_another_plan_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> SimulationReport:
+        raise AssertionError("it is made again")
+
+    monkeypatch.setattr(skeleton, "simulate", never)
+    report = load_report(STORED)
+    assert report is not None
+    (case,) = ALONE.cases(tmp_path).values()
+    scenario = replace(case.scenario, seed=declared_seeds(1, "sapo")[0])
+    plan = describe(scenario, simulation_settings(scenario.seed, case.flags))
+    place = tmp_path / ALONE.place / case.name / "seed-0"
+    for settings in (report.settings, plan):  # the earlier one is of another model
+        with suppress(AssertionError):
+            ALONE.run(tmp_path)
+        assert "8/0" not in capsys.readouterr().out
+        kept = msgspec.structs.replace(report, settings=settings, hash="")
+        save_json(msgspec.structs.replace(kept, hash=_digest(kept)), place)
+    ALONE.run(tmp_path)
+    assert "8/0" in capsys.readouterr().out
 
 
 @pytest.mark.slow(reason="simulates two nodes")
