@@ -11,9 +11,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgpack
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -36,6 +37,8 @@ from swarm_node.policy.training.checkpoints.stored import (
 )
 
 MAX_STATE_BYTES = 1 << 20
+#: Of adapters, as `training.lora_rank` has it.
+MAX_RANK = 1024
 _WRITING, _REPLACED = ".writing-", ".replaced-"
 
 
@@ -118,13 +121,26 @@ def stored_rank(root: Path) -> int | None:
     one. This verifies nothing; restoring the checkpoint does."""
     for path in checkpoints(root):
         try:
-            raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
-            rank = raw["settings"]["lora_rank"]
-        except (OSError, ValueError, TypeError, KeyError):
+            return _read_state(path).rank
+        except (OSError, ValueError):
             continue  # an older one may be readable
-        if isinstance(rank, int):
-            return rank
     return None
+
+
+class _StoredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `state.msgpack`; see `TrainingState`."""
+
+    version: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    updates: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    rng: bytes
+    settings: dict[str, Any]
+    model: bytes
+    extra: dict[str, Any] = {}
+    own_answers: bytes = b""
+
+    @property
+    def rank(self) -> Any:
+        return self.settings.get("lora_rank", 0)
 
 
 class CheckpointHead(NamedTuple):
@@ -143,10 +159,9 @@ def head(path: Path) -> CheckpointHead:
         CheckpointError: `path` cannot be read as a checkpoint.
     """
     try:
-        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
-        version, model, settings = raw["version"], raw["model"], raw["settings"]
-        return CheckpointHead(int(version), bytes(model), int(settings.get("lora_rank", 0)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        state = _read_state(path)
+        return CheckpointHead(state.version, state.model, state.rank)
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({words_of(error)}); take another one"
         ) from error
@@ -159,15 +174,33 @@ def read(path: Path) -> TrainingState:
         CheckpointError: `path` cannot be read as a checkpoint.
     """
     try:
-        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
+        state = _read_state(path)
         return TrainingState(
-            weights=load_file(path / MODEL), optimizer=load_file(path / OPTIMIZER), **raw
+            weights=load_file(path / MODEL),
+            optimizer=load_file(path / OPTIMIZER),
+            **msgspec.structs.asdict(state),
         )
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({words_of(error)}); move it away to "
             "use an older one"
         ) from error
+
+
+def _read_state(path: Path) -> _StoredState:
+    """
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no state of a trainer.
+    """
+    raw = read_bounded(path / STATE, MAX_STATE_BYTES)
+    try:
+        state = msgspec.msgpack.decode(raw, type=_StoredState)
+    except RecursionError as error:
+        raise ValueError("its state is too deep") from error
+    if not (isinstance(state.rank, int) and 0 <= state.rank <= MAX_RANK):
+        raise ValueError(f"a lora_rank of {state.rank!r:.40}")
+    return state
 
 
 def remove_leftovers(root: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgpack
 
+from swarm_node.durable import open_regular
 from swarm_node.errors import CheckpointError
 
 MAX_MANIFEST_BYTES = 1 << 16
@@ -89,7 +90,7 @@ def _log_damaged(path: Path, fault: str) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path.name} is larger than {limit} bytes")
@@ -97,5 +98,5 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def sha256(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").digest()
