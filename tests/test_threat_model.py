@@ -57,6 +57,12 @@ OPENED = {
     "swarm_node/node/hosts/hosts.py": "trainer's hosts",
     "swarm_node/policy/training/processes/sharded.py": "gradients of a trainer's hosts",
 }
+#: What each module serves over HTTP by `swarm_node/page/listening.py`.
+SERVED = {
+    "swarm_node/node/control/control.py": {"control API and page"},
+    "swarm_node/library/serving.py": {"OpenAI's paths of it, and of `swarm-node serve`"},
+    "coordinator/server.py": {f"coordinator `{route.who}`" for route in (*PUBLIC, *ADMIN)},
+}
 
 
 def ways_in() -> dict[str, list[str]]:
@@ -68,7 +74,7 @@ def ways_in() -> dict[str, list[str]]:
 def test_every_way_in_has_a_row_with_gate_price_and_test_and_every_row_is_a_way_in() -> None:
     registered = {f"`{protocol.name}`" for protocol in PROTOCOLS}
     registered |= {f"table `{call}`" for call in CALLS}
-    registered |= {f"coordinator `{route.who}`" for route in (*PUBLIC, *ADMIN)}
+    registered = registered.union(*SERVED.values())
     rows = ways_in()
     assert set(rows) == registered | set(OPENED.values())
     assert [way for way, cells in rows.items() if len(cells) != 3 or not all(cells)] == []
@@ -76,6 +82,18 @@ def test_every_way_in_has_a_row_with_gate_price_and_test_and_every_row_is_a_way_
 
 def test_every_module_that_listens_is_a_way_in() -> None:
     assert set(_listening()) == set(OPENED)
+
+
+def test_every_module_that_serves_over_http_is_a_way_in() -> None:
+    serving = {
+        str(path.relative_to(ROOT))
+        for folder in (PACKAGE, COORDINATOR)
+        for path, node in nodes(sorted(folder.rglob("*.py")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Listening"
+    }
+    assert serving == set(SERVED)
 
 
 def _listening() -> Iterator[str]:

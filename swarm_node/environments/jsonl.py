@@ -14,7 +14,14 @@ from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.rows import Family, check_template, digest_of, read_families, refuse
+from swarm_node.environments.rows import (
+    Family,
+    check_template,
+    check_text,
+    digest_of,
+    read_families,
+    refuse,
+)
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -141,6 +148,7 @@ def _example(value: dict[str, Any], fields: tuple[str, str], with_choices: bool)
     right = str(given).rpartition("####")[2].strip()
     if not right:
         raise ValueError(f"{fields[1]!r} is empty")
+    check_text(right, fields[1])
     return Example(question, right)
 
 
@@ -149,6 +157,8 @@ def _choices(value: Any) -> tuple[str, ...]:
         raise ValueError(f"'choices' must be a list of 2 to {_MAX_CHOICES} texts")
     if not all(isinstance(text, str) and text.strip() for text in value):
         raise ValueError("every choice must be a text")
+    for text in value:
+        check_text(text, "choices")
     return tuple(value)
 
 

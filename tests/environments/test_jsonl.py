@@ -136,6 +136,12 @@ def test_another_file_or_option_is_another_version(tmp_path: Path) -> None:
         (sums(), {"held_out": 1.0}, "a share"),
         (sums(), {"held_out": "0.1"}, "a share"),
         ([{"question": "\ud800", "answer": "a"}], {}, "line 1: 'question' has half a character"),
+        ([{"question": "q", "answer": "\ud800"}], {}, "line 1: 'answer' has half a character"),
+        (
+            [{"question": "q", "answer": "A", "choices": ["\ud800", "b"]}],
+            {"scoring": "choice"},
+            "line 1: 'choices' has half a character",
+        ),
         (
             [{"question": "a", "answer": "C", "choices": ["x", "y"]}],
             {"scoring": "choice"},

@@ -1,7 +1,8 @@
 """A machine's facts in a file, for `plan` and `doctor` on another machine (`--facts`).
 
-`doctor --json` writes them: what a model's fit depends on, and nothing that names a person, a home
-or a swarm. Who reads a file trusts nothing in it: size, then types and limits.
+`doctor --json` writes them beside its checks, which name the home: what a model's fit depends on,
+and nothing that names a person, a home or a swarm. A reader takes them alone, and trusts nothing in
+them: size, then types and limits.
 """
 
 from __future__ import annotations

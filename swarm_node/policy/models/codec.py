@@ -132,8 +132,6 @@ class Codec:
         Raises:
             ModelError: the template fails.
         """
-        from jinja2 import TemplateError
-
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages,
@@ -141,8 +139,8 @@ class Codec:
                 tokenize=False,
                 enable_thinking=False,
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ModelError(f"the tokenizer's chat template fails: {error}") from error
+        except Exception as error:
+            raise ModelError(f"the tokenizer's chat template fails: {words_of(error)}") from error
         return text
 
     def _turn_end(self) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -32,7 +33,7 @@ from swarm_node.policy.training.checkpoints.stored import (
     OPTIMIZER,
     STATE,
     checkpoints,
-    read_bounded,
+    read_state,
     sha256,
 )
 
@@ -118,12 +119,9 @@ def stored_rank(root: Path) -> int | None:
     one. This verifies nothing; restoring the checkpoint does."""
     for path in checkpoints(root):
         try:
-            raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
-            rank = raw["settings"]["lora_rank"]
-        except (OSError, ValueError, TypeError, KeyError):
+            return read_state(path).rank
+        except (OSError, ValueError):
             continue  # an older one may be readable
-        if isinstance(rank, int):
-            return rank
     return None
 
 
@@ -134,11 +132,13 @@ def read(path: Path) -> TrainingState:
         CheckpointError: `path` cannot be read as a checkpoint.
     """
     try:
-        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
+        state = read_state(path)
         return TrainingState(
-            weights=load_file(path / MODEL), optimizer=load_file(path / OPTIMIZER), **raw
+            weights=load_file(path / MODEL),
+            optimizer=load_file(path / OPTIMIZER),
+            **msgspec.structs.asdict(state),
         )
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({words_of(error)}); move it away to "
             "use an older one"

@@ -10,13 +10,17 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgpack
+import msgspec
 
+from swarm_node.durable import open_regular
 from swarm_node.errors import CheckpointError, words_of
 
 MAX_MANIFEST_BYTES, MAX_STATE_BYTES = 1 << 16, 1 << 20
+#: Of adapters, as `training.lora_rank` has it.
+MAX_RANK = 1024
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
 FILES = (MODEL, OPTIMIZER, STATE)
 MANIFEST = "manifest.msgpack"
@@ -85,6 +89,22 @@ def fault_of(path: Path, *, digests: bool = True) -> str | None:
     return None
 
 
+class StoredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `state.msgpack`; see `TrainingState`."""
+
+    version: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    updates: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    rng: bytes
+    settings: dict[str, Any]
+    model: bytes
+    extra: dict[str, Any] = {}
+    own_answers: bytes = b""
+
+    @property
+    def rank(self) -> Any:
+        return self.settings.get("lora_rank", 0)
+
+
 class CheckpointHead(NamedTuple):
     """Facts of a checkpoint that are known without its tensors. `model` is the digest of its base,
     `weights` that of the file of its weights, which has so many `bytes`; `rank` is that of its
@@ -104,20 +124,31 @@ def head(path: Path) -> CheckpointHead:
         CheckpointError: `path` cannot be read as a checkpoint.
     """
     try:
-        raw = msgpack.unpackb(read_bounded(path / STATE, MAX_STATE_BYTES))
-        version, model, settings = raw["version"], raw["model"], raw["settings"]
-        stated = msgpack.unpackb(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))["files"][MODEL]
-        return CheckpointHead(
-            int(version),
-            bytes(model),
-            int(settings.get("lora_rank", 0)),
-            bytes(stated["sha256"]),
-            int(stated["size"]),
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        state = read_state(path)
+        manifest = read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES)
+        stated = msgpack.unpackb(manifest)["files"][MODEL]
+        digest, size = bytes(stated["sha256"]), int(stated["size"])
+        return CheckpointHead(state.version, state.model, state.rank, digest, size)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({words_of(error)}); take another one"
         ) from error
+
+
+def read_state(path: Path) -> StoredState:
+    """
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no state of a trainer.
+    """
+    raw = read_bounded(path / STATE, MAX_STATE_BYTES)
+    try:
+        state = msgspec.msgpack.decode(raw, type=StoredState)
+    except RecursionError as error:
+        raise ValueError("its state is too deep") from error
+    if not (isinstance(state.rank, int) and 0 <= state.rank <= MAX_RANK):
+        raise ValueError(f"a lora_rank of {state.rank!r:.40}")
+    return state
 
 
 def _log_damaged(path: Path, fault: str) -> None:
@@ -125,7 +156,7 @@ def _log_damaged(path: Path, fault: str) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path.name} is larger than {limit} bytes")
@@ -133,5 +164,5 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def sha256(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").digest()

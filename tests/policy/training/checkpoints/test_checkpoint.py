@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -16,8 +17,17 @@ from swarm_node.policy.training.checkpoints.checkpoint import (
     read,
     remove_leftovers,
     save,
+    stored_rank,
 )
-from swarm_node.policy.training.checkpoints.stored import newest_valid
+from swarm_node.policy.training.checkpoints.stored import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    fault_of,
+    head,
+    newest_valid,
+    sha256,
+)
 
 
 def state(version: int = 1, value: float = 1.0) -> TrainingState:
@@ -210,3 +220,64 @@ def test_a_disk_that_refuses_is_reported(tmp_path: Path) -> None:
 def test_a_directory_that_is_no_checkpoint_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "1"},
+        {"version": -1},
+        {"version": 1 << 63},
+        {"updates": 1e300},
+        {"model": 1 << 40},  # bytes(model) would take as much memory
+        {"settings": [1]},
+        {"settings": {"lora_rank": 10**9}},
+        {"settings": {"lora_rank": "4"}},
+        {"settings": {"lora_rank": -3}},
+        {"extra": "text"},
+        {"rng": 5},
+        {"other": 1},
+    ],
+)
+def test_a_state_of_other_types_is_refused_although_its_digests_are_right(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = save(tmp_path, state())
+    raw = msgpack.unpackb((path / STATE).read_bytes())
+    _replace(path, STATE, msgpack.packb({**raw, **change}))
+    assert newest_valid(tmp_path) == path
+    for reader in (head, read):
+        with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+            reader(path)
+    assert stored_rank(tmp_path) is None
+
+
+def test_a_deep_state_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, state())
+    _replace(path, STATE, b"\x91" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        head(path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [MODEL, STATE, MANIFEST])
+def test_what_is_no_regular_file_is_a_fault_and_nothing_waits_for_it(
+    tmp_path: Path, name: str
+) -> None:
+    for kind in ("pipe", "device"):
+        path = save(tmp_path / kind, state())
+        if name != MANIFEST:
+            _replace(path, name, b"")
+        (path / name).unlink()
+        if kind == "pipe":
+            os.mkfifo(path / name)
+        else:
+            (path / name).symlink_to("/dev/zero")
+        assert "no regular file" in (fault_of(path) or "")
+
+
+def _replace(path: Path, name: str, data: bytes) -> None:
+    """Write a file of a checkpoint, and its size and digest into the manifest."""
+    (path / name).write_bytes(data)
+    stated = {"size": len(data), "sha256": sha256(path / name)}
+    rewrite_manifest(path / MANIFEST, lambda manifest: manifest["files"].update({name: stated}))
