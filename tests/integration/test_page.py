@@ -126,6 +126,18 @@ def test_what_was_measured_on_the_old_ground_is_marked(
     assert errors == []
 
 
+def test_links_lead_to_parts_that_are_there(tmp_path: Path, said: tuple[Any, list[str]]) -> None:
+    page, errors = said
+    with served(tmp_path, snapshot()) as one:
+        page.goto(one.address())
+        links = page.locator("nav a:visible")
+        there = ["reward", "families", "nodes", "answers", "this node"]
+        playwright.expect(links).to_have_text(there)
+        one.log = events(3)
+        playwright.expect(links).to_have_text([*there[:3], "events", *there[3:]], timeout=30_000)
+    assert errors == []
+
+
 def test_without_a_key_it_shows_nothing_and_says_what_to_do(
     tmp_path: Path, said: tuple[Any, list[str]]
 ) -> None:
