@@ -23,6 +23,7 @@ SHORT = {
     "memory": "--seconds 3",
     "page": "--nodes 10 --updates 2",
     "peer_sampling": "--seeds 1",
+    "number_types": "--seeds 1 --updates 3 --tasks 1",
     "plausible": "words --rounds 2",
     "programs": "--programs 4 --load 1",
     "real_beside_simulated": "--nodes 2 --updates 12",
