@@ -170,7 +170,8 @@ async def at_work(
             weights, version = await trainer.start()
             for turn in range(arguments.updates):
                 await sampler.load(weights, version)
-                requests = [replace(o, seed=o.seed + turn) for o in requests_of(arguments.new)]
+                asked = requests_of(arguments.new, max(ROWS, rows))
+                requests = [replace(one, seed=one.seed + turn) for one in asked]
                 async with asyncio.TaskGroup() as tasks:
                     drawing = tasks.create_task(sampler.sample(requests))
                     updating = tasks.create_task(trainer.update(batch))
@@ -191,11 +192,13 @@ async def at_work(
 def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The settings, and how `join` would use what is free here."""
     from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import this_machine
     from swarm_node.node.preflight.fit import GpuMemory, fit
 
     chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
-    settings = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})
+    given = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})
+    settings = for_model(given, shape)
     machine = this_machine(settings)
     if machine.gpu is not None:
         machine = replace(machine, gpu=GpuMemory(arguments.free, arguments.free))

@@ -1,6 +1,6 @@
 """Planned memory against used memory, part by part, on a CPU.
 
-    python benchmarks/plan.py [--tokens N] [--models tiny 67m]
+    python benchmarks/plan.py [--tokens N] [--models tiny 67m] [--variants NAME ...]
 
 The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, vocabulary 32,768,
 67 million weights), trained on two micro-batches of N tokens. Two measurements of each case:
@@ -163,7 +163,7 @@ def sampling(directory: Path, dtype: str, device: str, gauge: Gauge) -> int:
     return gauge.peak(lambda: asyncio.run(draw())) - before
 
 
-def requests_of(new: int = NEW) -> list[Any]:
+def requests_of(new: int = NEW, rows: int = ROWS) -> list[Any]:
     from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.sampling.sampler import SampleRequest
 
@@ -175,7 +175,7 @@ def requests_of(new: int = NEW) -> list[Any]:
             temperature=1.0,
             seed=n,
         )
-        for n in range(ROWS // 8)
+        for n in range(rows // 8)
     ]
 
 
@@ -269,6 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     from swarm_node.policy.memory.footprint import TrainingMethod
@@ -288,8 +289,8 @@ def main() -> None:
             directory = resolve("tiny")
             if shape is not None:
                 directory = make_directory(Path(work) / name, Qwen2Config(**shape))
-            for variant, chosen in VARIANTS.items():
-                training = TrainingMethod(micro_batch_tokens=arguments.tokens, **chosen)
+            for variant in arguments.variants:
+                training = TrainingMethod(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
                 run_case(f"{name}, {variant}", directory, least, variant, training)
 
 

@@ -1,14 +1,17 @@
-"""A node that trains adapters of a model of real shape: its peak memory against the plan.
+"""A node that trains adapters of a model of real shape: its peak memory against the plan, and its
+updates a second of the processor in several number types.
 
     python benchmarks/real_shapes.py [--model qwen2.5-0.5b] [--engine torch] [--new 512]
                                      [--updates 5] [--limit-gb 16] [--device cpu]
-                                     [--dtype auto]
+                                     [--dtype float32 bfloat16]
 
 The weights are random, in bfloat16 as the hub has them; the vocabulary has its 151,936 entries.
 Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, one group an
 update. The node is whole: `swarm-node join`, with its trainer, sampler and network. Memory is the
 peak of the tree's proportional set size, less that of the same node with a model of next to
 nothing: code and libraries are not planned for. The plan is the one that `join` makes and prints.
+With several number types (`--dtype`) a node runs in each, and the last line compares their updates
+a second of the processor, of the whole tree. `--model least` is the model of next to nothing.
 With `--limit-gb`, as root on cgroup v1 or v2, the kernel ends the node when it takes more. On a GPU
 (`--device cuda`) memory is the GPU's, as nvidia-smi says.
 """
@@ -98,7 +101,9 @@ def limited(gigabytes: float) -> Iterator[None]:
         group.rmdir()
 
 
-def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> dict[str, Any]:
+def run(
+    model: Path, arguments: argparse.Namespace, dtype: str, updates: int, new: int
+) -> dict[str, Any]:
     """Peak PSS in MiB (on a GPU, of its used memory), and CPU and wall seconds per update after the
     first, of a node that makes `updates`."""
     settings = {
@@ -111,7 +116,7 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
         "experience.own": 1,
         "experience.external": 0,
         "training.lora_rank": RANK,
-        "training.dtype": arguments.dtype,
+        "training.dtype": dtype,
         "run.eval_seconds": 86400,
         "run.eval_tasks": 1,
         "run.checkpoint_updates": 1000,
@@ -168,40 +173,54 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    types = ("auto", "float32", "bfloat16")
+    parser.add_argument("--dtype", nargs="+", default=["auto"], choices=types)
     parser.add_argument("--limit-gb", type=float, default=0.0)
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path[1:2]])
-    shape = known_shape(arguments.model)
+    shape = _LEAST if arguments.model == "least" else known_shape(arguments.model)
     assert shape is not None, "swarm-node plan lists the names"
     directory = make_model(arguments.models / arguments.model, shape)
     least = make_model(arguments.models / "least", _LEAST)
+    found = {}
     with limited(arguments.limit_gb):
-        empty = run(least, arguments, updates=1, new=16)
-        found = run(directory, arguments, arguments.updates, arguments.new)
-    libraries = 0.0 if arguments.device != "cpu" else empty["mib"]
-    measured, plan = found["mib"] - libraries, found["planned"]
-    print(
-        f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {arguments.dtype}, {GROUP} answers "
-        f"of {arguments.new}"
-        + f", at most {arguments.limit_gb:g} GB of memory"
-        * bool(arguments.limit_gb)
-    )
+        empty = run(least, arguments, "float32", updates=1, new=16)
+        for dtype in arguments.dtype:
+            found[dtype] = run(directory, arguments, dtype, arguments.updates, arguments.new)
+            show(arguments, dtype, found[dtype], empty["mib"])
+    first, *others = found.items()
+    for dtype, made in others:
+        ratio = first[1]["cpu_seconds"] / made["cpu_seconds"]
+        print(f"updates a CPU second in {dtype}: {ratio:.2f} of those in {first[0]}")
+
+
+def show(
+    arguments: argparse.Namespace, dtype: str, found: dict[str, Any], libraries: float
+) -> None:
+    """Print the figures of one node. `libraries` is the memory of one without a model."""
+    without = 0.0 if arguments.device != "cpu" else libraries
+    measured, plan = found["mib"] - without, found["planned"]
+    limit = f", at most {arguments.limit_gb:g} GB of memory" * bool(arguments.limit_gb)
+    what = f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {dtype}"
+    print(f"{what}, {GROUP} answers of {arguments.new}{limit}")
     print(f"planned MiB {plan:,.0f}, measured {measured:,.0f}, ratio {plan / measured:.2f}")
     tell(
         model=arguments.model,
         engine=arguments.engine,
+        dtype=dtype,
         new=arguments.new,
         planned_mib=plan,
         measured_mib=measured,
         updates=found["updates"],
         update_seconds=found["seconds"],
+        update_cpu_seconds=found["cpu_seconds"],
     )
-    print(f"node without a model: {empty['mib']:,.0f} MiB; in all {found['mib']:,.0f} MiB")
+    print(f"node without a model: {libraries:,.0f} MiB; in all {found['mib']:,.0f} MiB")
     print(
-        f"{found['updates']} updates, {found['cpu_seconds']:.0f} CPU s and "
-        f"{found['seconds']:.1f} s each"
+        f"{found['updates']} updates, {found['cpu_seconds']:.1f} CPU s and "
+        f"{found['seconds']:.1f} s each",
+        flush=True,
     )
 
 

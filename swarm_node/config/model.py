@@ -75,7 +75,9 @@ class Sampling(Table):
     """Sampling of completions."""
 
     group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
-    tasks_per_call: int = Field(16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8.")
+    tasks_per_call: int = Field(
+        16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8, on a GPU 8 to 16."
+    )
     max_new_tokens: int = Field(
         24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
     )
@@ -114,7 +116,8 @@ class Training(Table):
     )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
-        "auto", description="Type in matrix products; auto: the fastest of the GPU, or float32."
+        "auto",
+        description="Type in matrix products; auto: the GPU's fastest; on a CPU as measured.",
     )
     lora_rank: int = Field(
         0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from swarm_node.errors import ConfigError
 
@@ -23,6 +23,9 @@ OptimizerName = Literal["adamw", "adamw8bit"]
 #: Compute capability of the oldest cards for which torch 2.13 and bitsandbytes 0.50 have kernels
 #: (Turing), and of the first that multiply in bfloat16 (Ampere).
 LEAST_CAPABILITY, BFLOAT16_CAPABILITY = (7, 5), (8, 0)
+#: bfloat16 is taken on a CPU if its products take at most this share of float32's time: what is
+#: computed between products takes longer in it.
+WORTHWHILE = 2 / 3
 #: Number type of the frozen base of adapters: the type of matrix products, or matrices of four
 #: bits a weight (`models/nf4.py`).
 BaseName = Literal["whole", "nf4"]
@@ -41,6 +44,23 @@ class Hardware:
     def products(self) -> Precision:
         """The fastest type of matrix products. Where two are, the one that does not overflow."""
         return "bfloat16" if self.bfloat16 else "float16" if self.float16 else "float32"
+
+
+class ProductTimes(NamedTuple):
+    """Seconds of a CPU for the matrix products of a token, measured in each number type."""
+
+    float32: float
+    bfloat16: float
+
+    @property
+    def share(self) -> float:
+        """Time of bfloat16 as a share of float32's."""
+        return self.bfloat16 / self.float32
+
+    @property
+    def worthwhile(self) -> bool:
+        """Check that bfloat16 is so much faster that it is worth its rounding."""
+        return self.share <= WORTHWHILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +84,8 @@ def place(
     device: str, dtype: DtypeName, found: Hardware, *, rank: int = 0, ranks: int = 1
 ) -> Placement:
     """Choose the device and types of process number `rank` of `ranks`. `device` "auto" is CUDA if
-    torch computes on a GPU. `dtype` "auto" is the fastest that the GPU has, and float32 on a CPU.
+    torch computes on a GPU. `dtype` "auto" is the fastest that the GPU has, and float32 on a CPU,
+    where a start measures bfloat16 before it decides (`node/preflight/defaults.py`).
     Several processes take one GPU each, starting with the GPU that `device` names.
 
     Raises:

@@ -127,7 +127,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.environments.presets import try_environment
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.doctor import Finding, examine
+    from swarm_node.node.preflight.doctor import Finding, examine, timed
     from swarm_node.node.preflight.facts import gather
     from swarm_node.node.start.join import ticket_text
     from swarm_node.policy.models.hub import hub_model
@@ -158,6 +158,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     run = settings.run
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
+    if shape is not None and not facts.running:
+        facts = timed(facts, settings, shape)
     return facts, examine(facts, settings, shape, turns=turns) + wrong
 
 

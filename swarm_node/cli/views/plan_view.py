@@ -98,10 +98,13 @@ def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableTyp
 def _on_cpu(machine: Machine, decision: Decision) -> str:
     if decision.found is None:
         return f"[red]Does not fit[/]: {escape(decision.why)}: {escape(decision.advice)}."
-    rank = decision.found.training.lora_rank
+    found = decision.found
+    rank = found.training.lora_rank
     what = f"LoRA rank {rank}" if rank else "all weights"
+    what += f" in {found.where.products}"
     free = f"{machine.free / 1e9:.1f} GB of main memory"
-    return f"[green]Fits[/] into {free}. `join` would train {what} on the CPU."
+    told = f"[green]Fits[/] into {free}. `join` would train {what} on the CPU."
+    return f"{told} {escape(found.numbers)}." if found.numbers else told
 
 
 def _title(name: str, shape: Qwen2Config, job: Job) -> str:

@@ -1,5 +1,5 @@
 """Judges the facts that a start depends on: `swarm-node doctor` shows all findings, `join` the
-faults. Pure.
+faults. Pure, but for `this_machine` and `timed`.
 
 An error makes a start impossible. A warning says that the node will not work as its owner expects.
 """
@@ -7,6 +7,7 @@ An error makes a start impossible. A warning says that the node will not work as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.environments.extras import EXTRAS
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
+from swarm_node.node.preflight.defaults import times_decide
 from swarm_node.node.preflight.facts import Card, Facts, find_gpu
 from swarm_node.node.preflight.fit import (
     Fit,
@@ -25,7 +27,7 @@ from swarm_node.node.preflight.fit import (
     fit,
     shared_bytes,
 )
-from swarm_node.node.preflight.probe import Seen
+from swarm_node.node.preflight.probe import Seen, time_products
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
@@ -47,10 +49,10 @@ _DAY = 86_400
 _WARN_DAYS = 14
 #: All subjects in the order in which they are shown.
 _SUBJECTS = (
-    *("python", "home", "gpu", "device", "sampler", "compiler", "memory", "model", "shared"),
-    *("disk", "environment", "clock", "stack", "port", "ticket", "membership"),
+    *("python", "home", "gpu", "device", "numbers", "sampler", "compiler", "memory", "model"),
+    *("shared", "disk", "environment", "clock", "stack", "port", "ticket", "membership"),
 )
-_OF_MODEL = frozenset({"sampler", "compiler", "model", "shared", "disk"})
+_OF_MODEL = frozenset({"numbers", "sampler", "compiler", "model", "shared", "disk"})
 _ON_CPU = "the CPU with `--set run.device=cpu`"
 #: The first NVIDIA driver for each major version of CUDA.
 _DRIVERS = {12: 525, 13: 580}
@@ -102,9 +104,9 @@ def examine_fit(
     `shape`, which runs as `found` says."""
     gpu = None if before.machine is None else before.machine.gpu
     sampler = _sampler(facts, settings.sampling.engine, found.where.device, lambda: found.engine)
-    return _completed(
-        before.findings, [*sampler, *_model(facts, settings.model, shape, found, gpu)]
-    )
+    numbers = [Finding("numbers", "ok", found.numbers)] if found.numbers else []
+    model = _model(facts, settings.model, shape, found, gpu)
+    return _completed(before.findings, [*numbers, *sampler, *model])
 
 
 def examine(
@@ -159,7 +161,19 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     Raises:
         ConfigError: see `computed_on`.
     """
-    return _machine(settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes)
+    machine = _machine(
+        settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes
+    )
+    return replace(machine, products=facts.products)
+
+
+def timed(facts: Facts, settings: Settings, shape: Qwen2Config) -> Facts:
+    """Return `facts` of this machine with the times of its CPU's products, if the number type of a
+    model of this shape depends on them."""
+    on_cpu = settings.run.device == "cpu" or not facts.seen.hardware.gpus
+    if facts.torch is None or not (on_cpu and times_decide(settings, shape)):
+        return facts
+    return replace(facts, products=time_products(shape))
 
 
 def this_machine(settings: Settings) -> Machine:
@@ -308,7 +322,7 @@ def _model(
     else:
         text = f"{name} fits: {plan.described()}"
         whole = make_plan(shape, found.job, gpu.total)
-        if whole is None or _stage(whole) == _stage(plan):
+        if whole is None or not _noticed(whole, plan):
             yield Finding("model", "ok", text)
         else:
             remedy = f"free the whole card for {whole.described()}"
@@ -317,10 +331,12 @@ def _model(
     yield _disk(facts, shape, found)
 
 
-def _stage(plan: Plan) -> tuple[bool, str, int]:
-    """Return the parts of a plan that a user notices. The size of micro-batches is no reason to
-    clear a card."""
-    return plan.training.lora_rank > 0, plan.sharing, plan.rows
+def _noticed(better: Plan, plan: Plan) -> bool:
+    """Check that a user would notice the better plan. Larger micro-batches, or a few more answers
+    at once, are no reason to clear a card."""
+    trained = better.training.lora_rank > 0, better.sharing
+    other = trained != (plan.training.lora_rank > 0, plan.sharing)
+    return other or better.rows >= 2 * plan.rows
 
 
 def _shared(facts: Facts, need: int) -> Finding:

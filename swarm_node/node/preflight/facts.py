@@ -45,7 +45,7 @@ from swarm_node.node.preflight.probe import (
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.libp2p.daemon import installed
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
-from swarm_node.policy.placement import has_bitsandbytes
+from swarm_node.policy.placement import ProductTimes, has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
 from swarm_node.process.bounded import bounded_run
 
@@ -103,7 +103,8 @@ class Facts:
     without an nvidia-smi. `built` is the time of this program's installation. `synchronized` is
     None if unknown. `shared` is None without /dev/shm. `disk` is the space for the home's
     checkpoints. `busy` are (address, reason) of addresses that cannot be listened on. `faults` are
-    those of the home's files. `database` is the size of node.db.
+    those of the home's files. `database` is the size of node.db. `products` are the times of the
+    CPU's, None if they were not measured.
     """
 
     system: str
@@ -133,6 +134,7 @@ class Facts:
     membership: Paper | None
     faults: tuple[Fault, ...] = ()
     database: int = 0
+    products: ProductTimes | None = None
 
 
 def gather(

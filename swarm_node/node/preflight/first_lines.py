@@ -39,6 +39,8 @@ def start_lines(
     yield Line("device", told, {"device": device, **fields})
     engine = str(facts.vllm) if found.vllm else "built in"
     yield Line("sampler", f"{engine}: {found.why}", {"engine": engine, "why": found.why})
+    if found.numbers:
+        yield Line("numbers", found.numbers, {"dtype": found.where.products})
     million = f"{shape.weight_count / 1e6:,.1f} million weights"
     yield Line("model", f"{name}, {million}", {"model": name, "weights": shape.weight_count})
     yield from _training(settings.training.learning_rate, found, shape)

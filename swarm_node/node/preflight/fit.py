@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.config.model import with_keys
 from swarm_node.errors import ConfigError, HomeError, ModelError, extra_of
+from swarm_node.node.preflight.defaults import rows_at_once, typed
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
     TrainingMethod,
@@ -33,8 +34,14 @@ from swarm_node.policy.memory.plan import (
 )
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.shapes import smaller_models
-from swarm_node.policy.placement import ON_CPU, Hardware, Placement, has_bitsandbytes, place
-from swarm_node.policy.sampling.sampler import MAX_ROWS
+from swarm_node.policy.placement import (
+    ON_CPU,
+    Hardware,
+    Placement,
+    ProductTimes,
+    has_bitsandbytes,
+    place,
+)
 from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
     EngineChoice,
@@ -67,7 +74,8 @@ class GpuMemory(NamedTuple):
 class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
     bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
-    `ipc` if processes share GPU memory (CUDA IPC), and `bitsandbytes` if it is installed."""
+    `ipc` if processes share GPU memory (CUDA IPC), and `bitsandbytes` if it is installed.
+    `products` are the times of the CPU's, if they were measured."""
 
     where: Placement
     free: int
@@ -75,14 +83,16 @@ class Machine:
     vllm: VllmBuild | None
     ipc: bool = True
     bitsandbytes: bool = False
+    products: ProductTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The use of a machine. With `vllm`, vLLM samples; `why` is the reason for the choice of
-    engine. `training` is the trainer's use of memory. `plan` divides the (first) GPU; None on a
-    CPU. With `ipc`, vLLM gets all weights through GPU memory. With `shares_base`, the sampler
-    shares the frozen base of adapters. `job` is the work that it was planned for."""
+    engine, and `numbers` that for a number type that was left to a measurement, "" for others.
+    `training` is the trainer's use of memory. `plan` divides the (first) GPU; None on a CPU. With
+    `ipc`, vLLM gets all weights through GPU memory. With `shares_base`, the sampler shares the
+    frozen base of adapters. `job` is the work that it was planned for."""
 
     where: Placement
     vllm: bool
@@ -92,6 +102,7 @@ class Fit:
     shares_base: bool = False
     why: str = ""
     job: Job = field(default_factory=Job)
+    numbers: str = ""
 
     @property
     def engine(self) -> EngineChoice:
@@ -175,7 +186,9 @@ def job_of(
     one_base = alone and training.base != "own" and (machine.gpu is None or machine.ipc)
     one_base &= not engine.vllm or (training.base != "nf4" and can_share(shape, where.device))
     return Job(
-        rows=rows_at_once(settings),
+        rows=rows_at_once(
+            settings, shape, on_gpu=machine.gpu is not None, interleaved=engine.vllm and turns == 1
+        ),
         max_new_tokens=sampling.max_new_tokens,
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype=where.products,
@@ -188,11 +201,6 @@ def job_of(
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
         turns=turns,
     )
-
-
-def rows_at_once(settings: Settings) -> int:
-    """Return the number of answers that are sampled at once."""
-    return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
 class Remedy(NamedTuple):
@@ -258,6 +266,8 @@ def decide(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int 
 
 def _decided(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int) -> Decision:
     """The answer without remedies."""
+    where, numbers = typed(settings, shape, machine.where, machine.products)
+    machine = replace(machine, where=where)
     engine = engine_of(settings, machine, shape, turns)
     job = job_of(settings, machine, engine, shape, turns)
     _check_base(settings, machine)
@@ -290,7 +300,7 @@ def _decided(settings: Settings, shape: Qwen2Config, machine: Machine, turns: in
         )
         return Decision(engine, job, made, why=why)
     shares = job.one_base and training.lora_rank > 0
-    found = Fit(machine.where, engine.vllm, training, made, ipc, shares, engine.why, job)
+    found = Fit(where, engine.vllm, training, made, ipc, shares, engine.why, job, numbers)
     return Decision(engine, job, made, found)
 
 

@@ -1,9 +1,10 @@
-"""The probe of a GPU: facts that only computing on it shows, found by a short process that may die.
+"""Probes: facts of a GPU or a CPU that only computing on it shows.
 
-A card can be listed and yet have no kernel for it, or no memory that processes share (WSL2, virtual
-GPUs, some allocators). So the process multiplies two matrices in each number type, and a process of
-its own maps a MiB that it exported, by the code that maps a base (`weights/device.py`). On a
-machine without a GPU no process is started.
+That of a GPU is a short process, which may die. A card can be listed and yet have no kernel for it,
+or no memory that processes share (WSL2, virtual GPUs, some allocators). So the process multiplies
+two matrices in each number type, and a process of its own maps a MiB that it exported, by the code
+that maps a base (`weights/device.py`). On a machine without a GPU no process is started. That of a
+CPU times products in this process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -21,11 +23,13 @@ import msgspec
 
 from swarm_node.errors import words_of
 from swarm_node.node.preflight.fit import GpuMemory
+from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import (
     BFLOAT16_CAPABILITY,
     LEAST_CAPABILITY,
     Hardware,
     Precision,
+    ProductTimes,
     count_by_bus,
 )
 from swarm_node.process.bounded import bounded_run
@@ -36,6 +40,9 @@ _SECONDS, _MAP_SECONDS, _SMI_SECONDS = 90.0, 60.0, 20.0
 _SHARED_BYTES = 1 << 20
 _TYPES: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
 _MOST_CHARS = 300
+#: The probe of a CPU: rows of a step that samples and of a trainer's micro-batch, weights of the
+#: part of a matrix, and repetitions, of which the fastest counts.
+_STEP_ROWS, _BATCH_ROWS, _PROBED_WEIGHTS, _REPETITIONS = 64, 256, 1 << 20, 2
 #: Device files of NVIDIA's drivers, on Linux and under WSL2.
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 _Small = Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -109,6 +116,34 @@ def judged(answer: Answer) -> Seen:
     )
     memory = min((GpuMemory(*each) for each in answer.memory), default=None)
     return Seen(hardware, fault, memory, answer.capability, answer.unshared)
+
+
+def time_products(shape: Qwen2Config) -> ProductTimes:
+    """Time products of a model of this shape on this CPU, in one thread: a part of the MLP's first
+    matrix, by the rows of a step that samples, and twice by those of a micro-batch, which goes
+    there and back. It takes tens of milliseconds, or a few hundred where bfloat16 is emulated."""
+    import torch
+    import torch.nn.functional as F
+
+    outputs = max(1, min(2 * shape.intermediate_size, _PROBED_WEIGHTS // shape.hidden_size))
+    weight = torch.randn(outputs, shape.hidden_size)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            typed, total = weight.to(dtype), 0.0
+            for rows, times in ((_STEP_ROWS, 1), (_BATCH_ROWS, 2)):
+                given, best = torch.randn(rows, shape.hidden_size).to(dtype), float("inf")
+                for _ in range(_REPETITIONS):
+                    began = time.thread_time()
+                    F.linear(given, typed)
+                    best = min(best, time.thread_time() - began)
+                total += times * best / rows
+            found.append(max(total, 1e-9))
+    finally:
+        torch.set_num_threads(threads)
+    return ProductTimes(*found)
 
 
 def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:

@@ -18,20 +18,24 @@ from swarm_node.errors import ConfigError, reason_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
 from swarm_node.node.preflight.fit import GpuMemory
 from swarm_node.node.preflight.probe import MOST_MEMORY, Seen
-from swarm_node.policy.placement import Hardware
+from swarm_node.policy.placement import Hardware, ProductTimes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 
 SCHEMA = 1
 _MOST_BYTES = 1 << 16
 #: Subjects of `doctor` that these facts decide.
 SUBJECTS = frozenset(
-    ("python", "gpu", "device", "sampler", "compiler", "memory", "model", "shared", "disk")
+    {
+        *("python", "gpu", "device", "numbers", "sampler", "compiler"),
+        *("memory", "model", "shared", "disk"),
+    }
 )
 _Words = Annotated[str, msgspec.Meta(max_length=300)]
 _Version = Annotated[str, msgspec.Meta(max_length=16, pattern=r"\A[0-9]{1,4}(\.[0-9]{1,4})*\Z")]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 _Pair = tuple[_Small, _Small]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 _OfCard = Annotated[int, msgspec.Meta(ge=1, le=MOST_MEMORY)]
 
 
@@ -93,6 +97,7 @@ class StoredFacts(_Struct, frozen=True):
     shared: _Bytes | None
     temporary: _Bytes
     disk: _Bytes
+    products: tuple[_Seconds, _Seconds] | None = None
 
 
 class FactsFile(msgspec.Struct, frozen=True):
@@ -122,6 +127,7 @@ def stored(facts: Facts) -> StoredFacts:
         shared=facts.shared,
         temporary=facts.temporary,
         disk=facts.disk,
+        products=facts.products,
     )
 
 
@@ -183,6 +189,7 @@ def _facts(kept: StoredFacts, home: Path) -> Facts:
         busy=(),
         ticket=None,
         membership=None,
+        products=ProductTimes(*kept.products) if kept.products else None,
     )
 
 

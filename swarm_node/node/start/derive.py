@@ -14,7 +14,7 @@ from swarm_node.config import Settings
 from swarm_node.config.model import differing
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model, for_training
-from swarm_node.node.preflight.fit import Fit, Machine, fit, rows_at_once
+from swarm_node.node.preflight.fit import Fit, Machine, fit
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
@@ -76,7 +76,8 @@ def resolve_start(
     going_on = resumed(given, home.checkpoints)
     suited = for_model(going_on, shape)
     found = fit(suited, shape, machine, turns)
-    trained = for_training(suited, shape, found.training)
+    rows = 0 if found.plan is None else found.plan.rows
+    trained = for_training(suited, shape, found.training, rows)
     settings = _dialling(trained, named)
     told, before = dict(origins), given
     for source, after in (
@@ -152,7 +153,7 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
     return plan_engine(
         model,
         where=found.where,
-        max_rows=rows_at_once(settings),
+        max_rows=found.job.rows,
         max_new_tokens=_longest(settings, found),
         lora_rank=found.training.lora_rank,
         threads=settings.run.threads,
@@ -167,7 +168,7 @@ def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShap
     None on a CPU, where the cache grows with each batch."""
     if found.where.device == "cpu":
         return None
-    rows = rows_at_once(settings) if found.plan is None else found.plan.rows
+    rows = found.job.rows if found.plan is None else found.plan.rows
     # Matrix products on a GPU want rows of 16 bytes.
     context = -(-context_tokens(model, _longest(settings, found)) // 8) * 8
     return CacheShape(rows, context)

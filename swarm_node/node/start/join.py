@@ -29,7 +29,13 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
-from swarm_node.node.preflight.doctor import examine_fit, examine_machine, refuse
+from swarm_node.node.preflight.doctor import (
+    examine_fit,
+    examine_machine,
+    machine_of,
+    refuse,
+    timed,
+)
 from swarm_node.node.preflight.facts import gather
 from swarm_node.node.preflight.first_lines import (
     Line,
@@ -160,19 +166,20 @@ def _admitted(
     facts = gather(home, run.device, given.network.listen, ticket, run.trainer_processes)
     before = examine_machine(facts, given)
     refuse(before.findings)
-    machine, named = before.machine, _named(home, ticket)
-    assert machine is not None  # without one, there is an error
+    named = _named(home, ticket)
     screen.step("model")
     downloads: list[Download] = []
     started: list[Resolved] = []
 
     def admit(shape: Qwen2Config) -> None:
+        known = timed(facts, given, shape)
+        machine = machine_of(known, given)
         start = resolve_start(given, origins, home, named, shape, machine, tried.turns)
         check_disk(facts.home, shape, start.fit, facts.disk)
         findings = examine_fit(before, facts, start.settings, shape, start.fit)
         refuse(findings)
         screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        screen.tell([*start_lines(start.settings, facts, machine, start.fit, shape)])
+        screen.tell([*start_lines(start.settings, known, machine, start.fit, shape)])
         screen.tell([*remembered_lines(origins)])
         started.append(start)
 

@@ -32,6 +32,25 @@ from swarm_node.policy.experience.replay import ReplayBuffer
 _NEWEST = 0.25
 
 
+def smallest_batch(own: int, batch: int, max_lag: int, most: int) -> int:
+    """Available slots that a sampling batch of at most `most` groups waits for: as many as an
+    update takes, `own` of its `batch` groups.
+
+    Where a sampling batch may be larger than a training batch, it waits for up to twice as
+    many, because a larger batch costs the sampler less per answer. The slots always suffice
+    for this number while an update still lacks a group; otherwise both loops would wait.
+    """
+    larger = most > batch and max_lag > 1
+    return min(most, 2 * own) if larger else own
+
+
+def most_at_once(own: int, batch: int, max_lag: int, most: int) -> int:
+    """Own groups that may begin where none is held, while an update takes `own` of its `batch`
+    groups and the last ones took no more of peers. More are never under way."""
+    staleness = (max_lag + 1) * max(own, 1)
+    return min(staleness, max(2 * batch, own + smallest_batch(own, batch, max_lag, most)))
+
+
 class Slots:
     """The slots of one node. The replay buffer counts the groups that are ready; the groups being
     sampled and trained on are counted here."""
@@ -86,15 +105,9 @@ class Slots:
 
     @property
     def smallest_batch(self) -> int:
-        """Available slots that a sampling batch waits for: as many as an update takes.
-
-        Where a sampling batch may be larger than a training batch, it waits for up to twice as
-        many, because a larger batch costs the sampler less per answer. The slots always suffice
-        for this number while an update still lacks a group; otherwise both loops would wait.
-        """
-        own = self._buffer.mixture.own
-        larger = self._most > self._buffer.mixture.size and self._buffer.settings.max_lag > 1
-        return min(self._most, 2 * own) if larger else own
+        """Available slots that a sampling batch waits for."""
+        mixture, max_lag = self._buffer.mixture, self._buffer.settings.max_lag
+        return smallest_batch(mixture.own, mixture.size, max_lag, self._most)
 
     def free_external(self, version: int, author: str | None = None) -> int:
         """Peers' groups that may be admitted at policy `version`: of `author`, or of anybody."""

@@ -31,9 +31,9 @@ CONTEXT = 512 * _MIB
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
-#: On a CPU activations take 1 / _KEPT more: glibc keeps the memory freed between them
-#: (docs/research/one-card.md has the measurements).
-_KEPT = 5
+#: On a CPU activations take so many percent more, in types of four bytes and of two: glibc keeps
+#: the memory freed between them (docs/research/one-card.md has the measurements).
+_KEPT = {4: 20, 2: 60}
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
 _MOMENTS, _MOMENTS_8BIT = 8, 2
@@ -142,12 +142,13 @@ def footprint(
     activations = activation_bytes(model, training, longest_row=context) + again
     reserve = 2 * CONTEXT + graph_bytes(model, rows, training.lora_rank)
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
+    kept = activations * _KEPT[width] // 100 if device == "cpu" else 0
     return Footprint(
         sampler_weights=sampled,
         trainer_weights=4 * held + (base if training.lora_rank else 0),
         optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * held,
         kv=-(-kv_bytes(model, rows, max_new_tokens, width) // cards),
-        activations=activations + (activations // _KEPT if device == "cpu" else 0),
+        activations=activations + kept,
         workspace=_workspace(model, rows, context, width) + again,
         published=(adapters or base) if device == "cpu" else 0,
         reserve=reserve if device == "cuda" else 0,

@@ -35,7 +35,7 @@ def needed_memory(
         return _PROCESSES + (0 if lora_rank else (4 + 6) * config.weight_count)
     parts = footprint(
         config,
-        TrainingMethod(lora_rank, nf4=nf4),
+        TrainingMethod(lora_rank, dtype=placement.products, nf4=nf4),
         device="cpu",
         rows=1,
         max_new_tokens=1,
@@ -43,7 +43,9 @@ def needed_memory(
     )
     # Of trained weights each process reads its part; a frozen base is whole in each.
     needed = parts.resident + (
-        4 * config.weight_count * (trainer_processes - 1) if lora_rank else 0
+        (2 if placement.half else 4) * config.weight_count * (trainer_processes - 1)
+        if lora_rank
+        else 0
     )
     if lora_rank:  # without the memory for a copy of all weights, training waits for the write
         needed += checkpoint_bytes(config, lora_rank)

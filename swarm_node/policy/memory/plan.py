@@ -41,7 +41,8 @@ SPARE = 0.05
 START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
-_LEAST_ROWS = 8
+#: Rows that are tried below those that are wanted.
+_FEWER_ROWS = (192, 128, 96, 64, 48, 32, 24, 16, 12, 8)
 #: Setting -> for each try, in order: True for a frozen base of four bits a weight.
 _BASES = {"auto": (False, True), "whole": (False,), "nf4": (True,)}
 
@@ -170,19 +171,19 @@ class Plan:
 
 def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
     """The first plan for `job` with `model` that fits `vram` free bytes; None if none does."""
-    plans = (replace(way, vram=vram) for way in _ways(model, job) if way.total <= vram)
-    return next((plan for plan in plans if plan.fits()), None)
+    ways = (way for total, way in _ways(model, job) if total <= vram * (1 - SPARE))
+    return next((replace(way, vram=vram) for way in ways), None)
 
 
 def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
     """The plan that needs the least memory, whether it fits or not."""
-    return replace(min(_ways(model, job), key=lambda plan: plan.total), vram=vram)
+    return replace(min(_ways(model, job), key=lambda way: way[0])[1], vram=vram)
 
 
 @lru_cache(maxsize=64)  # remedies ask for the same ways again and again
-def _ways(model: Qwen2Config, job: Job) -> tuple[Plan, ...]:
-    """The candidates, of a card without memory."""
-    return tuple(_made(model, job))
+def _ways(model: Qwen2Config, job: Job) -> tuple[tuple[int, Plan], ...]:
+    """The candidates, of a card without memory, each with its total."""
+    return tuple((plan.total, plan) for plan in _made(model, job))
 
 
 def _made(model: Qwen2Config, job: Job) -> Iterator[Plan]:
@@ -227,5 +228,4 @@ def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[TrainingMethod
 
 
 def _fewer(rows: int) -> Iterator[int]:
-    while (rows := rows // 2) >= _LEAST_ROWS:
-        yield rows
+    return (fewer for fewer in _FEWER_ROWS if fewer < rows)

@@ -24,12 +24,12 @@ def settings_of(**flags: Any) -> Settings:
 def test_a_model_trained_from_nothing_keeps_short_answers_and_a_high_rate() -> None:
     settings = settings_of()
     assert for_model(settings, TINY) is settings
-    assert for_training(settings, TINY, TrainingMethod(8)) is settings
+    assert for_training(settings, TINY, TrainingMethod(8), 0) is settings
 
 
 @pytest.mark.parametrize(("rank", "rate"), [(0, 1e-6), (32, 1e-5)])
 def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) -> None:
-    settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(rank))
+    settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(rank), 0)
     assert settings.sampling.max_new_tokens == 512
     assert settings.environment.options == {"preset": "chat"}
     assert settings.training.learning_rate == rate
@@ -37,9 +37,22 @@ def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) ->
     assert settings.sampling.group_size * settings.sampling.tasks_per_call == 64
 
 
+@pytest.mark.parametrize(
+    ("rows", "tasks"), [(0, 8), (32, 8), (64, 8), (96, 12), (128, 16), (192, 16)]
+)
+def test_a_pretrained_model_samples_as_many_groups_as_the_plan_has_rows_for(
+    rows: int, tasks: int
+) -> None:
+    settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(32), rows)
+    assert (settings.sampling.tasks_per_call, settings.sampling.group_size) == (tasks, 8)
+    assert settings.experience == settings_of().experience, "of the update nothing changes"
+    chosen = for_model(settings_of(sampling__tasks_per_call=3), CHAT)
+    assert for_training(chosen, CHAT, TrainingMethod(32), rows).sampling.tasks_per_call == 3
+
+
 def test_what_the_user_chose_stays() -> None:
     chosen = settings_of(sampling__max_new_tokens=100, training__learning_rate=3e-5)
-    kept = for_training(for_model(chosen, CHAT), CHAT, TrainingMethod(32))
+    kept = for_training(for_model(chosen, CHAT), CHAT, TrainingMethod(32), 0)
     assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
     small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
     assert (small.sampling.group_size, small.experience.own) == (2, 16)

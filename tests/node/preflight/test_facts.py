@@ -8,14 +8,18 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 
+from swarm_node.cli.verbs.plan import shape_of
+from swarm_node.config import load_settings
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight import facts as gathering
+from swarm_node.node.preflight.doctor import timed
 from swarm_node.node.preflight.facts import (
     Holder,
     Torch,
@@ -29,7 +33,7 @@ from swarm_node.node.preflight.facts import (
     read_membership,
     read_ticket,
 )
-from swarm_node.node.preflight.probe import NOTHING_SEEN, Seen, probe
+from swarm_node.node.preflight.probe import NOTHING_SEEN, Seen, probe, time_products
 from swarm_node.policy.placement import Hardware, hardware
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
@@ -96,6 +100,32 @@ def test_facts_do_not_import_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_products_of_a_model_are_timed_in_both_types() -> None:
+    threads = torch.get_num_threads()
+    for name in ("qwen2.5-0.5b", "qwen3-8b"):
+        began, times = time.process_time(), time_products(shape_of(name))
+        assert min(times) > 0
+        assert 0.05 < times.share < 50
+        assert times.worthwhile is (times.bfloat16 <= 2 / 3 * times.float32)
+        assert time.process_time() - began < 5
+    assert torch.get_num_threads() == threads
+
+
+def test_products_are_timed_only_where_they_decide_something(tmp_path: Path) -> None:
+    facts = gather(Home(tmp_path), "cpu", [])
+    large, small = shape_of("qwen2.5-0.5b"), shape_of("tiny")
+    settings = load_settings({}, environ={})
+    assert timed(facts, settings, large).products is not None
+    assert timed(facts, settings, small) is facts
+    assert timed(replace(facts, torch=None), settings, large).products is None
+    chosen = load_settings({"training.dtype": "float32"}, environ={})
+    assert timed(facts, chosen, large) is facts
+    on_card = replace(facts, seen=Seen(Hardware(1, True)))
+    assert timed(on_card, settings, large) is on_card
+    on_cpu = load_settings({"run.device": "cpu"}, environ={})
+    assert timed(on_card, on_cpu, large).products is not None
 
 
 def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:

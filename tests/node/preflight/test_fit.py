@@ -50,8 +50,8 @@ from swarm_node.policy.memory.footprint import (
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import ON_CPU, Placement, Precision
-from swarm_node.policy.sampling.vllm.engine import VllmBuild
+from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
+from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild
 from swarm_node.policy.weights import KEEP_VERSIONS
 
 GIB = 1 << 30
@@ -83,6 +83,88 @@ def test_only_what_the_user_left_open_is_planned() -> None:
     assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
     assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
     assert asked(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "rows"),
+    [
+        ({}, None, 128),  # two batches of eight groups
+        ({}, FOR_GPU, 192),  # and what is begun beside them
+        ({"sampling__tasks_per_call": 8}, None, 64),
+        ({"sampling__tasks_per_call": 8}, FOR_GPU, 96),
+        ({"sampling__tasks_per_call": 1024}, None, 192),  # more groups have no slots
+        ({"sampling__tasks_per_call": 1024}, FOR_GPU, 192),
+        ({"experience__external": 4}, None, 128),  # of which peers may send none
+        ({"experience__external": 0}, None, 96),  # batches of four groups
+        ({"experience__max_lag": 0}, None, 64),
+        ({"experience__own": 16}, None, 128),
+        ({"experience__own": 16}, FOR_GPU, 192),
+    ],
+)
+def test_rows_are_planned_for_the_groups_that_may_be_under_way(
+    flags: dict[str, Any], vllm: VllmBuild | None, rows: int
+) -> None:
+    model = shape_of("qwen2.5-1.5b")
+    settings = for_model(settings_of(**flags), model)
+    assert asked(settings, on_gpu(24, vllm=vllm)).rows == rows
+    turns = job_of(settings, on_gpu(24, vllm=FOR_GPU), EngineChoice(True, ""), model, turns=2)
+    assert turns.rows <= rows, "no dialogues are begun beside those of a call"
+
+
+def test_a_card_of_24_gb_spends_memory_on_rows_and_still_keeps_activations(tmp_path: Path) -> None:
+    model = shape_of("qwen2.5-1.5b")
+    for gib, rows, checkpointing in ((24, 128, False), (16, 128, False), (12, 128, True)):
+        start = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(gib))
+        plan = start.fit.plan
+        assert plan is not None
+        assert (plan.rows, plan.training.checkpointing) == (rows, checkpointing)
+        assert start.settings.sampling.tasks_per_call * 8 == rows
+        shape = cache_shape(start.settings, model, start.fit)
+        assert shape is not None
+        assert shape.rows == rows
+    small = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(8))
+    assert small.settings.sampling.tasks_per_call == 8
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None)
+    slow = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_cpu)
+    assert (slow.fit.job.rows, slow.settings.sampling.tasks_per_call) == (64, 8)
+
+
+SLOW, FAST = ProductTimes(1e-4, 5e-4), ProductTimes(1e-4, 4e-5)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen2.5-1.5b"])
+@pytest.mark.parametrize(
+    ("flags", "times", "dtype", "said"),
+    [
+        ({}, FAST, "bfloat16", "bfloat16: products take 0.40 of float32's time"),
+        ({}, SLOW, "float32", "float32: products in bfloat16 take 5.00 of its time"),
+        ({}, ProductTimes(1.0, 0.7), "float32", "at most 0.67 would be worth it"),
+        ({}, None, "float32", "were not timed"),
+        ({"training__dtype": "float32"}, FAST, "float32", ""),
+        ({"training__dtype": "bfloat16"}, SLOW, "bfloat16", ""),
+        # The others' CPUs were not measured.
+        ({"run__trainer_hosts": "10.0.0.1:1*2"}, FAST, "float32", ""),
+    ],
+)
+def test_on_a_cpu_a_measurement_chooses_the_number_type(
+    model: str, flags: dict[str, Any], times: ProductTimes | None, dtype: str, said: str
+) -> None:
+    settings = for_model(settings_of(training__lora_rank=32, **flags), shape_of(model))
+    where = Placement("cpu", settings.training.dtype if flags.get("training__dtype") else "float32")
+    machine = Machine(where, 64 * GIB, None, vllm=None, products=times)
+    found = fit(settings, shape_of(model), machine)
+    assert found.where.products == found.training.dtype == found.job.dtype == dtype
+    assert trainer_settings(settings, found).dtype == dtype
+    assert (said in found.numbers) if said else not found.numbers
+
+
+def test_neither_a_gpu_nor_a_small_model_asks_what_a_cpu_multiplies() -> None:
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None, products=FAST)
+    found = fit(settings_of(), shape_of("tiny"), on_cpu)
+    assert (found.where.products, found.numbers) == ("float32", "")
+    on_card = replace(on_gpu(24, half=False), products=FAST)
+    found = fit(settings_of(), shape_of("qwen2.5-0.5b"), on_card)
+    assert (found.where.products, found.numbers) == ("float32", "")
 
 
 def test_engine_and_cache_have_room_for_all_turns_of_a_dialogue() -> None:
@@ -555,7 +637,6 @@ def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_p
         "run.seed": "command line",
         "sampling.group_size": f"{file}:2",
         "sampling.max_new_tokens": "the model",
-        "sampling.tasks_per_call": "the model",
         "environment.options": "the model",
         "training.learning_rate": "what is trained",
         "network.bootstrap": "the ticket",

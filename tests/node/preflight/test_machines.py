@@ -24,11 +24,12 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
+from swarm_node.node.preflight.first_lines import start_lines
 from swarm_node.node.preflight.fit import Decision, GpuMemory, decide
-from swarm_node.node.preflight.probe import Answer, Seen, judged
+from swarm_node.node.preflight.probe import NOTHING_SEEN, Answer, Seen, judged
 from swarm_node.node.preflight.stored import FactsFile, read_facts, stored
 from swarm_node.node.start.derive import resolve_start, trainer_settings
-from swarm_node.policy.placement import Precision
+from swarm_node.policy.placement import Precision, ProductTimes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 
 GB, GIB = 10**9, 1 << 30
@@ -177,6 +178,42 @@ def test_plan_says_what_join_does_of_a_machine_in_a_file(
         assert not {"port", "clock", "home", "ticket"} & checks.keys()
 
 
+@pytest.mark.parametrize(
+    ("times", "dtype"),
+    [
+        (None, "float32"),
+        (ProductTimes(3e-5, 1e-5), "bfloat16"),
+        (ProductTimes(1e-5, 3e-5), "float32"),
+    ],
+)
+def test_plan_doctor_and_join_choose_one_number_type_on_a_cpu_in_a_file(
+    tmp_path: Path, times: ProductTimes | None, dtype: str
+) -> None:
+    file, run, model = tmp_path / "facts.json", CliRunner(), "qwen2.5-0.5b"
+    facts = replace(
+        machine("GTX 1080", 8), card=None, seen=NOTHING_SEEN, torch=None, products=times
+    )
+    file.write_bytes(msgspec.json.encode(FactsFile(1, stored(facts))))
+    options = ["--model", model, "--facts", str(file)]
+    (shown,) = json.loads(run.invoke(app, ["plan", *options, "--json"]).stdout)["cards"]
+    assert shown["training"]["dtype"] == dtype
+    assert (
+        f" in {dtype} on the CPU. {dtype}: "
+        in " ".join(run.invoke(app, ["plan", *options]).stdout.split())
+        or times is None
+    )
+    checks = json.loads(run.invoke(app, ["doctor", *options, "--json"]).stdout)["checks"]
+    (said,) = (row["found"] for row in checks if row["subject"] == "numbers")
+    given = load_settings({"model": model}, environ={})
+    start = resolve_start(
+        given, {}, Home(tmp_path / "home"), [], known(model), machine_of(facts, given)
+    )
+    assert start.fit.where.products == dtype
+    assert start.fit.numbers == said
+    lines = start_lines(start.settings, facts, machine_of(facts, given), start.fit, known(model))
+    assert said in {line.text for line in lines}
+
+
 def test_a_start_has_what_was_decided(tmp_path: Path) -> None:
     facts = machine("T4", 16, shares=False)
     given = load_settings({"model": "qwen2.5-1.5b"}, environ={})
@@ -269,6 +306,8 @@ def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -
         {"facts": {**good["facts"], "colour": "blue"}},
         {"facts": {**good["facts"], "system": "x" * 301}},
         {"facts": {**good["facts"], "torch": {"version": "2.13.0", "cuda": "new"}}},
+        {"facts": {**good["facts"], "products": [1e-5, 0.0]}},
+        {"facts": {**good["facts"], "products": [1e-5]}},
     ):
         file.write_bytes(msgspec.json.encode({**good, **change}))
         with pytest.raises(ConfigError, match="doctor --json"):
@@ -312,6 +351,10 @@ def test_facts_that_were_written_are_read_as_they_were(tmp_path: Path) -> None:
     again = read_facts(file, facts.home)
     for name in ("system", "card", "torch", "seen", "vllm", "bitsandbytes", "memory", "disk"):
         assert getattr(again, name) == getattr(facts, name)
+    assert again.products is None
+    measured = replace(facts, products=ProductTimes(2e-5, 1e-5))
+    file.write_bytes(msgspec.json.encode({"schema": 1, "facts": stored(measured)}))
+    assert read_facts(file, facts.home).products == measured.products
 
 
 def test_a_vllm_that_is_asked_for_and_does_not_fit_names_the_built_in_sampler() -> None:

@@ -10,7 +10,7 @@ from builders import completion, replay_settings, verified
 
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.experience.replay import ReplayBuffer
-from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.experience.slots import Slots, most_at_once
 from swarm_node.rollout import VerifiedGroup
 
 
@@ -53,6 +53,18 @@ def test_groups_begin_while_they_will_be_fresh() -> None:
     assert limit.free(0) > 0
     assert slots(own=4, external=4, max_lag=8).free(0) == 16
     assert slots(own=4, external=4, max_lag=0).free(0) == 4
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2, 8])
+@pytest.mark.parametrize("most", [1, 4, 8, 12, 16, 64])
+@pytest.mark.parametrize(("own_groups", "external"), [(1, 0), (8, 0), (4, 4), (2, 6), (0, 4)])
+def test_no_more_groups_are_under_way_than_are_planned_for(
+    own_groups: int, external: int, most: int, max_lag: int
+) -> None:
+    limit = slots(most, own=own_groups, external=external, max_lag=max_lag)
+    planned = most_at_once(own_groups, own_groups + external, max_lag, most)
+    assert limit.free(0) == planned
+    assert limit.sampling_batch(0) <= min(planned, most)
 
 
 def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:

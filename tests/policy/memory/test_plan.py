@@ -369,10 +369,10 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
     answer = json.loads(done.stdout)
     (card,) = answer["cards"]
     assert (answer["schema"], answer["weights"]) == (1, 1_543_714_304)
-    assert (card["vram_bytes"], card["fits"], card["rows"]) == (12 * GIB, True, 64)
+    assert (card["vram_bytes"], card["fits"], card["rows"]) == (12 * GIB, True, 128)
     assert card["training"]["lora_rank"] == DEFAULT_RANK
     assert card["total_bytes"] < card["vram_bytes"]
-    assert card["vllm"]["max_num_seqs"] == 64
+    assert card["vllm"]["max_num_seqs"] == 128
     # The built-in sampler shares the base of adapters, and vLLM, where it pads, has its own.
     for engine, sampler in (("torch", "the built-in"), ("vllm", "vLLM")):
         shown = run(

@@ -109,6 +109,9 @@ def test_only_what_is_held_in_main_memory_is_asked_of_it() -> None:
     config = Qwen2Config(64, 1024, 2048, 80, 16, 16)
     gpu, cpu = Placement("cuda:0", "bfloat16"), Placement("cpu", "float32")
     assert needed_memory(config, placement=cpu) == config.weight_count * 24
+    # In types of two bytes the sampler's weights and the published copy take half.
+    halved = Placement("cpu", "bfloat16")
+    assert needed_memory(config, placement=halved) == config.weight_count * 20
     # Weights on their way, two published versions and the copy of one, beside the processes.
     whole, adapters = (needed_memory(config, rank, placement=gpu) for rank in (0, 16))
     assert whole - adapters == config.weight_count * 10
@@ -171,7 +174,12 @@ def test_products_of_two_bytes_teach_about_the_same(
     assert_alike(half, whole, random_qwen2, tolerance=tolerance)
     assert {value.dtype for value in half[0].weights().values()} == {DTYPES[dtype]}
     # Steps are smaller than two bytes can tell: what is moved stays float32.
-    assert {value.dtype for value in half[0].state(b"", {}).weights.values()} == {torch.float32}
+    state = half[0].state(b"", {})
+    moved = [*state.weights.values(), *state.optimizer.values()]
+    assert {value.dtype for value in moved if value.is_floating_point()} == {torch.float32}
+    assert completion_logprobs(half[0].model, batch(0).rows, 1.0).dtype is torch.float32
+    frozen = DTYPES[dtype] if lora_rank else torch.float32
+    assert {value.dtype for value in half[0].model.parameters()} == {frozen}
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 2e-2), ("float16", 4e-3)])
