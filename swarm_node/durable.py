@@ -12,13 +12,14 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 LEFTOVERS = "*.new"
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file to read it. Nothing else is waited for, such as a pipe without a writer.
 
     Raises:
@@ -36,7 +37,7 @@ def open_lock(path: Path) -> IO[bytes]:
     return _regular(path, os.O_RDWR | os.O_CREAT)
 
 
-def _regular(path: Path, flags: int) -> IO[bytes]:
+def _regular(path: Path, flags: int) -> BufferedReader:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

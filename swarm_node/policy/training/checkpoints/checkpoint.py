@@ -119,9 +119,10 @@ def stored_rank(root: Path) -> int | None:
     one. This verifies nothing; restoring the checkpoint does."""
     for path in checkpoints(root):
         try:
-            return read_state(path).rank
+            rank: int = read_state(path).rank
         except (OSError, ValueError):
             continue  # an older one may be readable
+        return rank
     return None
 
 
