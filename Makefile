@@ -9,7 +9,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl bench-trl-member experiments frontier flood image clean
-.PHONY: settings-page protocol-page site release check-minimal
+.PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
 
 setup: $(STAMP)
@@ -113,6 +113,13 @@ site: .venv-site/.ready
 release: .venv-release/.ready
 	.venv-release/bin/python .ci/tools/release.py
 
+# The pinned sets of the images, by hash: resolved anew; compared with what resolves, and with the cards
+# that the pages name; the kernels of the pinned wheels listed anew, which fetches 1.4 GB.
+lock-packages check-packages: .venv-packages/.ready
+	.venv-packages/bin/python .ci/tools/packages.py $(@:-packages=)
+cubins: .venv-packages/.ready
+	.venv-packages/bin/python .ci/tools/cubins.py
+
 # Environments of their own, each of one file of requirements.
 .venv-trl/.ready: benchmarks/trl-requirements.txt
 .venv-trl/.ready-with-member: .venv-trl/.ready benchmarks/trl-member-requirements.txt
@@ -121,6 +128,7 @@ release: .venv-release/.ready
 	touch $@
 .venv-site/.ready: .ci/tools/site-requirements.txt
 .venv-release/.ready: .ci/tools/release-requirements.txt
+.venv-packages/.ready: .ci/tools/packages-requirements.txt
 .venv-%/.ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --requirement $<
@@ -192,4 +200,4 @@ check-minimal:
 	.ci/tools/minimal_root.sh build/minimal
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info
+	rm -rf $(VENV) .venv-packages .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info

@@ -1,8 +1,9 @@
 """Everything of a release but the upload: `make release`.
 
-Builds wheel and sdist of the last commit, compares their contents with what git tracks, installs
-the wheel into an empty environment and runs a node of it, and writes a list of what was installed
-(SBOM, CycloneDX) and checksums. All of it is in dist/ afterwards.
+Refuses container images without a digest. Builds wheel and sdist of the last commit, compares their
+contents with what git tracks, installs the wheel into an empty environment and runs a node of it,
+and writes a list of what was installed (SBOM, CycloneDX) and checksums. All of it is in dist/
+afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import venv
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from images import unpinned_images
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
@@ -49,6 +52,8 @@ def sdist_faults(names: Iterable[str], tracked: Iterable[str]) -> list[str]:
 
 def main() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    if faults := unpinned_images(ROOT):
+        raise SystemExit("\n".join(faults))
     for place in (DIST, WORK):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)

@@ -135,6 +135,7 @@ def test_a_missing_network_stack_is_named_with_its_remedy() -> None:
     stack = judged(LAPTOP, network__stack="libp2p")["stack"]
     assert stack.level == "error"
     assert "`pip install '.[libp2p]'` in a checkout" in stack.remedy
+    assert "apt-get install gcc libgmp-dev python3-dev" in stack.remedy
     assert wrong(replace(LAPTOP, libp2p=True), network__stack="libp2p") == {}
 
 

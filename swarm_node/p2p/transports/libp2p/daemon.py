@@ -52,7 +52,8 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head
 
-INSTALL = extra_of("libp2p")
+#: What installs it. On Linux pip compiles fastecdsa, which libp2p pins.
+INSTALL = f"{extra_of('libp2p')}, on Linux after `apt-get install gcc libgmp-dev python3-dev`"
 START_SECONDS = 60.0  # py-libp2p's imports take most of a second on a machine that does nothing
 _LINK_SECONDS = 3.0
 #: Allowed environment variables. The process talks to strangers, so no token or key of the owner

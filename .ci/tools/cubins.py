@@ -1,0 +1,264 @@
+"""Kernels of the pinned CUDA wheels beside the cards that the pages name: `make cubins`.
+
+    cubins.py    fetches the wheels (1.4 GB), lists their kernels (4 GB of memory), and writes
+                 requirements/cubins.json and the table of docs/engines.md
+
+NVIDIA's cuobjdump lists the cubins (machine code) and PTX (which the driver compiles) of a library.
+The check of packages compares hashes, cards and the table with the facts file, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = ROOT / "requirements" / "cubins.json"
+PAGE = ROOT / "docs" / "engines.md"
+WHEELS = ("torch", "vllm", "bitsandbytes")
+PYTHONS = ("3.11", "3.12")
+#: Architectures of a library's cubins (`sm`) and PTX (`ptx`).
+Kernels = Mapping[str, list[str]]
+#: Libraries that a node computes with, and their names in the table. bitsandbytes takes the one of
+#: torch's CUDA.
+LIBRARIES = {
+    "torch/lib/libtorch_cuda.so": "torch",
+    "vllm/_C_stable_libtorch.abi3.so": "vLLM",
+    "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so": "vLLM's FlashAttention 2",
+    "bitsandbytes/libbitsandbytes_cuda130.so": "bitsandbytes",
+}
+#: Compute capability by what the pages call a card or its family (NVIDIA's list of CUDA GPUs).
+CARDS: Mapping[str, str] = {
+    "GTX 10xx": "6.1",
+    "V100": "7.0",
+    "RTX 20xx": "7.5",
+    "T4": "7.5",
+    "Turing": "7.5",
+    "Ampere": "8.0",
+    "A100": "8.0",
+    "RTX 30xx": "8.6",
+    "RTX 40xx": "8.9",
+    "Hopper": "9.0",
+    "H100": "9.0",
+    "H200": "9.0",
+    "RTX 50xx": "12.0",
+}
+_NAMED = re.compile(
+    r"\b(?:[GR]TX \d{2}(?:xx|\d0)|Turing|Ampere|Hopper|Volta|Pascal|Blackwell"
+    r"|[ABHLPTV]\d{1,3}0?S?)\b"
+)
+#: Names of this form that are no cards.
+_NO_CARDS = re.compile(r"^(?:[BSP]\d|A\d|T[0-35-9]|L\d|H\d|V\d|B\d\d)$")
+_TABLE = re.compile(r"(<!-- cubins -->\n).*?(<!-- /cubins -->)", re.DOTALL)
+
+
+def way(library: Kernels, capability: str) -> str:
+    """Return how a card gets kernels of a library: "cubin", "PTX" (which the driver compiles) or
+    "none". A cubin runs on later minors of its major; PTX on all later cards. What is built for
+    one architecture alone (90a) counts for that one, what is for a family (100f) for its major."""
+    major, minor = map(int, capability.split("."))
+    for built in library["sm"]:
+        digits = built.rstrip("af")
+        of, least = int(digits[:-1]), int(digits[-1])
+        exact = built.endswith("a")
+        if of == major and (least == minor if exact else least <= minor):
+            return "cubin"
+    plain = (name for name in library["ptx"] if name.isdigit())
+    if any((int(name[:-1]), int(name[-1])) <= (major, minor) for name in plain):
+        return "PTX"
+    return "none"
+
+
+def card_of(name: str) -> str | None:
+    """The key of `CARDS` for what a page calls a card: "RTX 4070" is one of "RTX 40xx"."""
+    for known in (name, re.sub(r"^([GR]TX \d\d)\d0$", r"\1xx", name)):
+        if known in CARDS:
+            return known
+    return None
+
+
+def named_cards(text: str) -> Iterator[str]:
+    """Names of cards and of their families in a page."""
+    return (name for name in _NAMED.findall(text) if not _NO_CARDS.match(name))
+
+
+def table() -> list[str]:
+    """Ways of all cards, as the page shows them."""
+    libraries = _libraries()
+    lines = ["| capability | cards | " + " | ".join(LIBRARIES.values()) + " |"]
+    lines.append("|" + " --- |" * (len(LIBRARIES) + 2))
+    for capability in sorted(set(CARDS.values()), key=float):
+        cards = ", ".join(name for name, its in CARDS.items() if its == capability)
+        ways = " | ".join(way(libraries[one], capability) for one in LIBRARIES)
+        lines.append(f"| {capability} | {cards} | {ways} |")
+    return lines
+
+
+def with_table(page: str) -> str:
+    """The page with its table written anew."""
+    shown = "\n".join(table())
+    return _TABLE.sub(lambda around: f"{around[1]}{shown}\n{around[2]}", page)
+
+
+def faults(root: Path = ROOT) -> list[str]:
+    """What pins, pages, code and facts say of one another that does not agree."""
+    return [
+        *_stale(json.loads(FACTS.read_text()), (root / "requirements" / "cuda.txt").read_text()),
+        *_unknown(_pages(root)),
+        *(
+            []
+            if with_table(PAGE.read_text()) == PAGE.read_text()
+            else [f"{PAGE.name}: stale: make cubins"]
+        ),
+        *_wrong_least((root / "swarm_node" / "policy" / "placement.py").read_text()),
+    ]
+
+
+def _stale(facts: Mapping[str, Any], pins: str) -> list[str]:
+    known = {(wheel["name"], wheel["sha256"]) for wheel in facts["wheels"]}
+    pinned = {(name, sha) for name in WHEELS for sha in _hashes(pins, name)}
+    return [f"make cubins: no facts of {name} {sha[:12]}" for name, sha in sorted(pinned - known)]
+
+
+def _unknown(pages: Mapping[str, str]) -> list[str]:
+    return [
+        f"{page} names {name}, and cubins.py does not know its capability"
+        for page, text in pages.items()
+        for name in sorted(set(named_cards(text)))
+        if card_of(name) is None
+    ]
+
+
+def _wrong_least(placement: str) -> list[str]:
+    """What a node refuses is what these libraries have no kernels for, and nothing else."""
+    (least,) = re.findall(r"^LEAST_CAPABILITY, .* = \((\d+, \d+)\), ", placement, re.MULTILINE)
+    major, minor = least.split(", ")
+    libraries = _libraries()
+    needed = [
+        libraries[one] for one, name in LIBRARIES.items() if name in ("torch", "bitsandbytes")
+    ]
+    return [
+        f"capability {one}: a node {'takes' if takes else 'refuses'} it, and there are "
+        f"{'no' if takes else ''} kernels for it"
+        for one in sorted(set(CARDS.values()), key=float)
+        if (takes := float(one) >= float(f"{major}.{minor}"))
+        != all(way(library, one) != "none" for library in needed)
+    ]
+
+
+def _pages(root: Path) -> dict[str, str]:
+    paths = (
+        root / "README.md",
+        *sorted((root / "docs").glob("*.md")),
+        root / "docs/research/one-card.md",
+    )
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+def _libraries() -> dict[str, Kernels]:
+    wheels = json.loads(FACTS.read_text())["wheels"]
+    return {name: each for wheel in wheels for name, each in wheel["libraries"].items()}
+
+
+def _entry(pins: str, name: str) -> str:
+    """What a file of pins says of a package."""
+    (found,) = re.findall(rf"^{name}==[^\n]*\n(?: [^\n]*\n)*", pins, re.MULTILINE)
+    return str(found)
+
+
+def _hashes(pins: str, name: str) -> list[str]:
+    return re.findall(r"sha256:([0-9a-f]{64})", _entry(pins, name))
+
+
+def listed(said: str) -> dict[str, list[str]]:
+    """Architectures of cubins and PTX in the output of cuobjdump, oldest first."""
+    return {
+        kind: sorted(
+            set(re.findall(rf"\.sm_(\d+[af]?)\.{suffix}\b", said)),
+            key=lambda one: (int(one.rstrip("af")), one),
+        )
+        for kind, suffix in (("sm", "cubin"), ("ptx", "ptx"))
+    }
+
+
+def _inspected(wheel: Path, known: dict[tuple[str, int], Kernels]) -> dict[str, Kernels]:
+    """Kernels of the libraries of a wheel that have any. `known` has those of equal bytes."""
+    found = {}
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        tempfile.TemporaryDirectory(dir=wheel.parent) as scratch,
+    ):
+        for member in sorted(archive.infolist(), key=lambda one: one.filename):
+            name, same = member.filename, (member.filename, member.CRC)
+            if not name.endswith(".so") or (
+                name.startswith("bitsandbytes/") and name not in LIBRARIES
+            ):
+                continue
+            if same not in known:
+                library = Path(archive.extract(member, scratch))
+                known[same] = listed(_cuobjdump(library))
+                library.unlink()
+            if any(known[same].values()):
+                found[name] = known[same]
+    return found
+
+
+def _cuobjdump(library: Path) -> str:
+    (tool,) = Path(sys.prefix).glob("lib/python*/site-packages/nvidia/cu13/bin/cuobjdump")
+    command = [tool, "--list-elf", "--list-ptx", library]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "does not contain device code" not in done.stdout + done.stderr:
+        raise SystemExit(f"cuobjdump, {library.name}: {done.stderr}")
+    return done.stdout
+
+
+def _fetch(pins: str, python: str, directory: Path) -> None:
+    """The pinned wheels, which pip compares with their hashes."""
+    file = directory / "wheels.txt"
+    file.write_text("".join(_entry(pins, name) for name in WHEELS))
+    systems = [f"manylinux_2_{minor}_x86_64" for minor in (28, 24, 17)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--only-binary", ":all:", "--python-version", python, "--dest", str(directory)]
+    command += [word for one in systems for word in ("--platform", one)]
+    subprocess.run([*command, "--requirement", str(file)], check=True)
+
+
+def main() -> None:
+    pins = (ROOT / "requirements" / "cuda.txt").read_text()
+    known: dict[tuple[str, int], Kernels] = {}
+    wheels = []
+    with tempfile.TemporaryDirectory() as place:
+        for python in PYTHONS:
+            _fetch(pins, python, Path(place))
+        for wheel in sorted(Path(place).glob("*.whl")):
+            with wheel.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            name = wheel.name.partition("-")[0]
+            libraries = _inspected(wheel, known)
+            wheels.append(
+                {"name": name, "file": wheel.name, "sha256": sha256, "libraries": libraries}
+            )
+            print(f"{wheel.name}: {len(libraries)} libraries with kernels", flush=True)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    facts = {"read": today, "wheels": wheels}
+    FACTS.write_text(
+        re.sub(r"\[\s+([^][{}]*?)\s+\]", _one_line, json.dumps(facts, indent=1)) + "\n"
+    )
+    PAGE.write_text(with_table(PAGE.read_text()))
+
+
+def _one_line(found: re.Match[str]) -> str:
+    return f"[{' '.join(found[1].split())}]"
+
+
+if __name__ == "__main__":
+    main()
