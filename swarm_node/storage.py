@@ -170,6 +170,7 @@ class Storage(Database):
                 _set_meta(db, "epoch", int(wall() * 1000))
         #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
+        self._head = self._meta("head")
         #: Number of damaged rows that were set aside, as "storage".
         self.faults: Counter[str] = Counter()
 
@@ -190,7 +191,7 @@ class Storage(Database):
             _set_meta(db, "head", 0)
             _set_meta(db, "epoch", max(self.epoch + 1, int(self._wall() * 1000)))
             db.execute("DELETE FROM log")
-        self.epoch = self._meta("epoch")
+        self.epoch, self._head = self._meta("epoch"), 0
 
     def published(self) -> int:
         """Number of groups that this node has published, in all epochs."""
@@ -202,7 +203,7 @@ class Storage(Database):
 
     def head(self) -> int:
         """The newest sequence number published in this epoch, 0 if none."""
-        return self._meta("head")
+        return self._head
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
         """Store own groups and append their sealed announcements to the log, all or none. A group
@@ -211,14 +212,17 @@ class Storage(Database):
         Raises:
             ValueError: the numbers do not continue this epoch's log without a gap.
         """
-        with self._transaction() as db:
-            for seq, (row, announcement) in enumerate(entries, start=self.next_seq()):
-                if (row.epoch, row.seq) != (self.epoch, seq):
-                    raise ValueError(f"group {row.epoch}/{row.seq} cannot follow in the log")
-                _insert(db, row)
-                if announcement is not None:
-                    db.execute("INSERT INTO log VALUES (?, ?, ?)", (seq, row.id, announcement))
+        with self._lock:
+            seq = self._head
+            with self._transaction() as db:
+                for seq, (row, _) in enumerate(entries, start=self.next_seq()):
+                    if (row.epoch, row.seq) != (self.epoch, seq):
+                        raise ValueError(f"group {row.epoch}/{row.seq} cannot follow in the log")
+                _insert(db, [row for row, _ in entries])
+                announced = [(row.seq, row.id, said) for row, said in entries if said is not None]
+                db.executemany("INSERT INTO log VALUES (?, ?, ?)", announced)
                 _set_meta(db, "head", seq)
+            self._head = seq  # no earlier: it is on the disk now
 
     def announcements(
         self, epoch: int, since: int, limit: int, beginning: bytes = b""
@@ -253,7 +257,7 @@ class Storage(Database):
             known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
             if known or self.authors_of(*row.digests):
                 return False
-            _insert(db, row)
+            _insert(db, [row])
             _put_window(db, window)
         return True
 
@@ -366,16 +370,22 @@ class Storage(Database):
             db.executemany(statement, [(identifier,) for identifier in identifiers])
 
 
-def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
-    values = (
-        *(row.id, row.author, row.epoch, row.seq, row.provenance.value, row.blob, row.prompt),
-        *(array("d", row.rewards).tobytes(), row.arrived, row.uses, len(row.blob)),
+def _insert(db: sqlite3.Connection, rows: Sequence[StoredGroup]) -> None:
+    marks = ", ".join("?" * (_GROUP_COLUMNS.count(",") + 2))
+    db.executemany(
+        f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})",  # noqa: S608 - constants
+        [
+            (
+                *(row.id, row.author, row.epoch, row.seq, row.provenance.value, row.blob),
+                *(row.prompt, array("d", row.rewards).tobytes(), row.arrived, row.uses),
+                len(row.blob),
+            )
+            for row in rows
+        ],
     )
-    marks = ", ".join("?" * len(values))
-    db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
     db.executemany(
         "INSERT OR IGNORE INTO contents (digest, author) VALUES (?, ?)",
-        [(digest, row.author) for digest in row.digests],
+        [(digest, row.author) for row in rows for digest in row.digests],
     )
 
 

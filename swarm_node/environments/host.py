@@ -25,6 +25,7 @@ from swarm_node.environments.judgement import (
 from swarm_node.environments.judging.attempts import Limits, PeersAttempts, replaying, scoring
 from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
 from swarm_node.environments.judging.judge import (
+    GroupTexts,
     PlainRef,
     TextVerdict,
     Transcript,
@@ -47,6 +48,8 @@ from swarm_node.rollout import TaskRef
 _OWN_TRIES = 6
 #: Once texts that are scored one by one have ended this many judges, no further text is scored.
 MAX_LOST_JUDGES = 2
+#: After a batch of groups that ended its judge, so many batches are judged group by group.
+WARY_BATCHES = 16
 #: Processor seconds for making one task, and for scoring all texts of one group.
 DERIVE_SECONDS = 5.0
 SCORE_SECONDS = 5.0
@@ -112,6 +115,16 @@ class EnvironmentHost(Protocol):
         """
         ...
 
+    async def judge_all(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
+    ) -> Sequence[Judgement]:
+        """Judge own groups, each a task and texts, as `judge` does.
+
+        Raises:
+            UnknownTaskError, SlowTaskError, ChildError, ValueError: as of `judge`.
+        """
+        ...
+
     async def replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
     ) -> JudgedDialogues:
@@ -158,6 +171,7 @@ class ProcessEnvironmentHost:
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
         self._said_seconds = 0.0
+        self._wary = 0
         self._environment = EnvironmentProcess(name, options)
         self._families = tuple(families)
         self._judges: Mapping[Whose, JudgeProcess] = {
@@ -233,6 +247,42 @@ class ProcessEnvironmentHost:
             verdicts = await self._answered(judge, ref, judge.score, sent)
             seconds = SYSTEM_CLOCK.now() - began
         return replace(judgement(prompt, cuts, verdicts), seconds=seconds)
+
+    async def judge_all(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
+    ) -> Sequence[Judgement]:
+        for _, texts in groups:
+            check_count(texts)
+        cuts = [[cut(text) for text in texts] for _, texts in groups]
+        asked = []
+        for (ref, _), parts in zip(groups, cuts, strict=True):
+            sent = [each for each in parts if each is not None]
+            asked.append(GroupTexts(_plain(ref), sent, self._seconds(len(sent))))
+        async with self._turns["own"]:
+            began = SYSTEM_CLOCK.now()
+            scored = await self._together(asked)
+            seconds = (SYSTEM_CLOCK.now() - began) / max(len(groups), 1)
+        if scored is None:
+            return [await self.judge(ref, texts) for ref, texts in groups]
+        return [
+            replace(judgement(prompt, parts, verdicts), seconds=seconds)
+            for (prompt, verdicts), parts in zip(scored, cuts, strict=True)
+        ]
+
+    async def _together(
+        self, groups: Sequence[GroupTexts]
+    ) -> Sequence[tuple[str, list[TextVerdict]]] | None:
+        """Prompts and verdicts of own groups from one request, which costs a tenth of two for each
+        group. None if one of them ended the judge, or one did lately: to find it, they are judged
+        group by group."""
+        if self._wary:
+            self._wary -= 1
+            return None
+        try:
+            return await self._judges["own"].score_groups(groups, self._derive_seconds)
+        except (JudgeLostError, UnknownTaskError):
+            self._wary = WARY_BATCHES
+            return None
 
     async def replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
@@ -387,6 +437,11 @@ class InlineEnvironmentHost:
         cuts = [cut(text) for text in texts]
         sent = [each for each in cuts if each is not None]
         return judgement(prompt, cuts, [score_text(self._environment, task, each) for each in sent])
+
+    async def judge_all(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
+    ) -> Sequence[Judgement]:
+        return [await self.judge(ref, texts) for ref, texts in groups]
 
     async def replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"

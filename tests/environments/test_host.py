@@ -18,6 +18,7 @@ from lasting import LastingHost, lasting_host
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.host import (
+    WARY_BATCHES,
     EnvironmentHost,
     InlineEnvironmentHost,
     ProcessEnvironmentHost,
@@ -172,6 +173,50 @@ def test_a_group_is_judged_in_another_process(hostile: str) -> None:
         assert set(host.pids.values()) == {None}
 
     asyncio.run(main())
+
+
+OTHER = TaskRef("hostile", VERSION, "long", 8)
+
+
+def test_a_batch_of_groups_is_judged_as_each_alone_in_one_request(hostile: str) -> None:
+    groups = [(REF, ["7", "\ud800", "raise"]), (OTHER, ["8", "nan"]), (OTHER, [])]
+
+    async def main() -> None:
+        host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
+        await host.start()
+        alone = [await host.judge(ref, texts) for ref, texts in groups]
+        asked = host._judges["own"]._groups
+        assert await host.judge_all(groups) == alone
+        assert host._judges["own"]._groups == asked + len(groups)
+        assert alone == list(
+            await InlineEnvironmentHost(create_environment(hostile, {})).judge_all(groups)
+        )
+        await host.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["exit", "loop", "wait"])
+def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
+    impatient: LastingHost, text: str
+) -> None:
+    groups = [(REF, ["7"]), (OTHER, ["8", text]), (REF, ["8", "7"])]
+    judged = impatient.use(lambda host: host.judge_all(groups))
+    assert [each.rewards for each in judged] == [(1.0,), (1.0, 0.0), (0.0, 1.0)]
+    assert [each.faults for each in judged] == [0, 1, 0]
+    # The next batches are judged group by group: a policy that gave such a text gives more of them.
+    before = impatient.host.losses
+    judged = impatient.use(lambda host: host.judge_all(groups[:1]))
+    assert (judged[0].rewards, impatient.host.losses) == ((1.0,), before)
+    assert impatient.host._wary == WARY_BATCHES - 1
+    impatient.host._wary = 0
+
+
+def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) -> None:
+    unknown = TaskRef("hostile", VERSION, "none", 7)
+    with pytest.raises(UnknownTaskError, match="unknown family 'none'"):
+        lasting.use(lambda host: host.judge_all([(REF, ["7"]), (unknown, ["7"])]))
+    lasting.host._wary = 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from builders import ROOT
 #: Arguments of a short run, by benchmark. A benchmark with several parts runs its cheapest.
 SHORT = {
     "asynchrony": "--seconds 4 --repetitions 1",
+    "bare_loop": "--pairs 1 --seconds 2",
     "churn": "dead --nodes 40",
     "coordinator_load": "--members 20 --seconds 5",
     "dialogues": "--updates 2 --every 2 --tasks 4 --groups 2",

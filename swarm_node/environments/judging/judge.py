@@ -57,6 +57,22 @@ class Score(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class GroupTexts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A task and texts for it, to score within `seconds` of processor time."""
+
+    ref: PlainRef
+    texts: list[str]
+    seconds: float
+
+
+class ScoreGroups(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Make the task of each group, within `derive_seconds` of processor time, and score its
+    texts."""
+
+    groups: list[GroupTexts]
+    derive_seconds: float
+
+
 class Transcript(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All that the model said in a dialogue so far. It is `cut` if its last turn ran out of tokens:
     nobody replies to a turn that did not end."""
@@ -104,6 +120,12 @@ class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     verdicts: list[TextVerdict]
 
 
+class ScoredGroups(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The prompt of each group, and a verdict on each of its texts."""
+
+    groups: list[tuple[Prompt, list[TextVerdict]]]
+
+
 class ReplayedLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A dialogue replayed: the reply to each turn until it was `over`. The verdict on one that is
     over; None also if the model said more after its end."""
@@ -140,8 +162,8 @@ class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-Request = Derive | Score | Replay | Check | Draw
-Reply = Derived | Scored | Replayed | Checked | Surveyed | Unknown
+Request = Derive | Score | ScoreGroups | Replay | Check | Draw
+Reply = Derived | Scored | ScoredGroups | Replayed | Checked | Surveyed | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
@@ -237,6 +259,8 @@ class Judge:
                 reply = Surveyed(self._draw(request))
             elif isinstance(request, Replay):
                 reply = Replayed(self._replay(request))
+            elif isinstance(request, ScoreGroups):
+                reply = ScoredGroups(self._score_groups(request))
             else:
                 reply = Scored(self._score(request))
         except UnknownTaskError as error:
@@ -264,6 +288,13 @@ class Judge:
         task = self._derived()
         with _limit(_SCORING_TIMER, request.seconds):
             return [score_text(self._environment, task, text) for text in request.texts]
+
+    def _score_groups(self, request: ScoreGroups) -> list[tuple[str, list[TextVerdict]]]:
+        scored = []
+        for group in request.groups:
+            (prompt,) = self._derive(Derive([group.ref], request.derive_seconds))
+            scored.append((prompt, self._score(Score(group.texts, group.seconds))))
+        return scored
 
     def _replay(self, request: Replay) -> list[ReplayedLine]:
         task = self._derived()

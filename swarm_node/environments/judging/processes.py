@@ -19,6 +19,7 @@ from swarm_node.environments.judging.judge import (
     Derive,
     Derived,
     Draw,
+    GroupTexts,
     PlainRef,
     Replay,
     Replayed,
@@ -27,6 +28,8 @@ from swarm_node.environments.judging.judge import (
     Request,
     Score,
     Scored,
+    ScoredGroups,
+    ScoreGroups,
     Surveyed,
     TextVerdict,
     Transcript,
@@ -70,7 +73,7 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored, Replayed, Checked, Surveyed)
+_Reply = TypeVar("_Reply", Derived, Scored, ScoredGroups, Replayed, Checked, Surveyed)
 
 
 def variables() -> dict[str, str]:
@@ -259,8 +262,33 @@ class JudgeProcess:
         reply = await self._call(
             request, Scored, seconds, lambda reply: len(reply.verdicts) == len(texts)
         )
-        await self._judged_group()
+        await self._judged_groups(1)
         return reply.verdicts
+
+    async def score_groups(
+        self, groups: Sequence[GroupTexts], derive_seconds: float
+    ) -> list[tuple[str, list[TextVerdict]]]:
+        """Prompts and verdicts of several groups. It may use the processor time of all of them, and
+        sleep as long as one of them may.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            UnknownTaskError: one of the tasks cannot be made.
+            ConfigError, ChildError: no judge can be started.
+        """
+        limits = [derive_seconds + group.seconds for group in groups]
+        reply = await self._call(
+            ScoreGroups(list(groups), derive_seconds),
+            ScoredGroups,
+            sum(limits),
+            lambda reply: (
+                [len(each.texts) for each in groups]
+                == [len(verdicts) for _, verdicts in reply.groups]
+            ),
+            sleep=max(limits, default=0.0),
+        )
+        await self._judged_groups(len(groups))
+        return reply.groups
 
     async def replay(self, dialogues: Sequence[Transcript], seconds: float) -> list[ReplayedLine]:
         """`dialogues` replayed for the task derived last, within `seconds` of processor time.
@@ -273,11 +301,11 @@ class JudgeProcess:
         reply = await self._call(
             request, Replayed, seconds, lambda reply: _all_replayed(reply.lines, dialogues)
         )
-        await self._judged_group()
+        await self._judged_groups(1)
         return reply.lines
 
-    async def _judged_group(self) -> None:
-        self._groups += 1
+    async def _judged_groups(self, count: int) -> None:
+        self._groups += count
         if self._groups >= GROUPS_PER_JUDGE:
             await self.close()
 
@@ -312,8 +340,10 @@ class JudgeProcess:
         wanted: type[_Reply],
         seconds: float,
         fits: Callable[[Any], bool],
+        sleep: float | None = None,
     ) -> _Reply:
-        """Send one request. If the judge sends another reply or none, or if the call is cancelled,
+        """Send one request, in which the judge may compute for `seconds` and sleep for as long, or
+        for `sleep`. If the judge sends another reply or none, or if the call is cancelled,
         the state of the judge is unknown, so it is ended."""
         if self._streams is None:
             await self._fork()
@@ -323,16 +353,17 @@ class JudgeProcess:
         # A text that knew the number could reply in place of its judge.
         number, answered = secrets.randbits(63), False
         ending = asyncio.timeout(patience)
-        sleep = SleepLimit(self.pid, seconds + _SLACK_SECONDS, ending)
+        most = seconds if sleep is None else sleep
+        sleeping = SleepLimit(self.pid, most + _SLACK_SECONDS, ending)
         try:
             async with ending:
-                with sleep:
+                with sleeping:
                     raw = await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
             reply = _replies.decode(raw)
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
-                else isinstance(reply, Unknown) and wanted in (Derived, Surveyed)
+                else isinstance(reply, Unknown) and wanted in (Derived, ScoredGroups, Surveyed)
             )
             if not answered:
                 # It counts against the author, or a text could use up a judge's time for nothing.
@@ -340,7 +371,7 @@ class JudgeProcess:
                 raise self._lost("forged", "its reply does not fit the request", used)
         except TimeoutError:
             used = (await self._end()).processor_seconds
-            if sleep.reached:
+            if sleeping.reached:
                 raise self._lost("asleep", "it slept and did not answer", used) from None
             raise self._lost("stuck", f"no answer in {patience:g} s", used) from None
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.environments.host import EnvironmentHost, Whose
+from swarm_node.environments.host import EnvironmentHost
 from swarm_node.environments.judgement import JudgedDialogues, Judgement, ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.errors import SlowTaskError
@@ -38,8 +38,18 @@ class Judging:
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
-        judged = await self._judge(ref, texts, "own")
-        self._effort.judged_own(judged.seconds, self._clock.now())
+        return (await self.own_all([(ref, texts)]))[0]
+
+    async def own_all(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> Sequence[Judgement]:
+        """Judge this node's own groups, each a task and texts.
+
+        Raises:
+            ChildError: the environment's process cannot be kept alive.
+        """
+        judged = await self._environment.judge_all(groups)
+        for (ref, _), each in zip(groups, judged, strict=True):
+            self._count_texts(ref, each)
+        self._effort.judged_own(sum(each.seconds for each in judged), self._clock.now())
         return judged
 
     async def replay(
@@ -85,7 +95,9 @@ class Judging:
             SlowTaskError: they took too long, which counts against their author.
             ChildError: the environment's process cannot be kept alive.
         """
-        return await self._charged(self._judge(ref, texts, "peers"), author)
+        judged = await self._charged(self._environment.judge(ref, texts, "peers"), author)
+        self._count_texts(ref, judged)
+        return judged
 
     async def dialogues_of_peer(
         self, ref: TaskRef, said: Sequence[tuple[Sequence[str], bool]], author: str
@@ -115,13 +127,11 @@ class Judging:
             self._tally.faults[f"judge_{judged.unjudged}"] += 1
         return judged
 
-    async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose) -> Judgement:
-        judged = await self._environment.judge(ref, texts, whose)
+    def _count_texts(self, ref: TaskRef, judged: Judgement) -> None:
         if judged.faults:
             self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
         if judged.raised:
             self._tell_of_raising(ref, judged.raised)
-        return judged
 
     def _tell_of_change(self, ref: TaskRef) -> None:
         if self._tally.faults["scorer_changed"] or self._tally.faults["scorer_ended"]:

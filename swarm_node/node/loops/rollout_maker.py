@@ -109,7 +109,8 @@ class RolloutMaker:
 
         async def hand_on(group: PendingGroup) -> None:
             completions = tuple(map(self._completion, group.rows))
-            await deliver([await self._score(group, completions, group.version)])
+            judged = await self._judging.own(group.ref, _texts(completions))
+            await deliver([self._scored(group, completions, group.version, judged.rewards)])
 
         await harvest.gather(count, fresh, hand_on)
         return clock.now() - began
@@ -122,10 +123,16 @@ class RolloutMaker:
         version, began = sampler.version, clock.now()
         sampled = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - began
+        judged = await self._judging.own_all(
+            [
+                (group.ref, _texts(completions))
+                for group, completions in zip(groups, sampled, strict=True)
+            ]
+        )
         await deliver(
             [
-                await self._score(group, completions, version)
-                for group, completions in zip(groups, sampled, strict=True)
+                self._scored(group, completions, version, each.rewards)
+                for group, completions, each in zip(groups, sampled, judged, strict=True)
             ]
         )
         return drawing
@@ -155,19 +162,25 @@ class RolloutMaker:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
         return self._parts.sampler.completion(row)
 
-    async def _score(
-        self, group: PendingGroup, completions: tuple[Completion, ...], version: int
+    def _scored(
+        self,
+        group: PendingGroup,
+        completions: tuple[Completion, ...],
+        version: int,
+        rewards: tuple[float, ...],
     ) -> Scored:
-        """Score a group and make the rollout group to publish. `version` is the policy version of
-        its first tokens."""
+        """Make the rollout group to publish. `version` is the policy version of its first
+        tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-        texts = [completion.text for completion in completions]
         self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
-        judged = await self._judging.own(group.ref, texts)
-        made = RolloutGroup(group.ref, policy, completions, judged.rewards)
+        made = RolloutGroup(group.ref, policy, completions, rewards)
         self._tally.samples.own(made, group.prompt)
         self._first.add(made)
         return made, group.prompt
+
+
+def _texts(completions: Sequence[Completion]) -> list[str]:
+    return [completion.text for completion in completions]
 
 
 class FirstReport:

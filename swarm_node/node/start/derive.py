@@ -114,11 +114,12 @@ def member_settings(given: Settings, shape: Qwen2Config, named: Sequence[str]) -
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
     """Return the trainer's settings. `found` fills in the settings that the user left open, and
     keeps the others. Without `found`, all is as set, and no memory is spared."""
-    device, dtype = settings.run.device, settings.training.dtype
+    device, dtype, canary = settings.run.device, settings.training.dtype, True
     if found is None:
         found = Fit(ON_CPU, vllm=False, training=_as_set(settings))
     else:  # what the start decided is not decided once more
         device, dtype = found.where.device, found.where.products
+        canary = found.vllm or dtype == "float16"  # which it shows to overflow
     training = found.training
     return TrainerSettings(
         loss=settings.training.loss,
@@ -136,6 +137,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         processes=settings.run.trainer_processes,
         hosts=settings.run.hosts,
         gives_back=found.plan is not None and found.plan.sharing == "sleep",
+        canary=canary,
         seed=settings.run.seed,
     )
 

@@ -77,7 +77,7 @@ class Publisher:
         epoch = self._storage.epoch
         published: list[VerifiedGroup] = []
         entries: list[tuple[StoredGroup, bytes | None]] = []
-        first = await self._storage.run(self._storage.next_seq)
+        first = self._storage.next_seq()
         for group, prompt, replies, sound in played:
             seq = first + len(entries)
             pack = pack_dialogues if replies else wire.pack_group

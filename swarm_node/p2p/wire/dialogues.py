@@ -6,7 +6,7 @@ receiver derives the replies itself.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -40,7 +40,9 @@ from swarm_node.p2p.wire.wire import (
     logprobs,
     packed,
     policy_body,
-    refuse_said,
+    refuse_claims,
+    refuse_lengths,
+    refuse_logprobs,
     rollout_group,
     span_bodies,
     task_body,
@@ -122,7 +124,7 @@ def pack_dialogues(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int
         claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
         sources=(),
     )
-    return packed(body, _group)
+    return packed(body, _refuse_group)
 
 
 def announced_dialogues(entry: Announcement, turns: int) -> DialogueAnnouncement:
@@ -170,23 +172,45 @@ def _turns(completion: Completion) -> tuple[_Turn, ...]:
 
 
 def _group(wire: _Dialogues) -> RolloutGroup | Rejected:
+    refused = _refuse_group(wire)
+    if refused is not None:
+        return refused
     return rollout_group(wire.task, wire.policy, map(_completion, wire.completions), wire.claimed)
 
 
-def _completion(item: _Dialogue) -> Completion | Rejected:
-    ends: list[int] = []
-    for turn in item.turns:
-        refused = refuse_said(turn.text, turn.ids, turn.logp)
+def _refuse_group(wire: _Dialogues) -> Rejected | None:
+    """The first reason against a group; None if its fields fit each other."""
+    for item in wire.completions:
+        refused = _refuse(item)
         if refused is not None:
             return refused
-        ends.append((ends[-1] if ends else 0) + len(turn.ids) // 4)
-    *earlier, last = item.turns
+    stated = b"".join(turn.logp for item in wire.completions for turn in item.turns)
+    return refuse_logprobs(stated) or refuse_claims(wire.claimed, len(wire.completions))
+
+
+def _refuse(item: _Dialogue) -> Rejected | None:
+    for turn in item.turns:
+        refused = refuse_lengths(turn.text, turn.ids, turn.logp)
+        if refused is not None:
+            return refused
+    *earlier, _ = item.turns
+    ends = _ends(item)
     if any(turn.finish is not Finish.STOP for turn in earlier):
         return Rejected("content", "a turn was cut, and another follows it")
     if not covers(item.spans, ends[-1]):
         return Rejected("content", "the version spans do not cover the tokens in order")
     if not {*ends} <= {span.end for span in item.spans}:
         return Rejected("content", "a version span lies across two turns")
+    return None
+
+
+def _ends(item: _Dialogue) -> list[int]:
+    """The place where each turn ends among the tokens."""
+    return list(accumulate(len(turn.ids) // 4 for turn in item.turns))
+
+
+def _completion(item: _Dialogue) -> Completion:
+    *earlier, last = item.turns
     return Completion(
         text=last.text,
         token_ids=token_ids(b"".join(turn.ids for turn in item.turns)),
@@ -194,6 +218,6 @@ def _completion(item: _Dialogue) -> Completion | Rejected:
         spans=version_spans(item.spans),
         finish=last.finish,
         earlier=tuple(
-            EarlierTurn(turn.text, end) for turn, end in zip(earlier, ends, strict=False)
+            EarlierTurn(turn.text, end) for turn, end in zip(earlier, _ends(item), strict=False)
         ),
     )

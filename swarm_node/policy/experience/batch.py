@@ -81,8 +81,12 @@ class TrainRow:
             raise ValueError("versions must have one int64 value per completion token")
         if not abs(self.advantage) <= _FLOAT32_MAX:  # written so that NaN fails it
             raise ValueError("the advantage must be finite, also as a float32")
+        if self.between:
+            self._check_between()
+
+    def _check_between(self) -> None:
         places = [0, *(at for at, _ in self.between), self.completion_ids.size]
-        if self.between and any(after <= at for at, after in pairwise(places)):
+        if any(after <= at for at, after in pairwise(places)):
             raise ValueError("what is given between turns must stand between sampled tokens")
         if any(not 0 <= token < _UINT32 for _, ids in self.between for token in ids):
             raise ValueError("what is given between turns must be uint32 values")
@@ -98,6 +102,8 @@ class TrainRow:
 
     def written(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """All ids after the prompt, and the place of each sampled one among them."""
+        if not self.between:
+            return self.completion_ids, np.arange(self.completion_ids.size)
         parts: list[NDArray[np.uint32]] = []
         places: list[NDArray[np.int64]] = []
         start = given = 0
@@ -153,7 +159,7 @@ def build_batch(
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
         others = other_rewards[number] if other_rewards else ()
         most = math.inf if verified.provenance is _OWN else math.sqrt(group_size - 1)
-        advantages = broad(ADVANTAGES[advantage], verified.rewards, others).clip(-most, most)
+        advantages = _advantages(advantage, verified.rewards, others).clip(-most, most)
         if verified.provenance is not _OWN:  # however many its answers, it weighs as an own group
             advantages *= min(1.0, group_size / len(verified.rewards))
         completions = verified.group.completions
@@ -177,6 +183,15 @@ def build_batch(
                 TrainRow(prompt_ids, ids, logprobs, value, origin, versions, number, between)
             )
     return Batch(tuple(rows))
+
+
+def _advantages(
+    name: AdvantageName, rewards: Sequence[float], others: Sequence[float]
+) -> NDArray[np.float32]:
+    """`broad`, without numpy's many calls for the group that nothing is learnt from."""
+    if not others and max(rewards) - min(rewards) <= EQUAL_WITHIN and math.isfinite(sum(rewards)):
+        return np.zeros(len(rewards), np.float32)
+    return broad(ADVANTAGES[name], rewards, others)
 
 
 def _between(ends: Sequence[int], heard: Sequence[str], bridge: Encode) -> tuple[Given, ...]:

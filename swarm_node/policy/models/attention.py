@@ -40,7 +40,7 @@ def within(segments: Tensor, device: torch.device) -> tuple[Attend, Tensor]:
 
     The tokens of a segment are adjacent, and those of segment 0 come first. A token attends to
     segment 0 and to its own, itself included and never to what comes later. A token of padding
-    (segment −1) attends to padding, so that its result is a number."""
+    (segment −1) attends to padding, and may to segment 0, so that its result is a number."""
     segments = segments.cpu()
     if device.type == "cpu" and segments.shape[1] <= _MOST_MASKED:
         mask = _visible(segments)
@@ -190,7 +190,7 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask
     if mask.dtype != torch.bool:
         return mask.to(dtype)
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), -torch.inf, dtype=dtype))
 
 
 def _flash(query: Tensor) -> bool:
@@ -217,10 +217,9 @@ def _of_one_type(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
 
 def _visible(segments: Tensor) -> Tensor:
     """bool[B, 1, T, T] for segments i64[B, T]: the tokens that each token attends to, itself
-    included. A token's position is one less than their number."""
+    included. The position of a token that is no padding is one less than their number."""
     keys, queries = segments[:, None, None, :], segments[:, None, :, None]
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    # Padding attends to itself, because a row without any key would be NaN.
-    itself = torch.eye(length, dtype=torch.bool)
-    return (causal & ((keys == 0) | (keys == queries)) & (keys >= 0)) | itself
+    # Padding attends to padding too: a row without any key would be NaN, and nobody reads this one.
+    return (keys == queries).logical_or_(keys == 0).logical_and_(causal)

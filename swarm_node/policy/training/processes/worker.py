@@ -85,7 +85,7 @@ Reply = TrainerStarted | Updated | Stored
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     """Result of an update, and the path of the weights after it: a file, or the directory of an
-    adapter (`TrainerSettings.published`). Both carry a canary. `unstored` says why a checkpoint
+    adapter (`TrainerSettings.published`). Both may carry a canary. `unstored` says why a checkpoint
     that was begun before is not on the disk; None if there is nothing new to say."""
 
     stats: UpdateStats
@@ -175,7 +175,9 @@ class TrainerHost:
 
     def _publish(self) -> Path:
         core, store = self.core, self._store
-        canary = measure_canary(core.model, self._text).to_metadata()  # all ranks together
+        canary: dict[str, str] = {}
+        if core.settings.canary:
+            canary = measure_canary(core.model, self._text).to_metadata()  # all ranks together
         if core.adapter is not None and core.settings.published in ADAPTERS:
             save = partial(core.adapter.save, metadata=canary)
             if not self._leads:

@@ -44,7 +44,9 @@ class TrainerSettings:
     memory, costs time and leaves the result as it is.
     `placement.place` explains `device` and `dtype`. `processes` train together on each of `hosts`,
     each process on a device.
-    With `gives_back`, the GPU's memory is free between updates, for an engine that wakes up then.
+    With `canary`, published weights carry one, which only vLLM reads; without, an update has one
+    forward pass less. With `gives_back`, the GPU's memory is free between updates, for an engine
+    that wakes up then.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -73,6 +75,7 @@ class TrainerSettings:
     activation_checkpointing: bool = False
     published: Published = "merged"
     gives_back: bool = False
+    canary: bool = True
 
     def __post_init__(self) -> None:
         valid = {

@@ -9,6 +9,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +159,8 @@ class TrainerCore:
                 restored; or one row alone does not fit in memory.
         """
         started = self._clock.now()
-        rows = [row for row in batch.rows if self._fits(row)]
+        fitting = [self._fits(row) for row in batch.rows]
+        rows = list(compress(batch.rows, fitting))
         self._own_answers.note(rows)
         informative = [row for row in rows if row.informative]
         tokens = sum(row.completion_ids.size for row in rows)
@@ -166,7 +169,9 @@ class TrainerCore:
         skipped: str | None = "no informative row"
         if informative:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
-            floors = self._own_answers.floors()
+            # Only peers' rows are compared with them.
+            peers = any(row.provenance is not Provenance.OWN for row in informative)
+            floors = self._own_answers.floors() if peers else ()
             done = self._gradient.accumulate(informative, size, self.version, floors)
             grad_norm = self._clip_gradient()
             skipped = self._non_finite_fault(done.loss, grad_norm)
@@ -181,7 +186,7 @@ class TrainerCore:
             informative=len(informative),
             refused=len(batch.rows) - len(rows),
             implausible=done.implausible,
-            too_long=_peers_groups(row for row in batch.rows if not self._fits(row)),
+            too_long=_peers_groups(compress(batch.rows, map(not_, fitting))),
             unlikely=tuple(group for group, count in enumerate(done.unlikely) if count),
             learnt=tuple(done.learnt),
             clipped_share=done.sums.mean("clipped", 0.0),
@@ -338,7 +343,8 @@ class TrainerCore:
         that the update does not fail. A peer's row longer than own ones must also fit a
         micro-batch, so that it does not use up the memory."""
         config = self.model.config
-        largest = max(int(row.prompt_ids.max()), int(row.written()[0].max()))
+        given = (token for _, ids in row.between for token in ids)
+        largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()), *given)
         as_own = row.completion_ids.size <= self.settings.longest_answer
         most = config.max_position_embeddings
         if row.provenance is not Provenance.OWN and not as_own:
