@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,24 @@ def test_an_answer_depends_on_its_request_alone() -> None:
             assert all(len(row) <= 3 * SLICE for row in ids(alone))
             assert {row.finish for row in alone.rows} <= {Finish.LENGTH, Finish.STOP}
             assert CODEC.eos_ids.isdisjoint(token for row in ids(alone) for token in row)
+
+    asyncio.run(main())
+
+
+def test_every_token_of_an_answer_is_ranked_once() -> None:
+    async def main() -> None:
+        async with sampling() as sampler:
+            guests = Guests(sampler, share=1.0)
+            ranked = replace(asked("1 + 1?", n=2), temperature=1.0, ranked=2)
+            assert guests.refusal(ranked) == ""
+            answers, bare = guests.ask(ranked, stays), guests.ask(asked("2?"), stays)
+            assert answers is not None
+            assert bare is not None
+            await finish(guests, [answers, bare])
+            for row in answers.rows:
+                assert len(row.ranked) == len(row.ids)
+                assert all(len(each.likeliest) == 2 for each in row.ranked)
+            assert bare.rows[0].ranked == []
 
     asyncio.run(main())
 
@@ -172,8 +191,8 @@ def test_what_cannot_be_sampled_says_why_and_the_queue_goes_on() -> None:
 
 @pytest.mark.parametrize(("guest", "priority"), [(False, 0), (True, 1)])
 def test_an_engine_hears_whose_request_it_is(guest: bool, priority: int) -> None:
-    request = SampleRequest((1, 2), 1, 1, 4, guest=guest)
+    request = SampleRequest((1, 2), 1, 1, 4, guest=guest, top_p=0.5, ranked=3)
     from swarm_node.policy.sampling.sampler import Row
 
     message, _ = wanted(request, [Row.empty()])
-    assert message.priority == priority
+    assert (message.priority, message.top_p, message.ranked) == (priority, 0.5, 3)
