@@ -84,11 +84,23 @@ class EarlierTurn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Log-probs of the policy itself, at temperature 1 and over all tokens: `sampled` f32[T] of the
+    completion's tokens. At each of their places, `ids` u32[T, K] and `logprobs` f32[T, K] are the K
+    likeliest tokens, the likeliest first."""
+
+    sampled: NDArray[np.float32]
+    ids: NDArray[np.uint32]
+    logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One answer, or all that the policy said in a dialogue. `token_ids` u32[T] are those that it
     sampled, and no other's; they include the end token when `finish` is STOP. `logprobs` f32[T] are
     natural logs under the sampling distribution (after temperature). `text` and `finish` are those
-    of the last turn, and `earlier` has the turns before it: none in an answer to one question."""
+    of the last turn, and `earlier` has the turns before it: none in an answer to one question.
+    `ranking` is there if it was requested."""
 
     text: str
     token_ids: NDArray[np.uint32]
@@ -96,6 +108,7 @@ class Completion:
     spans: tuple[VersionSpan, ...]
     finish: Finish
     earlier: tuple[EarlierTurn, ...] = ()
+    ranking: Ranking | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:

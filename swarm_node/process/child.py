@@ -106,11 +106,12 @@ class Child:
         request: msgspec.Struct,
         wanted: type[_Reply],
         *,
-        patience: float,
+        patience: float | None,
         cut: asyncio.Event | None = None,
     ) -> _Reply:
         """Send one request and wait for its reply, which must be of the type `wanted`. Once `cut`
-        is set, a concurrent child is told to answer with what it has.
+        is set, a concurrent child is told to answer with what it has. A `patience` of None never
+        ends.
 
         When the call is cancelled, a concurrent child is told to drop the request. A child that
         serves in order is killed: it would go on with work that nobody waits for.
@@ -143,7 +144,7 @@ class Child:
             await wire.finish(grace)
 
     async def _exchange(
-        self, wire: _Wire, body: bytes, patience: float, cut: asyncio.Event | None
+        self, wire: _Wire, body: bytes, patience: float | None, cut: asyncio.Event | None
     ) -> bytes:
         number = next(self._numbers)
         answer = wire.ask(number, body)
@@ -154,7 +155,8 @@ class Child:
                 return await answer
         except TimeoutError:
             await wire.kill()
-            raise ChildError(f"the {self.name} process did not answer in {patience:g} s") from None
+            why = f"the {self.name} process did not answer in {patience or 0.0:g} s"
+            raise ChildError(why) from None
         except asyncio.CancelledError:
             if self._turn is not None:
                 await wire.kill()

@@ -19,6 +19,7 @@ SHORT = {
     "coordinator_load": "--members 20 --seconds 5",
     "dialogues": "--updates 2 --every 2 --tasks 4 --groups 2",
     "envelope": "--seconds 0.1",
+    "kept_cache": "--rates 1e-3 --updates 1 --new 16",
     "judging": "--families products --groups 2",
     "links": "--seconds 2 --stacks libp2p",
     "memory": "--seconds 3",

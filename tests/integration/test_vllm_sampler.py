@@ -1,6 +1,7 @@
 """The real vLLM on a CPU: what it samples, how it takes weights, and how it dies.
 
-One engine serves the whole module, because starting one takes long; tests that kill it come last.
+Each test runs with async scheduling off, as vLLM has it on a CPU, and on, as on a GPU. One engine
+of each kind serves the whole module, because starting one takes long; tests that kill it come last.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from builders import trainer_settings
+from overlapping_engine import use_this_program
 from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
+from swarm_node.node.loops.guests import MOST_ROWS, PLACES, GuestAnswers, Guests
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.preflight.fit import Fit
 from swarm_node.node.start import derive
@@ -104,15 +107,19 @@ def noisy(seed: int) -> Qwen2:
     return model
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "overlapping"])
+def bench(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Bench]:
     torch.set_num_threads(1)
     config = Qwen2.from_directory(TINY).config
     plan = plan_engine(config, where=ON_CPU, max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
     with asyncio.Runner() as runner:
         # On a CPU there is no memory to give back, but the engine goes through the same states.
-        plan = replace(plan, sleep_level=1)
+        plan = replace(plan, sleep_level=1, async_scheduling=request.param)
         sampler = VllmSampler.from_directory(TINY, plan, deadlines=Deadlines(sync=SYNC_SECONDS))
+        if request.param:
+            use_this_program(sampler)
         made = Bench(runner, sampler, WeightStore(tmp_path_factory.mktemp("weights")))
         path, version = made.publish(0)
         made.run(lambda sampler: sampler.load(path, version))
@@ -268,6 +275,143 @@ def test_a_sync_waits_for_no_answer(bench: Bench) -> None:
     assert bench.run(body) > 2 * 64
     assert bench.sampler.version == version
     assert not bench.sampler.faults
+
+
+def guest(question: str = "What is 3 + 4?", **more: Any) -> SampleRequest:
+    return replace(request(question, n=2, seed=13, room=40), guest=True, **more)
+
+
+async def served(sampler: VllmSampler, *requests: SampleRequest) -> list[GuestAnswers]:
+    """Answers of the queue of guests."""
+    guests = Guests(sampler)
+    asked = [guests.ask(each, lambda: False) for each in requests]
+    answers = [each for each in asked if each is not None]
+    while not all(each.over for each in answers):
+        await guests.step()
+    assert not any(each.error for each in answers)
+    return answers
+
+
+def test_guests_wait_until_no_own_row_waits(bench: Bench) -> None:
+    path, version = bench.publish(ENDLESS)
+    asked = [request(n=64, room=LONG, seed=60 + n) for n in range(3)]
+
+    async def body(sampler: VllmSampler) -> int:
+        await sampler.load(path, version)
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(sampler.sample(asked))
+            while (await sampler.stats())["unfinished"] < 2 * 64:
+                assert not call.done()
+            await served(sampler, guest())
+            left = (await sampler.stats())["unfinished"]
+            call.cancel()
+        return left
+
+    assert bench.run(body) <= 64
+
+
+def test_own_rows_begin_while_guests_are_sampled(bench: Bench) -> None:
+    """Guests take 16 places at most, and give each back after 16 tokens."""
+    many = [guest(f"{n}?") for n in range(MOST_ROWS // 2)]
+
+    async def body(sampler: VllmSampler) -> int:
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(served(sampler, *many))
+            most = 0
+            while not call.done() and most < PLACES:
+                most = max(most, (await sampler.stats())["unfinished"])
+            await sampler.sample([request(n=48, room=4)])
+            assert not call.done()
+            assert (await sampler.stats())["unfinished"] <= PLACES
+        return most
+
+    assert bench.run(body) == PLACES
+
+
+def own_logprobs(model: Qwen2, asked: SampleRequest, ids: Sequence[int]) -> torch.Tensor:
+    """What the policy says of all tokens [T, V] at the places of an answer's."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*asked.prompt_ids, *ids]]))
+    return logits[0, len(asked.prompt_ids) - 1 : -1].log_softmax(-1)
+
+
+def test_guests_hear_the_policys_log_probs_and_the_likeliest_tokens(bench: Bench) -> None:
+    path, version = bench.publish(0)
+
+    async def body(sampler: VllmSampler) -> list[GuestAnswers]:
+        await sampler.load(path, version)
+        heats = (1.0, 0.0)
+        return await served(sampler, *(guest(temperature=heat, ranked=3) for heat in heats))
+
+    warm, cold = bench.run(body)
+    for answers in (warm, cold):
+        for row in answers.rows:
+            own = own_logprobs(bench.models[version], answers.request, row.ids)
+            assert len(row.ranked) == len(row.ids) > 0
+            for token, ranked, said in zip(row.ids, row.ranked, own, strict=True):
+                assert abs(ranked.logprob - float(said[token])) < 1e-4
+                assert np.allclose(
+                    [it for _, it in ranked.likeliest], said.topk(3).values, atol=1e-4
+                )
+                for other, logprob in ranked.likeliest:
+                    assert abs(logprob - float(said[other])) < 1e-4
+    assert all(
+        token == ranked.likeliest[0][0]
+        for row in cold.rows
+        for token, ranked in zip(row.ids, row.ranked, strict=True)
+    )
+    assert cold.rows[0].ids == cold.rows[1].ids
+
+
+def test_rankings_are_whole_while_new_weights_come(bench: Bench) -> None:
+    """vLLM's sampler for CPUs ranks for nobody in a step that has a row of the canary: a row is cut
+    there and goes on."""
+    first, second = bench.publish(ENDLESS), bench.publish(ENDLESS + 1)
+
+    async def body(sampler: VllmSampler) -> list[GuestAnswers]:
+        await sampler.load(*first)
+        call = asyncio.ensure_future(
+            served(sampler, *(guest(f"{n}?", temperature=1.0, ranked=2) for n in range(16)))
+        )
+        for weights in (second, first, second, first):
+            await sampler.load(*weights)
+        assert not call.done()
+        return await call
+
+    for answers in bench.run(body):
+        for row in answers.rows:
+            assert len(row.ranked) == len(row.ids) > 0
+            assert all(len(ranked.likeliest) == 2 for ranked in row.ranked)
+            assert all(ranked.likeliest[0][1] >= ranked.logprob - 1e-6 for ranked in row.ranked)
+
+
+def test_a_nucleus_is_drawn_from_and_what_cannot_be_said_is_refused(bench: Bench) -> None:
+    path, version = bench.publish(0)
+    asked = guest("How many legs has a dog?", temperature=1.3, top_p=0.6)
+
+    async def body(sampler: VllmSampler) -> tuple[Completion, ...]:
+        await sampler.load(path, version)
+        (group,) = await sampler.sample([replace(asked, n=8)])
+        for wrong in (
+            replace(asked, ranked=0),
+            replace(asked, ranked=0, top_p=1.0),
+            replace(asked, ranked=0, temperature=1.0),
+        ):
+            assert sampler.refusal(wrong)
+            with pytest.raises(ModelError, match="log-probs at a temperature of 0"):
+                await sampler.sample([wrong])
+        return group
+
+    for one in bench.run(body):
+        own = own_logprobs(bench.models[version], asked, one.token_ids.tolist())
+        scaled = (own / 1.3).log_softmax(-1)
+        for token, logprob, row in zip(one.token_ids, one.logprobs, scaled, strict=True):
+            order = row.argsort(descending=True)
+            shares = row.exp()[order].cumsum(-1)
+            kept = order[: int((shares < 0.6).sum()) + 1]
+            assert int(token) in kept.tolist()
+            expected = float(row[int(token)] - row[kept].logsumexp(-1))
+            assert abs(float(logprob) - expected) < 1e-3
 
 
 def test_what_is_under_way_goes_on_after_a_rest(bench: Bench) -> None:

@@ -19,13 +19,14 @@ import msgspec
 from aiohttp import web
 
 from swarm_node.errors import ModelError, SwarmNodeError
+from swarm_node.node.control.openai_logprobs import AnswerLogprobs, SpeltToken, spelt
 from swarm_node.node.control.openai_wire import (
-    LEAST_TEMPERATURE,
     MAX_REQUEST_ROWS,
     USUAL_TOKENS,
     AnswerText,
     BadRequestError,
     ChatRequest,
+    Kind,
     OpenAIReply,
     TextRequest,
     error_of,
@@ -178,19 +179,26 @@ class OpenAIServer:
         if len(prompts) * count > MAX_REQUEST_ROWS:
             raise BadRequestError(f"n times prompts may be {MAX_REQUEST_ROWS} at most", "n")
         seed = secrets.randbits(62) if asked.seed is None else asked.seed % (1 << 62)
-        heat = 1.0 if asked.temperature is None else max(asked.temperature, LEAST_TEMPERATURE)
-        return [
+        wanted = [
             SampleRequest(
                 ids,
                 count,
                 # The same prompt twice in a request has two answers.
                 (seed + place) % (1 << 62),
                 self._room(ids, longest, named is not None, param),
-                heat,
+                asked.heat,
                 guest=True,
+                top_p=asked.top_p or 1.0,
+                ranked=asked.ranked,
             )
             for place, ids in enumerate(prompts)
         ]
+        refused = self._guests.refusal(wanted[0])
+        if asked.ranked is not None and not self._codec.spells_bytes:
+            refused = "log-probs need a tokenizer of byte-level BPE, and this model has another"
+        if refused:
+            raise BadRequestError(refused, "logprobs", "unsupported_parameter")
+        return wanted
 
     def _room(self, ids: Sequence[int], longest: int, named: bool, param: str) -> int:
         """The most tokens of an answer. A length that the request does not name gives way."""
@@ -241,23 +249,27 @@ class _Conversation:
         self._answers = answers
         self._rows = [(each, row) for each in answers for row in each.rows]
         self._texts = [AnswerText(codec.decode, asked.stops) for _ in self._rows]
+        self._codec = codec
+        self._ranked = asked.ranked is not None
         self._told: list[Finish | None] = [None] * len(self._rows)
         self._prompt_tokens = sum(len(each.prompt_ids) for each in wanted)
         self._counts = bool(asked.stream_options and asked.stream_options.include_usage)
-        kind = "chat" if isinstance(asked, ChatRequest) else "text"
+        kind: Kind = "chat" if isinstance(asked, ChatRequest) else "text"
+        self._logprobs = [AnswerLogprobs(kind, self._spelt) for _ in self._rows]
         number = secrets.token_hex(12)
         name = f"chatcmpl-{number}" if kind == "chat" else f"cmpl-{number}"
-        self._reply = OpenAIReply(name, kind, model, int(time.time()))  # type: ignore[arg-type]
+        self._reply = OpenAIReply(name, kind, model, int(time.time()))
 
     async def whole(self) -> web.Response:
-        async for _ in self._pieces():
+        async for _ in self._news():
             pass
         failed = self._failed()
         if failed is not None:
             return _json(error_of(failed, "server_error"), 503)
         texts = [each.text for each in self._texts]
         ends = [told or Finish.LENGTH for told in self._told]
-        return _json(self._reply.whole(texts, ends, self._usage(), self._version))
+        logprobs = [self._new_logprobs(place) for place in range(len(self._rows))]
+        return _json(self._reply.whole(texts, logprobs, ends, self._usage(), self._version))
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
@@ -266,8 +278,11 @@ class _Conversation:
             await response.prepare(request)
             for chunk in self._reply.first(len(self._rows), self._version):
                 await _send(request, response, chunk)
-            async for chunk in self._pieces():
-                await _send(request, response, chunk)
+            async for place, new in self._news():
+                logprobs, end = self._new_logprobs(place), self._told[place]
+                version = self._rows[place][0].version
+                piece = self._reply.piece(place, new, logprobs, end, version)
+                await _send(request, response, piece)
             failed = self._failed()
             if failed is not None:
                 await _send(request, response, error_of(failed, "server_error"))
@@ -276,10 +291,11 @@ class _Conversation:
             await _write(request, response, b"data: [DONE]\n\n")
         return response
 
-    async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield a chunk for whatever is new, until every row has ended, or the request is over."""
+    async def _news(self) -> AsyncIterator[tuple[int, str]]:
+        """Yield the place of a row that has grown or ended, and its new text, until every row has
+        ended, or the request is over."""
         while True:
-            for place, (answers, row) in enumerate(self._rows):
+            for place, (_, row) in enumerate(self._rows):
                 if self._told[place] is not None:
                     continue
                 text = self._texts[place]
@@ -288,11 +304,23 @@ class _Conversation:
                     row.finish = Finish.STOP
                 end = self._told[place] = Finish.STOP if text.stopped else row.finish
                 if new or end:
-                    yield self._reply.piece(place, new, end, answers.version)
+                    yield place, new
             waiting = [each for each in self._answers if not each.over]
             if not waiting:
                 return
             await waiting[0].news()
+
+    def _new_logprobs(self, place: int) -> dict[str, Any] | None:
+        """Those of the tokens whose text is there, since the last call; all when a row ends."""
+        if not self._ranked:
+            return None
+        (_, row), text = self._rows[place], self._texts[place]
+        whole = self._told[place] is not None and not text.stopped
+        length = None if whole else len(text.text)
+        return self._logprobs[place].take(row.ids, row.ranked, length)
+
+    def _spelt(self, token: int) -> SpeltToken:
+        return spelt(self._codec.token_bytes(token), self._codec.token_name(token))
 
     @property
     def _version(self) -> int:

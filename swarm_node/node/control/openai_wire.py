@@ -13,25 +13,22 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from swarm_node.policy.sampling.sampler import MAX_RANKED
 from swarm_node.rollout import Finish
 
 MAX_PROMPTS: Final = 16
 MAX_ANSWERS: Final = 8
 #: Rows of one request: prompts times answers.
 MAX_REQUEST_ROWS: Final = 16
-#: Colder ones are sampled at this, which takes the likeliest token unless two are nearly as likely.
-#: vLLM has the same limit.
+#: Lower temperatures but 0 are this. vLLM has the same limit.
 LEAST_TEMPERATURE: Final = 0.01
 #: What OpenAI's completions give without max_tokens.
 USUAL_TOKENS: Final = 16
 #: Fields that a node does not have, with values that change nothing.
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "top_p": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
@@ -82,6 +79,7 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(max_length=512)]
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: (
@@ -93,6 +91,13 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
 
     @property
+    def heat(self) -> float:
+        """The temperature that is sampled at."""
+        if not self.temperature:
+            return 1.0 if self.temperature is None else 0.0
+        return max(self.temperature, LEAST_TEMPERATURE)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop or ())
 
@@ -102,12 +107,25 @@ class ChatRequest(_Sampling, frozen=True, kw_only=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=256)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_RANKED)] | None = None
+
+    @property
+    def ranked(self) -> int | None:
+        """Number of likeliest tokens to report beside each token's log-prob, if that is wanted."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TextRequest(_Sampling, frozen=True, kw_only=True):
     """`POST /v1/completions`. A prompt is a text or token ids."""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+
+    @property
+    def ranked(self) -> int | None:
+        """See `ChatRequest.ranked`."""
+        return self.logprobs
 
 
 def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequest | TextRequest:
@@ -129,11 +147,14 @@ def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequ
         elif name not in _IGNORED and value is not None:
             _check_neutral(name, value)
     try:
-        return msgspec.convert(kept, kind)
+        asked = msgspec.convert(kept, kind)
     except (ValueError, RecursionError) as error:
         said = str(error)
         param = said.rpartition("`$.")[2].rstrip("`") if "`$." in said else ""
         raise BadRequestError(said, param) from None
+    if isinstance(asked, ChatRequest) and asked.top_logprobs and not asked.logprobs:
+        raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    return asked
 
 
 def _check_neutral(name: str, value: Any) -> None:
@@ -239,40 +260,57 @@ class OpenAIReply:
         }
 
     def whole(
-        self, texts: Sequence[str], ends: Sequence[Finish], usage: Mapping[str, int], version: int
+        self,
+        texts: Sequence[str],
+        logprobs: Sequence[Mapping[str, Any] | None],
+        ends: Sequence[Finish],
+        usage: Mapping[str, int],
+        version: int,
     ) -> dict[str, Any]:
         """A reply that is not streamed."""
         choices: list[dict[str, Any]] = []
-        for index, (text, end) in enumerate(zip(texts, ends, strict=True)):
+        for index, (text, ranked, end) in enumerate(zip(texts, logprobs, ends, strict=True)):
             said = (
                 {"message": {"role": "assistant", "content": text, "refusal": None}}
                 if self.kind == "chat"
                 else {"text": text}
             )
-            choices.append({"index": index, **said, "logprobs": None, "finish_reason": end.value})
+            choices.append({"index": index, **said, "logprobs": ranked, "finish_reason": end.value})
         return {**self._head(version, chunk=False), "choices": choices, "usage": usage}
 
     def first(self, rows: int, version: int) -> Iterator[dict[str, Any]]:
         """The chunks before any text, of a chat only: who speaks."""
         if self.kind == "chat":
             for index in range(rows):
-                yield self._chunk(index, {"role": "assistant", "content": ""}, None, version)
+                yield self._chunk(index, {"role": "assistant", "content": ""}, None, None, version)
 
-    def piece(self, index: int, text: str, end: Finish | None, version: int) -> dict[str, Any]:
+    def piece(
+        self,
+        index: int,
+        text: str,
+        logprobs: Mapping[str, Any] | None,
+        end: Finish | None,
+        version: int,
+    ) -> dict[str, Any]:
         """A chunk with the next text of an answer, with its `end` if that is the last."""
         said = {"content": text} if self.kind == "chat" and text else {}
-        return self._chunk(index, said if self.kind == "chat" else text, end, version)
+        return self._chunk(index, said if self.kind == "chat" else text, logprobs, end, version)
 
     def last(self, usage: Mapping[str, int], version: int) -> dict[str, Any]:
         """The chunk that counts tokens."""
         return {**self._head(version, chunk=True), "choices": [], "usage": usage}
 
     def _chunk(
-        self, index: int, said: Mapping[str, str] | str, end: Finish | None, version: int
+        self,
+        index: int,
+        said: Mapping[str, str] | str,
+        logprobs: Mapping[str, Any] | None,
+        end: Finish | None,
+        version: int,
     ) -> dict[str, Any]:
         content = {"text": said} if self.kind == "text" else {"delta": said}
         finish = end.value if end else None
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head(version, chunk=True), "choices": [choice]}
 
 

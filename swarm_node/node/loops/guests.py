@@ -12,16 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from swarm_node.errors import ModelError, SwarmNodeError
 from swarm_node.policy.sampling.sampler import (
     MeteredSampler,
     Sampler,
     SampleRequest,
+    SelectiveSampler,
     continued_seed,
 )
-from swarm_node.rollout import Completion, Finish
+from swarm_node.rollout import Completion, Finish, Ranking
 
 #: Tokens of a slice. Its prompt is read anew for each, so few make an answer dear; many make own
 #: calls wait.
@@ -33,12 +34,21 @@ MOST_ROWS: Final = 64
 SHARE: Final = 0.05
 
 
+class RankedToken(NamedTuple):
+    """The log-prob of a token, and the likeliest tokens of its place with theirs."""
+
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True, eq=False)
 class GuestRow:
-    """Token ids of an answer so far, without an end token. `finish` is None until it has ended."""
+    """Token ids of an answer so far, without an end token. `finish` is None until it has ended.
+    `ranked` has what the request's `ranked` asks for, for each of them."""
 
     ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
+    ranked: list[RankedToken] = field(default_factory=list)
 
 
 class GuestAnswers:
@@ -106,6 +116,11 @@ class Guests:
     def rows(self) -> int:
         """Number of rows that wait or are sampled."""
         return sum(each.request.n for each in self._waiting)
+
+    def refusal(self, request: SampleRequest) -> str:
+        """The reason why the sampler cannot do what is asked; empty if it can."""
+        sampler = self._sampler
+        return sampler.refusal(request) if isinstance(sampler, SelectiveSampler) else ""
 
     def ask(self, request: SampleRequest, gone: Callable[[], bool]) -> GuestAnswers | None:
         """Queue a request; None if too many rows wait. It is dropped once `gone` returns True."""
@@ -188,6 +203,8 @@ def _grow(answers: GuestAnswers, place: int, completion: Completion) -> None:
     if row.finish is None:
         stopped = completion.finish is Finish.STOP
         row.ids += ids[:-1] if stopped else ids
+        if completion.ranking is not None:
+            row.ranked += _ranked_tokens(completion.ranking)[: len(ids) - stopped]
         if stopped:
             row.finish = Finish.STOP
         elif len(row.ids) >= answers.request.max_new_tokens:
@@ -195,3 +212,12 @@ def _grow(answers: GuestAnswers, place: int, completion: Completion) -> None:
         if completion.spans:
             answers.version = completion.spans[-1].version
     answers.tell()
+
+
+def _ranked_tokens(ranking: Ranking) -> list[RankedToken]:
+    return [
+        RankedToken(logprob, tuple(zip(ids, logprobs, strict=True)))
+        for logprob, ids, logprobs in zip(
+            ranking.sampled.tolist(), ranking.ids.tolist(), ranking.logprobs.tolist(), strict=True
+        )
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -195,6 +195,28 @@ class Codec:
             raise _no_dialogue("it puts no end token after an answer, so it has no roles")
         return tuple(ids[0][1:]), tuple(ids[1])
 
+    @property
+    def spells_bytes(self) -> bool:
+        """Check that a text consists of its tokens' bytes (byte-level BPE)."""
+        from tokenizers.decoders import ByteLevel
+
+        return isinstance(self._tokenizer.backend_tokenizer.decoder, ByteLevel)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 bytes that a token adds to a text, where the tokenizer `spells_bytes`: none
+        for a special token."""
+        if token in self.special_ids:
+            return b""
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        try:
+            return bytes(_byte_of()[letter] for letter in name)
+        except KeyError:  # an added token is its own text
+            return str(name).encode()
+
+    def token_name(self, token: int) -> str:
+        """The name of a token in the tokenizer; some numbers have none."""
+        return self._tokenizer.convert_ids_to_tokens(token) or f"<{token}>"
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens; broken UTF-8 becomes U+FFFD.
 
@@ -208,6 +230,17 @@ class Codec:
             plain, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+
+@cache
+def _byte_of() -> Mapping[str, int]:
+    """The bytes of the letters by which byte-level BPE writes them: printable ones of Latin-1 are
+    themselves, the others letters from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)).difference(plain))
+    return {chr(byte): byte for byte in plain} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
 
 
 def _cut(text: str, marks: Sequence[str]) -> list[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from swarm_node.policy.sampling.sampler import (
     Row,
     Sampler,
     SampleRequest,
+    SelectiveSampler,
     SharingSampler,
     continued_seed,
     extended,
@@ -27,7 +29,7 @@ from swarm_node.rollout import Completion
 _log = structlog.get_logger(__name__)
 
 
-class Engine(InterruptibleSampler, RestingSampler, SharingSampler, Protocol):
+class Engine(InterruptibleSampler, RestingSampler, SelectiveSampler, SharingSampler, Protocol):
     """A sampler in a process of its own."""
 
     @property
@@ -84,6 +86,10 @@ class FallbackSampler:
         """The longest prompt with its answer, in tokens. The built-in sampler takes as much."""
         return self._engine.positions
 
+    def refusal(self, request: SampleRequest) -> str:
+        """See `SelectiveSampler.refusal`. The built-in sampler can do all."""
+        return "" if self._built_in else self._engine.refusal(request)
+
     @property
     def guest_seconds(self) -> float:
         """Seconds that the built-in sampler has computed for guests. An engine computes for all at
@@ -124,7 +130,8 @@ class FallbackSampler:
             asked = [request]
         for place, one in zip(places, await self._ask(asked), strict=True):
             spans = [(span.version, span.start, span.end) for span in one.spans]
-            rows[place] = extended(rows[place], one.token_ids, one.logprobs, spans, one.finish)
+            new = one.token_ids, one.logprobs, spans, one.finish, one.ranking
+            rows[place] = extended(rows[place], *new)
         return rows
 
     def completion(self, row: Row) -> Completion:
@@ -206,11 +213,10 @@ class FallbackSampler:
 def _continued(request: SampleRequest, place: int, row: Row) -> SampleRequest:
     """The request for the rest of row number `place` of `request`."""
     done = row.token_ids.tolist()
-    return SampleRequest(
-        (*request.prompt_ids, *done),
+    return replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *done),
         n=1,
         seed=continued_seed(request.seed, place, len(done)),
         max_new_tokens=request.max_new_tokens - len(done),
-        temperature=request.temperature,
-        guest=request.guest,
     )

@@ -22,6 +22,7 @@ from torch import Tensor
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.decoding import Decoder, Prompts
 from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.rollout import Ranking
 
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
 #: much as a few steps of those rows.
@@ -36,15 +37,20 @@ _ROWS_OF_A_STEP = 32
 #: Vocabularies up to this size are summed in float64 throughout, larger ones by such blocks.
 _BLOCK = 1024
 _BELOW_ONE = 1.0 - 2.0**-52
+#: Instead of a temperature of 0. Logits that differ by more than 1e-4 have one likeliest token.
+_COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class SeededRow:
-    """A completion to sample; `uniforms` f64[max_new_tokens] in [0, 1) determine its tokens."""
+    """A completion to sample; `uniforms` f64[max_new_tokens] in [0, 1) determine its tokens. The
+    rest is as in `SampleRequest`."""
 
     prompt_ids: tuple[int, ...]
     uniforms: NDArray[np.float64]
     temperature: float
+    top_p: float = 1.0
+    ranked: int | None = None
 
 
 class Sampled(NamedTuple):
@@ -52,13 +58,16 @@ class Sampled(NamedTuple):
 
     token_ids: NDArray[np.uint32]
     logprobs: NDArray[np.float32]
+    ranking: Ranking | None
 
 
 def rows_of(request: SampleRequest) -> Iterator[SeededRow]:
     """The completions that are asked for."""
     generator = np.random.Generator(np.random.Philox(key=request.seed))
     for uniforms in generator.random((request.n, request.max_new_tokens)):
-        yield SeededRow(request.prompt_ids, uniforms, request.temperature)
+        yield SeededRow(
+            *(request.prompt_ids, uniforms, request.temperature, request.top_p, request.ranked)
+        )
 
 
 def _left_padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
@@ -113,6 +122,44 @@ def _inverted(shares: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=shares.shape[1] - 1)
 
 
+def nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
+    """logits [N, V] without the tokens (-inf) that more likely ones of at least the probability
+    top_p[N, 1] go before."""
+    ordered, tokens = logits.sort(-1, descending=True)
+    shares = ordered.softmax(-1)
+    outside = (shares.cumsum(-1) - shares >= top_p) & (top_p < 1)
+    outside[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(outside).scatter_(1, tokens, outside), -torch.inf)
+
+
+class _Rankings:
+    """Rankings of rows [N] while they grow, at places [N, steps + 1]."""
+
+    def __init__(self, rows: Sequence[SeededRow], steps: int, device: torch.device) -> None:
+        self._wanted = [row.ranked for row in rows]
+        shape = len(rows), steps + 1, max(wanted or 0 for wanted in self._wanted)
+        self._sampled = torch.zeros(shape[:2], device=device)
+        self._ids = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(shape, device=device)
+
+    def note(self, logits: Tensor, drawn: Tensor, row: Tensor, at: Tensor) -> None:
+        """Keep what logits [K, V] say of token number `at` of each `row`, which is `drawn`."""
+        logprobs = logits.float().log_softmax(-1)
+        self._sampled[row, at] = logprobs.gather(1, drawn[:, None])[:, 0]
+        self._logprobs[row, at], self._ids[row, at] = logprobs.topk(self._ids.shape[2], -1)
+
+    def of(self, row: int, length: int) -> Ranking | None:
+        """Those of one row, None if it did not request them."""
+        wanted = self._wanted[row]
+        if wanted is None:
+            return None
+        return Ranking(
+            self._sampled[row, :length].cpu().numpy(),
+            self._ids[row, :length, :wanted].cpu().numpy().astype(np.uint32),
+            self._logprobs[row, :length, :wanted].cpu().numpy(),
+        )
+
+
 class _Batch:
     """N rows, of which the first M are begun at once, and the others in places of rows that ended.
     The state of rows is in tensors [N] or [N, steps + 1], that of places in tensors [M]. Rows that
@@ -130,7 +177,14 @@ class _Batch:
         self._uniforms = torch.from_numpy(uniforms).to(device)
         self._temperatures: Tensor | None = None
         if any(row.temperature != 1.0 for row in rows):
-            self._temperatures = torch.tensor([[row.temperature] for row in rows], device=device)
+            heats = [[max(row.temperature, _COLDEST)] for row in rows]
+            self._temperatures = torch.tensor(heats, device=device)
+        self._top_p: Tensor | None = None
+        if any(row.top_p < 1.0 for row in rows):
+            self._top_p = torch.tensor([[row.top_p] for row in rows], device=device)
+        self._rankings: _Rankings | None = None
+        if any(row.ranked is not None for row in rows):
+            self._rankings = _Rankings(rows, steps, device)
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[sorted(eos_ids)] = True
         self._tokens = torch.zeros(len(rows), steps + 1, dtype=torch.int64, device=device)
@@ -190,8 +244,12 @@ class _Batch:
         tokens = self._tokens.cpu().numpy().astype(np.uint32)
         logprobs = self._logprobs.cpu().numpy()
         return [
-            Sampled(ids[:length].copy(), values[:length].copy())
-            for ids, values, length in zip(tokens, logprobs, lengths, strict=True)
+            Sampled(
+                ids[:length].copy(),
+                values[:length].copy(),
+                self._rankings.of(row, length) if self._rankings else None,
+            )
+            for row, (ids, values, length) in enumerate(zip(tokens, logprobs, lengths, strict=True))
         ]
 
     def _advanced(
@@ -202,6 +260,8 @@ class _Batch:
         drawn, logprobs = self._drawn(logits, row, self._uniforms[row, at])
         self._tokens[row, at] = drawn
         self._logprobs[row, at] = logprobs
+        if self._rankings is not None:
+            self._rankings.note(logits, drawn, row, at)
         after = at + 1
         lengths = torch.where(self._is_eos[drawn] & ~ended, after, self._lengths[row])
         self._lengths[row] = lengths
@@ -212,6 +272,8 @@ class _Batch:
         scaled = logits.float()
         if self._temperatures is not None:
             scaled = scaled / self._temperatures[row]
+        if self._top_p is not None:
+            scaled = nucleus(scaled, self._top_p[row])
         if scaled.shape[1] <= _BLOCK:
             logprobs = scaled.log_softmax(-1)
             drawn = draw(logprobs, uniforms)

@@ -13,16 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_node.errors import ModelError
-from swarm_node.rollout import Completion, Finish, VersionSpan
+from swarm_node.rollout import Completion, Finish, Ranking, VersionSpan
 
 #: The most completions that are sampled at once, by any sampler.
 MAX_ROWS = 256
+#: The most likeliest tokens of a place that are reported; vLLM's own limit.
+MAX_RANKED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """`n` completions of one prompt. The same request and weights give the same completions: they
-    depend on `seed`, and not on the rest of the batch. A `guest`'s come after the node's own."""
+    depend on `seed`, and not on the rest of the batch. A `guest`'s come after the node's own.
+
+    At a temperature of 0 each token is the likeliest. With `top_p` below 1 it is drawn from the
+    fewest likeliest tokens that have this much probability together. `ranked` requests a `Ranking`
+    with so many tokens at each place."""
 
     prompt_ids: tuple[int, ...]
     n: int
@@ -30,6 +36,8 @@ class SampleRequest:
     max_new_tokens: int
     temperature: float = 1.0
     guest: bool = False
+    top_p: float = 1.0
+    ranked: int | None = None
 
 
 def check_request(request: SampleRequest, vocab_size: int, positions: int) -> None:
@@ -37,12 +45,16 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
 
     Raises:
         ModelError: prompt and answer do not fit `positions`.
-        ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
+        ValueError: an impossible request (empty prompt, unknown token, negative temperature).
     """
     if request.n < 1 or request.max_new_tokens < 1 or request.seed < 0:
         raise ValueError("n and max_new_tokens must be positive, the seed not negative")
-    if not request.temperature > 0:
-        raise ValueError("the temperature must be positive")
+    if not request.temperature >= 0:
+        raise ValueError("the temperature must not be negative")
+    if not 0 < request.top_p <= 1:
+        raise ValueError("top_p must be above 0 and at most 1")
+    if request.ranked is not None and not 0 <= request.ranked <= MAX_RANKED:
+        raise ValueError(f"at most {MAX_RANKED} tokens can be ranked")
     if not request.prompt_ids:
         raise ValueError("a prompt needs a token")
     if not all(0 <= token < vocab_size for token in request.prompt_ids):
@@ -58,12 +70,14 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """A completion so far: tokens u32[T], their log-probs f32[T], and the versions that sampled
-    them. `finish` is None until the completion has ended."""
+    them. `finish` is None until the completion has ended. `ranking` is there if it was
+    requested."""
 
     token_ids: NDArray[np.uint32]
     logprobs: NDArray[np.float32]
     spans: tuple[VersionSpan, ...]
     finish: Finish | None
+    ranking: Ranking | None = None
 
     @classmethod
     def empty(cls) -> Self:
@@ -82,6 +96,7 @@ def extended(
     logprobs: NDArray[np.float32],
     spans: Sequence[Sequence[int]],
     finish: str,
+    ranking: Ranking | None = None,
 ) -> Row:
     """`row` with the tokens that an engine sampled after it. `spans` are (version, start, end),
     counted from the first new token. `finish` is the engine's: stop, length or abort.
@@ -111,6 +126,19 @@ def extended(
         np.concatenate([row.logprobs, logprobs]),
         tuple(joined),
         Finish(finish) if finish in tuple(Finish) else None,
+        _joined(row.ranking, ranking),
+    )
+
+
+def _joined(first: Ranking | None, then: Ranking | None) -> Ranking | None:
+    if first is None or not first.sampled.size:
+        return then
+    if then is None or not then.sampled.size:
+        return first
+    return Ranking(
+        np.concatenate([first.sampled, then.sampled]),
+        np.concatenate([first.ids, then.ids]),
+        np.concatenate([first.logprobs, then.logprobs]),
     )
 
 
@@ -124,7 +152,7 @@ def finished(row: Row, decode: Callable[[list[int]], str]) -> Completion:
         raise ValueError("the row has not ended")
     ids = row.token_ids.tolist()
     text = decode(ids[:-1] if row.finish is Finish.STOP else ids)
-    return Completion(text, row.token_ids, row.logprobs, row.spans, row.finish)
+    return Completion(text, row.token_ids, row.logprobs, row.spans, row.finish, ranking=row.ranking)
 
 
 class Sampler(Protocol):
@@ -171,6 +199,15 @@ class SharingSampler(Sampler, Protocol):
     async def let_go(self) -> None:
         """Give up what the trainer shares, after the sampling under way. Later requests wait for
         the next `load`. It changes nothing if nothing is shared."""
+        ...
+
+
+@runtime_checkable
+class SelectiveSampler(Sampler, Protocol):
+    """A `Sampler` that can do less than a `SampleRequest` can ask."""
+
+    def refusal(self, request: SampleRequest) -> str:
+        """The reason why it cannot; empty if it can."""
         ...
 
 

@@ -288,6 +288,7 @@ class TorchSampler:
             logprobs=sampled.logprobs,
             spans=(VersionSpan(self._version, 0, len(ids)),),
             finish=Finish.STOP if stopped else Finish.LENGTH,
+            ranking=sampled.ranking,
         )
 
 

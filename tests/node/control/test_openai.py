@@ -22,6 +22,7 @@ from swarm_node.cli.main import app
 from swarm_node.node.control.openai import TOKEN_FILE, OpenAIServer
 from swarm_node.node.loops.guests import MOST_ROWS, Guests
 from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 torch.set_num_threads(1)
@@ -164,13 +165,91 @@ def test_openais_own_client_is_served(tmp_path: Path) -> None:
             assert len(text.choices) == 2
             streamed = await client.completions.create(model="tiny", prompt="a", stream=True)
             assert [chunk.choices[0].index async for chunk in streamed]
-            with pytest.raises(openai.BadRequestError, match="top_p is not supported"):
-                await client.chat.completions.create(**ASKED, top_p=0.5)
+            with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+                await client.chat.completions.create(**ASKED, tools=[{"type": "function"}])
+            ranked = await client.chat.completions.create(
+                **ASKED, seed=4, top_p=0.9, logprobs=True, top_logprobs=3
+            )
+            (choice,) = ranked.choices
+            said = [byte for each in choice.logprobs.content for byte in each.bytes or ()]
+            assert bytes(said).decode(errors="replace") == choice.message.content
+            assert all(len(each.top_logprobs) == 3 for each in choice.logprobs.content)
+            text = await client.completions.create(model="tiny", prompt="a", logprobs=2)
+            assert text.choices[0].logprobs.text_offset[0] == 0
             with pytest.raises(openai.NotFoundError, match="this node serves 'tiny'"):
                 await client.chat.completions.create(**{**ASKED, "model": "gpt-4o"})
         async with openai.AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger:
             with pytest.raises(openai.AuthenticationError):
                 await stranger.models.list()
+
+    drive(tmp_path, work)
+
+
+@torch.no_grad()
+def own_logprobs(prompt: str, answer: list[int]) -> torch.Tensor:
+    """The policy's log-probs [T, V] of an answer's tokens to a chat's question."""
+    ids = CODEC.encode_chat([{"role": "user", "content": prompt}])
+    return Qwen2.from_directory(TINY)(torch.tensor([[*ids, *answer]]))[
+        0, len(ids) - 1 : -1
+    ].log_softmax(-1)
+
+
+@pytest.mark.parametrize("heat", [0, 0.7, 2.0])
+def test_log_probs_are_the_policys_whatever_is_sampled(
+    tmp_path: Path, heat: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 5)
+    asked = {**ASKED, "temperature": heat, "top_p": 0.8, "seed": 4, "n": 2}
+    asked |= {"logprobs": True, "top_logprobs": 4}
+
+    async def work(node: Running) -> None:
+        _, said = await node.post("chat/completions", asked)
+        chunks = await node.chunks("chat/completions", asked)
+        for index, choice in enumerate(said["choices"]):
+            entries = choice["logprobs"]["content"]
+            spelt = bytes(byte for entry in entries for byte in entry["bytes"] or ())
+            assert spelt.decode("utf-8", "replace") == choice["message"]["content"]
+            answer = CODEC.encode_answer(choice["message"]["content"])
+            own = own_logprobs("sort 3 1", list(answer))
+            assert len(entries) == len(answer)
+            for entry, token, row in zip(entries, answer, own, strict=True):
+                assert entry["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
+                likeliest = [each["logprob"] for each in entry["top_logprobs"]]
+                assert likeliest == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
+                if heat == 0:
+                    assert entry["token"] == entry["top_logprobs"][0]["token"]
+            mine = [each["choices"][0] for each in chunks]
+            streamed = [
+                entry
+                for each in mine
+                if each["index"] == index and each["logprobs"]
+                for entry in each["logprobs"]["content"]
+            ]
+            assert streamed == entries
+
+    drive(tmp_path, work)
+
+
+def test_log_probs_end_with_the_text_at_a_stop(tmp_path: Path) -> None:
+    async def work(node: Running) -> None:
+        asked = {
+            "model": "tiny",
+            "prompt": "sort 3 1",
+            "temperature": 2.0,
+            "seed": 4,
+            "logprobs": 0,
+        }
+        _, whole = await node.post("completions", {**asked, "max_tokens": 40})
+        text = whole["choices"][0]["text"]
+        assert whole["choices"][0]["logprobs"]["text_offset"][-1] <= len(text) - 1
+        stop = text[len(text) // 2 :][:2]
+        _, cut = await node.post("completions", {**asked, "max_tokens": 40, "stop": stop})
+        (choice,) = cut["choices"]
+        assert choice["text"] == text[: text.index(stop)]
+        told = choice["logprobs"]
+        assert told["text_offset"][-1] < len(choice["text"])
+        assert "".join(told["tokens"]).startswith(choice["text"])
+        assert told["top_logprobs"] is None
 
     drive(tmp_path, work)
 
@@ -206,7 +285,8 @@ def test_refusals_have_openais_form(tmp_path: Path) -> None:
     async def work(node: Running) -> None:
         chat, text = "chat/completions", "completions"
         for path, body, status, code, param in (
-            (chat, {**ASKED, "top_p": 0.5}, 400, "unsupported_parameter", "top_p"),
+            (chat, {**ASKED, "echo": True}, 400, "unsupported_parameter", "echo"),
+            (chat, {**ASKED, "top_logprobs": 2}, 400, None, "top_logprobs"),
             (chat, {**ASKED, "model": "gpt"}, 404, "model_not_found", "model"),
             (chat, {**ASKED, "max_tokens": 4000}, 400, "context_length_exceeded", "messages"),
             (chat, {**ASKED, "messages": 1}, 400, None, "messages"),

@@ -32,7 +32,7 @@ def text(**changes: Any) -> Any:
 
 
 def test_what_changes_nothing_is_taken() -> None:
-    neutral = {"top_p": 1, "presence_penalty": 0.0, "logprobs": False, "tools": [], "user": "me"}
+    neutral = {"presence_penalty": 0.0, "tools": [], "user": "me"}
     more = {"response_format": {"type": "text"}, "n": None, "store": True, "logit_bias": None}
     assert chat(**neutral, **more) == chat()
     assert text(echo=False, best_of=1, suffix=None, logprobs=None) == text()
@@ -44,7 +44,8 @@ def test_what_changes_nothing_is_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("top_p", 0.9), ("top_p", True), ("logprobs", True), ("logprobs", 0), ("tools", [{}])],
+        *[("top_p", 0), ("top_p", 1.5), ("top_p", True), ("logprobs", 1), ("tools", [{}])],
+        *[("top_logprobs", 21), ("top_logprobs", -1), ("top_logprobs", 3)],
         *[("frequency_penalty", 1), ("logit_bias", {"5": 1}), ("audio", {}), ("\x1b[2J", 1)],
         *[("response_format", {"type": "json_object"}), ("tool_choice", "required")],
         *[("temperature", -1), ("temperature", 2.5), ("temperature", "hot"), ("n", 0), ("n", 9)],
@@ -69,6 +70,24 @@ def test_what_a_node_cannot_do_is_refused_by_name(name: str, value: Any) -> None
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError, match="the body is no JSON"):
         parsed(body, ChatRequest)
+
+
+def test_log_probs_are_asked_for_in_two_ways() -> None:
+    assert chat().ranked is chat(logprobs=False, top_logprobs=0).ranked is None
+    assert chat(logprobs=True).ranked == 0
+    assert chat(logprobs=True, top_logprobs=20).ranked == 20
+    assert text().ranked is None
+    assert text(logprobs=0).ranked == 0
+    assert text(logprobs=5).ranked == 5
+    for wrong in (6, True, -1):
+        with pytest.raises(BadRequestError, match="logprobs"):
+            text(logprobs=wrong)
+
+
+def test_a_temperature_is_zero_or_one_that_samplers_take() -> None:
+    heats = {None: 1.0, 0: 0.0, 1e-9: 0.01, 0.5: 0.5, 2: 2.0}
+    assert {asked: chat(temperature=asked).heat for asked in heats} == heats
+    assert chat(top_p=0.5).top_p == 0.5
 
 
 def test_messages_are_those_of_a_template() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -84,6 +85,24 @@ def test_an_answer_says_which_policy_gave_its_newest_tokens() -> None:
             await sampler.load(TINY / "model.safetensors", 7)
             await finish(guests, [answers])
             assert answers.version == 7
+
+    asyncio.run(main())
+
+
+def test_every_token_of_an_answer_is_ranked_once() -> None:
+    async def main() -> None:
+        async with sampling() as sampler:
+            guests = Guests(sampler, share=1.0)
+            ranked = replace(asked("1 + 1?", n=2), temperature=1.0, ranked=2)
+            assert guests.refusal(ranked) == ""
+            answers, bare = guests.ask(ranked, stays), guests.ask(asked("2?"), stays)
+            assert answers is not None
+            assert bare is not None
+            await finish(guests, [answers, bare])
+            for row in answers.rows:
+                assert len(row.ranked) == len(row.ids)
+                assert all(len(each.likeliest) == 2 for each in row.ranked)
+            assert bare.rows[0].ranked == []
 
     asyncio.run(main())
 
@@ -187,8 +206,8 @@ def test_what_cannot_be_sampled_says_why_and_the_queue_goes_on() -> None:
 
 @pytest.mark.parametrize(("guest", "priority"), [(False, 0), (True, 1)])
 def test_an_engine_hears_whose_request_it_is(guest: bool, priority: int) -> None:
-    request = SampleRequest((1, 2), 1, 1, 4, guest=guest)
+    request = SampleRequest((1, 2), 1, 1, 4, guest=guest, top_p=0.5, ranked=3)
     from swarm_node.policy.sampling.sampler import Row
 
     message, _ = wanted(request, [Row.empty()])
-    assert message.priority == priority
+    assert (message.priority, message.top_p, message.ranked) == (priority, 0.5, 3)

@@ -12,6 +12,7 @@ import pytest
 from builders import dialogue, verified
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.codec import Codec, check_tokens, load_tokenizer
@@ -47,6 +48,26 @@ def test_answers_are_lossless(text: str) -> None:
 @given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
 def test_any_ids_of_the_vocabulary_decode(ids: list[int]) -> None:
     CODEC.decode(ids).encode()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
+def test_a_text_consists_of_its_tokens_bytes(ids: list[int]) -> None:
+    assert CODEC.spells_bytes
+    assert b"".join(map(CODEC.token_bytes, ids)).decode("utf-8", "replace") == CODEC.decode(ids)
+
+
+def test_an_added_token_is_its_own_text_and_another_tokenizer_spells_no_bytes(copy: Path) -> None:
+    tokenizer = load_tokenizer(copy)
+    tokenizer.add_tokens(["<a snowman \N{SNOWMAN}>"])
+    codec = Codec(tokenizer, len(tokenizer), [CODEC.eos_id])
+    (added,) = codec.encode_text("<a snowman \N{SNOWMAN}>")
+    assert codec.token_bytes(added).decode() == codec.decode([added]) == "<a snowman \N{SNOWMAN}>"
+    assert codec.token_bytes(codec.eos_id) == b""
+    assert codec.token_name(codec.eos_id) == "<eos>"
+    assert CODEC.token_name(CODEC.vocab_size - 1)
+    tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    assert not Codec(tokenizer, len(tokenizer), [CODEC.eos_id]).spells_bytes
 
 
 def test_special_tokens_spelt_out_in_an_answer_stay_text() -> None:

@@ -43,6 +43,9 @@ class Engine(TorchSampler):
     failing = closed = False
     pid = None
 
+    def refusal(self, request: SampleRequest) -> str:
+        return "not with an engine"
+
     def _check(self) -> None:
         if self.failing:
             raise EngineError("the inference engine failed 4 times in a row")
@@ -126,6 +129,7 @@ def test_it_goes_on_with_the_newest_weights_and_says_why(tmp_path: Path, failing
         await sampler.load(tmp_path / "1.safetensors", 1)
         before = await sampler.sample([request()])
         assert (sampler.described, sampler.faults, sampler.version) == ("vllm", {}, 1)
+        assert sampler.refusal(request()) == "not with an engine"
         assert await sampler.rest()
         engine.failing = True
         if failing_at == "load":
@@ -136,6 +140,7 @@ def test_it_goes_on_with_the_newest_weights_and_says_why(tmp_path: Path, failing
             assert sampler.version == 1
             assert tokens(after[0]) == tokens(before[0])
         assert engine.closed
+        assert sampler.refusal(request()) == ""
         assert sampler.described.startswith("torch (vLLM failed: the inference engine failed 4")
         assert sampler.faults == {"engine_replaced": 1}
         assert not await sampler.rest()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swarm_node.policy.sampling.sampler import Row, extended, finished
-from swarm_node.rollout import Finish, VersionSpan
+from swarm_node.rollout import Finish, Ranking, VersionSpan
 
 
 def tokens(*ids: int) -> np.ndarray:
@@ -27,6 +27,22 @@ def test_a_row_keeps_its_tokens_log_probs_and_versions_over_interruptions() -> N
     done = finished(row, lambda ids: " ".join(map(str, ids)))
     assert (done.text, done.finish) == ("5 6 7 8", Finish.STOP)
     assert done.logprobs.tolist() == [-1, -2, -3, -4, -5]
+
+
+def test_a_row_keeps_its_ranking_over_interruptions() -> None:
+    parts = [
+        Ranking(logprobs(-1), tokens(5, 8).reshape(1, 2), logprobs(-1, -2).reshape(1, 2)),
+        Ranking(logprobs(-3), tokens(9, 7).reshape(1, 2), logprobs(-2, -3).reshape(1, 2)),
+    ]
+    none = Ranking(logprobs(), tokens().reshape(0, 0), logprobs().reshape(0, 0))
+    row = extended(Row.empty(), tokens(), logprobs(), [], "abort", none)
+    row = extended(row, tokens(5), logprobs(-1), [(3, 0, 1)], "abort", parts[0])
+    row = extended(row, tokens(), logprobs(), [], "abort", none)
+    done = finished(extended(row, tokens(7), logprobs(-3), [(3, 0, 1)], "stop", parts[1]), str)
+    assert done.ranking is not None
+    assert done.ranking.sampled.tolist() == [-1, -3]
+    assert done.ranking.ids.tolist() == [[5, 8], [9, 7]]
+    assert done.ranking.logprobs.tolist() == [[-1, -2], [-2, -3]]
 
 
 def test_an_interruption_before_the_first_token_changes_nothing() -> None:

@@ -22,8 +22,8 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.sampling.generating import draw
-from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
+from swarm_node.policy.sampling.generating import draw, nucleus
+from swarm_node.policy.sampling.sampler import MAX_RANKED, Sampler, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
@@ -120,6 +120,76 @@ def test_frequencies_follow_the_distribution() -> None:
     statistic = float(((seen - wanted) ** 2 / wanted).sum())
     # Mean and standard deviation of chi-square with `bins` degrees of freedom.
     assert statistic < bins + 5 * (2 * bins) ** 0.5
+
+
+def answered_logits(asked: SampleRequest, answer: Sequence[int]) -> torch.Tensor:
+    """The model's logits [T, V] of the tokens of an answer, in one forward pass."""
+    ids = torch.tensor([[*asked.prompt_ids, *answer]])
+    with torch.no_grad():
+        return Qwen2.from_directory(TINY)(ids)[0, len(asked.prompt_ids) - 1 : -1]
+
+
+@pytest.mark.parametrize(("heat", "top_p"), [(1.0, 1.0), (1.6, 0.8), (0.0, 1.0)])
+def test_rankings_are_the_policys_own_whatever_is_drawn(heat: float, top_p: float) -> None:
+    asked = [
+        request(question, seed=seed, temperature=heat, top_p=top_p, ranked=ranked)
+        for seed, (question, ranked) in enumerate(zip(QUESTIONS, (5, 0, None), strict=True))
+    ]
+    for one, group in zip(asked, sample(asked), strict=True):
+        for completion in group:
+            if one.ranked is None:
+                assert completion.ranking is None
+                continue
+            ranking, answer = completion.ranking, completion.token_ids.tolist()
+            assert ranking is not None
+            own = answered_logits(one, answer).log_softmax(-1)
+            places = range(len(answer))
+            assert np.allclose(ranking.sampled, own[places, answer], atol=1e-5)
+            assert ranking.ids.shape == ranking.logprobs.shape == (len(answer), one.ranked)
+            said = own.gather(1, torch.from_numpy(ranking.ids.astype(np.int64)))
+            assert np.allclose(ranking.logprobs, said, atol=1e-5)
+            assert np.allclose(said, own.topk(one.ranked).values, atol=1e-5)
+
+
+def test_the_coldest_answer_has_the_likeliest_tokens() -> None:
+    asked = request(n=2, temperature=0.0)
+    for completion in sample([asked])[0]:
+        answer = completion.token_ids.tolist()
+        assert answer == answered_logits(asked, answer).argmax(-1).tolist()
+        assert np.allclose(completion.logprobs, 0.0)
+
+
+def test_a_nucleus_has_the_fewest_likeliest_tokens_with_its_probability() -> None:
+    logits = torch.tensor([[0.1, 0.5, 0.25, 0.15]]).log().expand(4, 4)
+    left = nucleus(logits, torch.tensor([[0.4], [0.5001], [0.9], [1.0]])).isfinite()
+    assert left.tolist() == [
+        [False, True, False, False],
+        [False, True, True, False],
+        [False, True, True, True],
+        [True, True, True, True],
+    ]
+    # Where rounding makes the sum exceed 1, a row that wants every token keeps them.
+    flat = torch.zeros(1, 100_003)
+    assert nucleus(flat, torch.tensor([[1.0]])).isfinite().all()
+
+
+def test_drawn_tokens_and_their_log_probs_are_those_of_the_nucleus() -> None:
+    asked = request(n=2000, seed=5, max_new_tokens=2, temperature=1.5, top_p=0.7)
+    (group,) = sample([asked])
+    first = answered_logits(asked, [0])[0] / 1.5
+    order = first.argsort(descending=True)
+    shares = first.softmax(-1)[order].cumsum(-1)
+    kept = order[: int((shares < 0.7).sum()) + 1].tolist()
+    assert 1 < len(kept) < 100
+    drawn = np.array([completion.token_ids[0] for completion in group])
+    assert set(drawn.tolist()) <= set(kept)
+    expected = first[kept].log_softmax(-1)
+    for token, logprob in zip(kept, expected.tolist(), strict=True):
+        mine = drawn == token
+        said = [c.logprobs[0] for c, is_mine in zip(group, mine, strict=True) if is_mine]
+        assert np.allclose(said, logprob, atol=1e-5)
+        share = np.exp(logprob)
+        assert abs(mine.mean() - share) < 5 * (share * (1 - share) / len(drawn)) ** 0.5
 
 
 def test_draw_inverts_the_cumulative_distribution() -> None:
@@ -251,12 +321,15 @@ def test_impossible_requests_are_refused() -> None:
             request(n=0),
             request(seed=-1),
             request(max_new_tokens=0),
-            request(temperature=0.0),
+            request(temperature=-0.1),
             request(temperature=float("nan")),
+            request(top_p=0.0),
+            request(top_p=float("nan")),
+            request(ranked=MAX_RANKED + 1),
             SampleRequest((), 1, 0, 1),
             SampleRequest((CODEC.vocab_size,), 1, 0, 1),
         ):
-            with pytest.raises(ValueError, match=r"must|needs|outside"):
+            with pytest.raises(ValueError, match=r"must|needs|outside|at most"):
                 await sampler.sample([wrong])
         with pytest.raises(ModelError, match="lower max_new_tokens"):
             await sampler.sample([request(max_new_tokens=1024)])

@@ -84,7 +84,8 @@ class EnginePlan:
     GPU's memory while the trainer works: 1 keeps the weights in main memory, 2 discards them. A
     step computes at most `prefill_tokens` tokens of prompts; None leaves that to vLLM. With `nf4`,
     the engine holds the base of adapters in four bits a weight, as it reads it from its files. With
-    `shares_base`, that base is the trainer's memory."""
+    `shares_base`, that base is the trainer's memory. `async_scheduling` is vLLM's; None leaves it
+    to vLLM, which switches it on for GPUs and off for CPUs."""
 
     device: str
     dtype: Precision
@@ -100,6 +101,12 @@ class EnginePlan:
     prefill_tokens: int | None = None
     nf4: bool = False
     shares_base: bool = False
+    async_scheduling: bool | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Check that it schedules a step while the one before it is computed."""
+        return self.on_gpu if self.async_scheduling is None else self.async_scheduling
 
     @property
     def tolerance(self) -> float:
@@ -220,6 +227,8 @@ def engine_arguments(
     }
     if plan.kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = plan.kv_bytes
+    if plan.async_scheduling is not None:
+        arguments["async_scheduling"] = plan.async_scheduling
     if plan.on_gpu:
         share = plan.gpu_share if plan.kv_bytes is None else START_SHARE
         arguments["gpu_memory_utilization"] = share

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, continued_seed
+from swarm_node.rollout import Ranking
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="Start"):
@@ -51,12 +53,14 @@ class RowStart(msgspec.Struct, frozen=True):
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
     """Complete every row of one prompt. If cut, the answer has the tokens so far. Rows of a higher
-    `priority` come later."""
+    `priority` come later. The rest is as in `SampleRequest`."""
 
     prompt: list[int]
     temperature: float
     rows: list[RowStart]
     priority: int = 0
+    top_p: float = 1.0
+    ranked: int | None = None
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
@@ -85,12 +89,14 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 class RowEnd(msgspec.Struct, frozen=True):
     """The new tokens of a row (u32 bytes) and their log-probs (f32 bytes), spans of them as
-    (version, start, end), and vLLM's reason for the end."""
+    (version, start, end), and vLLM's reason for the end. `ranking` has the bytes of a `Ranking`, if
+    it was requested."""
 
     ids: bytes
     logprobs: bytes
     spans: list[tuple[int, int, int]]
     finish: str
+    ranking: tuple[bytes, bytes, bytes] | None = None
 
 
 class SampledRows(msgspec.Struct, frozen=True, tag="Sampled"):
@@ -124,5 +130,22 @@ def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[in
         )
         for place in places
     ]
-    asked = Sample(list(request.prompt_ids), request.temperature, starts, int(request.guest))
+    asked = Sample(
+        *(list(request.prompt_ids), request.temperature, starts, int(request.guest)),
+        top_p=request.top_p,
+        ranked=request.ranked,
+    )
     return asked, places
+
+
+def ranking_of(end: RowEnd) -> Ranking | None:
+    """The row's `Ranking`."""
+    if end.ranking is None:
+        return None
+    sampled, ids, logprobs = end.ranking
+    shape = (len(sampled) // 4, -1) if sampled else (0, 0)
+    return Ranking(
+        np.frombuffer(sampled, np.float32),
+        np.frombuffer(ids, np.uint32).reshape(shape),
+        np.frombuffer(logprobs, np.float32).reshape(shape),
+    )

@@ -50,6 +50,7 @@ from swarm_node.policy.sampling.vllm.messages import (
     Rested,
     SampledRows,
     StartEngine,
+    ranking_of,
     wanted,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
@@ -179,10 +180,22 @@ class VllmSampler:
         return [tuple(map(self.completion, rows)) for rows in groups]
 
     def check(self, request: SampleRequest) -> None:
-        """See `check_request`; the temperature must be one that vLLM takes."""
+        """See `check_request`; vLLM must not refuse it either."""
         check_request(request, self._model.vocab_size, self._plan.max_model_len)
+        refused = self.refusal(request)
+        if refused:
+            raise ModelError(refused)
+
+    def refusal(self, request: SampleRequest) -> str:
+        """See `SelectiveSampler.refusal`. The engine's log-probs are those of the distribution that
+        it samples from, which is the policy's own at a temperature of 1. At 0 it takes the
+        likeliest token and states log-probs at 1."""
         if request.temperature > MAX_TEMPERATURE:
-            raise ModelError(f"vLLM takes a temperature of {MAX_TEMPERATURE:g} at most")
+            return f"vLLM takes a temperature of {MAX_TEMPERATURE:g} at most"
+        own = request.temperature == 0 or (request.temperature == 1 and request.top_p == 1)
+        if request.ranked is None or own:
+            return ""
+        return "vLLM gives log-probs at a temperature of 0, or of 1 with a top_p of 1"
 
     def completion(self, row: Row) -> Completion:
         """A finished row with its text."""
@@ -282,7 +295,9 @@ class VllmSampler:
     ) -> list[Row]:
         asked, places = wanted(request, rows)
         self._rows += len(places)
-        patience = self._deadlines.of_group(self._rows, self._plan.max_rows)
+        patience = None  # own rows come first, however long that takes
+        if not request.guest:
+            patience = self._deadlines.of_group(self._rows, self._plan.max_rows)
         try:
             reply = await self._child.call(asked, SampledRows, patience=patience, cut=cut)
         finally:
@@ -295,6 +310,7 @@ class VllmSampler:
                 np.frombuffer(new.logprobs, np.float32),
                 new.spans,
                 new.finish,
+                ranking_of(new),
             )
         return rows
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
@@ -54,7 +55,7 @@ _ADAPTER = 1
 _FIRST = -1
 
 
-class _EngineWorker:
+class EngineWorker:
     def __init__(self) -> None:
         self._engine: AsyncLLM | None = None
         self._padding = HeadPadding(1, 1)
@@ -207,8 +208,9 @@ class _EngineWorker:
             parameters = SamplingParams(
                 max_tokens=row.room,
                 temperature=request.temperature,
+                top_p=request.top_p,
                 seed=row.seed,
-                logprobs=0,
+                logprobs=request.ranked or 0,
                 flat_logprobs=True,
                 detokenize=False,
                 ignore_eos=True,
@@ -223,15 +225,20 @@ class _EngineWorker:
         self._counts["prompt_tokens"] += len(output.prompt_token_ids or [])
         self._counts["cached_tokens"] += output.num_cached_tokens or 0
         self._counts["sampled_tokens"] += len(done.token_ids)
-        logprobs = _sampled_logprobs(done)
-        if not all(map(math.isfinite, logprobs)):
+        logprobs = np.asarray(_sampled_logprobs(done), np.float32)
+        if not np.isfinite(logprobs).all():
             raise ModelError("the engine gave a log-prob that is not finite")
-        return RowEnd(
+        end = RowEnd(
             np.asarray(done.token_ids, np.uint32).tobytes(),
-            np.asarray(logprobs, np.float32).tobytes(),
+            logprobs.tobytes(),
             [(int(span.version), span.start, span.end) for span in done.weight_versions or []],
             done.finish_reason or "",
         )
+        if request.ranked is not None:
+            end = _ranked(end, done, request.ranked)
+        if request.temperature == 0:  # vLLM states them at a temperature of 1
+            end = replace(end, logprobs=bytes(len(end.logprobs)))
+        return end
 
     async def _generate(
         self, engine: AsyncLLM, ids: list[int], parameters: SamplingParams, name: str, priority: int
@@ -265,6 +272,34 @@ async def _logprob(row: RequestOutputCollector, token: int) -> float:
     return float(done.logprobs[0][token].logprob)
 
 
+def _ranked(row: RowEnd, done: CompletionOutput, count: int) -> RowEnd:
+    """`row` with the `count` likeliest tokens of each place. It is cut, as if it was interrupted,
+    where they are missing: in a step that has a row of the canary, vLLM's sampler for CPUs ranks
+    for nobody."""
+    given, ids, logprobs, places = done.logprobs, list[int](), list[float](), 0
+    for start, end in zip(given.start_indices, given.end_indices, strict=True) if given else ():
+        found = slice(start + 1, min(end, start + 1 + count))
+        if len(given.token_ids[found]) < count or not all(
+            map(math.isfinite, given.logprobs[found])
+        ):
+            break
+        ids += given.token_ids[found]
+        logprobs += given.logprobs[found]
+        places += 1
+    spans = [(version, start, min(end, places)) for version, start, end in row.spans]
+    return RowEnd(
+        row.ids[: 4 * places],
+        row.logprobs[: 4 * places],
+        [span for span in spans if span[1] < span[2]],
+        row.finish if places == len(done.token_ids) else "abort",
+        (
+            row.logprobs[: 4 * places],
+            np.asarray(ids, np.uint32).tobytes(),
+            np.asarray(logprobs, np.float32).tobytes(),
+        ),
+    )
+
+
 def _sampled_logprobs(done: CompletionOutput) -> list[float]:
     """Log-probs of the sampled tokens alone: each is the first of its position. Padding may follow
     it if a canary's row was in the same batch."""
@@ -273,4 +308,4 @@ def _sampled_logprobs(done: CompletionOutput) -> list[float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_concurrently(_EngineWorker().handle, Request))
+    asyncio.run(serve_concurrently(EngineWorker().handle, Request))

@@ -93,6 +93,17 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
     assert (exact.dtype, exact.tolerance) == ("float32", 0.01)
 
 
+def test_async_scheduling_is_vllms_choice_unless_the_plan_says_otherwise() -> None:
+    for where, overlaps in ((ON_CPU, False), (ON_GPU, True)):
+        plan = plan_engine(HALF_BILLION, where=where, max_rows=8, max_new_tokens=24)
+        assert plan.overlaps is overlaps
+        assert "async_scheduling" not in engine_arguments(plan, Path("view"))
+        for wanted in (True, False):
+            said = replace(plan, async_scheduling=wanted)
+            assert said.overlaps is wanted
+            assert engine_arguments(said, Path("view"))["async_scheduling"] is wanted
+
+
 def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
     plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=100, max_new_tokens=1024)
     arguments = engine_arguments(plan, Path("view"))

@@ -1,0 +1,147 @@
+"""Keys and values that outlive new weights, beside computing them anew.
+
+    python benchmarks/kept_cache.py [--rates 3e-4 3e-3] [--updates 1 8] [--new 96]
+
+The tiny model learns on its own answers. Then 64 answers are sampled, and half-way through they go
+on with the weights of some updates later: with the keys and values of the old weights (kept), or
+with all of them computed anew. Printed are, for the tokens after that and in nats, differences
+between the log-probs that were sampled with and those of a full forward pass with the new weights:
+mean and largest size, and mean; how far the updates moved the log-probs of these tokens; and the
+seconds of computing anew, in steps of decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from figures import tell
+from numpy.typing import NDArray
+
+from swarm_node.config import load_settings
+from swarm_node.node.start import derive
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.sampling.decoding import Decoder
+from swarm_node.policy.training.objective.logprobs import completion_logprobs
+from swarm_node.policy.training.processes.worker import TrainerHost
+from swarm_node.rollout import Provenance
+
+ROWS, GROUP, PROMPT = 64, 8, 40
+
+
+class Sampled(NamedTuple):
+    """Answers as a batch, with log-probs f32[N, T]; the first token after the new weights; and the
+    seconds of computing anew and of the median step."""
+
+    batch: Batch
+    logprobs: NDArray[np.float32]
+    after: int
+    anew: float
+    step: float
+
+
+@torch.inference_mode()
+def sample(old: Qwen2, new: Qwen2, new_tokens: int, seed: int, *, kept: bool) -> Sampled:
+    """64 answers of `old` that go on with `new`."""
+    model, generator = copied(old), torch.Generator().manual_seed(seed)
+    prompts = torch.arange(PROMPT) + 5 + torch.arange(seed, seed + ROWS // GROUP)[:, None] % 97
+    text = prompts.repeat_interleave(GROUP, 0)
+    decoder, every = Decoder(model), torch.arange(ROWS)
+    logits = decoder.begin(text, torch.ones_like(text).bool(), every, new_tokens + 1)
+    logprobs, steps, anew, after = list[torch.Tensor](), list[float](), 0.0, new_tokens // 2
+    for place in range(new_tokens):
+        said = logits.log_softmax(-1)
+        tokens = torch.multinomial(said.exp(), 1, generator=generator)
+        logprobs.append(said.gather(1, tokens))
+        text = torch.cat([text, tokens], 1)
+        began = time.perf_counter()
+        if place + 1 == after:
+            model.load_hf_state(new.hf_state())
+        if place + 1 == after and not kept:
+            decoder = Decoder(model)
+            logits = decoder.begin(text, torch.ones_like(text).bool(), every, new_tokens + 1)
+            anew = time.perf_counter() - began
+        else:
+            logits = decoder.step(tokens[:, 0])
+            steps.append(time.perf_counter() - began)
+    stated = torch.cat(logprobs, 1).numpy()
+    rows = [
+        TrainRow(
+            row[:PROMPT].astype(np.uint32),
+            row[PROMPT:].astype(np.uint32),
+            said,
+            (-1.0) ** place,  # answers that are good and bad by turns
+            Provenance.OWN,
+        )
+        for place, (row, said) in enumerate(zip(text.numpy(), stated, strict=True))
+    ]
+    return Sampled(Batch(tuple(rows)), stated, after, anew, statistics.median(steps))
+
+
+@torch.no_grad()
+def stated(model: Qwen2, found: Sampled) -> NDArray[np.float32]:
+    """What `model` says of the tokens after the new weights, in a full forward pass."""
+    rows = [completion_logprobs(model, [row], 1.0).numpy() for row in found.batch.rows]
+    return np.stack(rows)[:, found.after :]
+
+
+def copied(model: Qwen2) -> Qwen2:
+    twin = Qwen2(model.config)
+    twin.load_hf_state({name: part.clone() for name, part in model.hf_state().items()})
+    return twin
+
+
+def compare(rate: float, updates: int, new_tokens: int, place: Path) -> None:
+    """Print both arms for one learning rate and number of updates."""
+    settings = derive.trainer_settings(load_settings({"run.device": "cpu"}, environ={}))
+    settings = replace(settings, learning_rate=rate, warmup_updates=0)
+    (place / "weights").mkdir(parents=True)
+    host = TrainerHost(resolve("tiny"), place / "checkpoints", place / "weights", settings)
+    new = host.core.model
+    before = sample(new, new, new_tokens, 1, kept=True).batch
+    host.update(before)  # so that the optimizer has moments
+    old = copied(new)
+    for _ in range(updates):
+        host.update(before)
+    for kept in (False, True):
+        found = sample(old, new, new_tokens, 500, kept=kept)
+        said = stated(new, found)
+        gap = found.logprobs[:, found.after :] - said
+        moved = float(np.abs(said - stated(old, found)).mean())
+        sizes = float(np.abs(gap).mean()), float(np.abs(gap).max()), float(gap.mean()), moved
+        cost = found.anew / found.step
+        print(
+            f"{rate:8g} {updates:7}  {'kept' if kept else 'anew'}  "
+            + " ".join(f"{size:9.2e}" for size in sizes)
+            + f" {cost:6.1f}",
+            flush=True,
+        )
+        tell(rate=rate, updates=updates, kept=kept, nats=sizes, steps_of_anew=cost)
+
+
+def main(rates: Sequence[float], updates: Sequence[int], new_tokens: int) -> None:
+    torch.set_num_threads(1)
+    print("    rate updates cache   mean |d|   max |d|    mean d     moved  steps")
+    with tempfile.TemporaryDirectory() as directory:
+        for rate in rates:
+            for count in updates:
+                compare(rate, count, new_tokens, Path(directory) / f"{rate}-{count}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 3e-3])
+    parser.add_argument("--updates", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--new", type=int, default=96)
+    given = parser.parse_args()
+    main(given.rates, given.updates, given.new)

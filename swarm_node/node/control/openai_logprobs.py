@@ -1,0 +1,81 @@
+"""Log-probs of answers in the two forms of OpenAI's API. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from swarm_node.node.loops.guests import RankedToken
+
+
+class SpeltToken(NamedTuple):
+    """A token's text for people, and the bytes that it adds to an answer; None for a special
+    token."""
+
+    text: str
+    data: bytes | None
+
+
+def spelt(data: bytes, name: str) -> SpeltToken:
+    """A token with the bytes `data`, or a special token called `name`. A part of a character is
+    written as OpenAI does: `bytes:\\xe2\\x98`."""
+    if not data:
+        return SpeltToken(name, None)
+    try:
+        return SpeltToken(data.decode(), data)
+    except UnicodeDecodeError:
+        return SpeltToken("bytes:" + "".join(f"\\x{byte:02x}" for byte in data), data)
+
+
+class AnswerLogprobs:
+    """Log-probs of one answer while it grows, for a reply of `kind`."""
+
+    def __init__(self, kind: Literal["chat", "text"], spell: Callable[[int], SpeltToken]) -> None:
+        self._kind = kind
+        self._spell = spell
+        self._told = 0
+        self._letters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(
+        self, ids: Sequence[int], ranked: Sequence[RankedToken], length: int | None
+    ) -> dict[str, Any] | None:
+        """Return what is new of all tokens so far: of those that begin in the first `length`
+        characters of the answer, None for all. None if nothing is."""
+        tokens, offsets, begin = list[SpeltToken](), list[int](), self._told
+        while self._told < len(ids) and (length is None or self._letters < length):
+            tokens.append(self._spell(ids[self._told]))
+            offsets.append(self._letters)
+            self._letters += len(self._decoder.decode(tokens[-1].data or b""))
+            self._told += 1
+        if not tokens:
+            return None
+        new = list(zip(tokens, ranked[begin : self._told], strict=True))
+        if self._kind == "chat":
+            return {"content": [self._entry(*each) for each in new], "refusal": None}
+        likeliest = [self._likeliest(*each) for each in new]
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [each.logprob for _, each in new],
+            "top_logprobs": likeliest if any(each.likeliest for _, each in new) else None,
+            "text_offset": offsets,
+        }
+
+    def _entry(self, token: SpeltToken, ranked: RankedToken) -> dict[str, Any]:
+        likeliest = [_said(self._spell(other), logprob) for other, logprob in ranked.likeliest]
+        return {**_said(token, ranked.logprob), "top_logprobs": likeliest}
+
+    def _likeliest(self, token: SpeltToken, ranked: RankedToken) -> dict[str, float]:
+        """Log-probs by text, that of the answer's token among them. Of two tokens with one text the
+        likelier counts."""
+        found = dict[str, float]()
+        for other, logprob in ranked.likeliest:
+            found.setdefault(self._spell(other).text, logprob)
+        found.setdefault(token.text, ranked.logprob)
+        return found
+
+
+def _said(token: SpeltToken, logprob: float) -> dict[str, Any]:
+    data = None if token.data is None else list(token.data)
+    return {"token": token.text, "logprob": logprob, "bytes": data}
