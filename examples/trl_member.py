@@ -39,10 +39,12 @@ class SwarmRollouts:
         size, version = trainer.num_generations, trainer.state.global_step
         count = len(prompts) // size
         rows = []
-        for group in self.swarm.draw(self.peers, version=version) if self.peers else []:
+        peers = min(self.peers, count)
+        for group in self.swarm.draw(peers, version=version) if peers else []:
             rows += peers_rows(group, size)
         self.drawn += len(rows) // size
-        tasks = self.swarm.tasks(count - len(rows) // size)
+        missing = count - len(rows) // size
+        tasks = self.swarm.tasks(missing) if missing else []
         answers = sample(trainer, [task.prompt_ids for task in tasks], size)
         for number, task in enumerate(tasks):
             ids, logprobs = zip(*answers[number * size : (number + 1) * size], strict=True)

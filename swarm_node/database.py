@@ -62,6 +62,7 @@ class Database:
         with self._lock, self._explained():
             self._connection.close()
             if self._alone is not None:
+                fcntl.flock(self._alone, fcntl.LOCK_UN)  # a fork may have the file open for longer
                 os.close(self._alone)
                 self._alone = None
 

@@ -181,7 +181,12 @@ class PrivateDirectory:
                 log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
             for leftover in self.path.glob(LEFTOVERS):
                 leftover.unlink(missing_ok=True)
-            yield
+            holder = os.getpid()
+            try:
+                yield
+            finally:
+                if os.getpid() == holder:  # a fork of a program has the file open for longer
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
     @contextmanager
     def editing(self) -> Iterator[None]:

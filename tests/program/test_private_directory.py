@@ -34,6 +34,27 @@ def test_a_home_is_in_use_while_it_is_held(tmp_path: Path) -> None:
     assert not home.in_use()
 
 
+def test_a_fork_neither_holds_a_home_for_longer_nor_gives_it_up(tmp_path: Path) -> None:
+    home = PrivateDirectory(tmp_path / "home")
+    held = home.lock()
+    held.__enter__()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        held.__exit__(None, None, None)
+        os.close(writer)
+        os.read(reader, 1)  # until the test closes its end
+        os._exit(0)
+    os.close(reader)
+    assert home.in_use()
+    held.__exit__(None, None, None)
+    assert not home.in_use()
+    with home.lock():
+        pass
+    os.close(writer)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_home_that_others_can_enter_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
