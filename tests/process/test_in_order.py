@@ -57,6 +57,20 @@ def test_a_dead_or_silent_child_is_an_error_and_can_be_started_again(
     with_child(body)
 
 
+def test_the_death_of_a_child_ends_a_call_at_once_however_patient_it_is(
+    with_child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe and its exit both ended, so nothing is waited for."""
+    monkeypatch.setattr("swarm_node.process.child._LAST_SECONDS", 600.0)
+
+    async def body(child: Child) -> None:
+        async with asyncio.timeout(60):
+            with pytest.raises(ChildError, match="exit code 3"):
+                await child.call(Do("die"), Echoed, patience=600)
+
+    with_child(body)
+
+
 def test_a_cancelled_call_does_not_leave_half_a_reply_behind(with_child) -> None:
     async def body(child: Child) -> None:
         with pytest.raises(TimeoutError):

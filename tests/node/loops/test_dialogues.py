@@ -35,6 +35,7 @@ from swarm_node.node.loops.dialogues import (
     joined,
 )
 from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import peers_wants
 from swarm_node.p2p.limits.gates import longest_turn
@@ -299,6 +300,25 @@ def lived(
         ended = await node.run()
         assert ended is not None
         look(node, world)
+
+    run_virtual(scenario)
+
+
+def test_a_round_without_a_group_is_followed_by_a_pause(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop), small_settings()
+        host = Host(SplitEnvironment(Digits()))
+        parts = world.parts(settings, environment=host, codec=codec(), turns=3)
+        node, info = assemble(settings, world.memberships[0], parts), await host.start()
+        taken: list[int] = []
+
+        async def deliver(groups: Sequence[object]) -> None:
+            taken.append(len(groups))
+
+        began = loop.time()
+        await node._open_work(info, info.families).maker.make(0, deliver)
+        assert (taken, loop.time() - began) == ([0], PAUSE_SECONDS)
+        await node.close()
 
     run_virtual(scenario)
 

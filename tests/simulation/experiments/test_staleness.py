@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from matplotlib.figure import Figure
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.choices import LOSS_CHOICES
@@ -35,6 +37,24 @@ def test_every_loss_is_compared_as_it_is_published() -> None:
         training = simulation_settings(0, cases[loss, 4].flags).training
         plain = loss in ("dr_grpo", "tba")
         assert (training.loss, training.advantage) == (loss, "dr_grpo" if plain else "grpo")
+
+
+def test_what_an_update_took_is_tabled_and_the_lags_are_drawn_in_two_panels() -> None:
+    stored = load_report(Path(__file__).with_name("stored_report.json"))
+    assert stored is not None
+    replace = msgspec.structs.replace
+    nodes = [replace(stored.nodes[0], updates=2, trained_own=12, trained_external=4)]
+    held_out = replace(stored.held_out, curve=[(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)])
+    report = replace(stored, nodes=nodes, held_out=held_out)
+    experiment = staleness(lags=(0, 2))
+    results = {("none", lag): [report] for lag in (0, 2)}
+    (table,) = experiment.tables(results)
+    assert [list(column.cells) for column in table.columns[4:]] == [
+        *(["8.0 (2.0)"] * 2, ["0.200"] * 2, ["0.300"] * 2, ["0.400"] * 2)
+    ]
+    figure = Figure()
+    experiment.draw(figure, results)
+    assert len(figure.axes) == 2
 
 
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
