@@ -272,9 +272,8 @@ class ProcessEnvironmentHost:
     async def _together(
         self, groups: Sequence[GroupTexts]
     ) -> Sequence[tuple[str, list[TextVerdict]]] | None:
-        """Prompts and verdicts of own groups from one request, which costs a tenth of two for each
-        group. None if one of them ended the judge, or one did lately: to find it, they are judged
-        group by group."""
+        """Prompts and verdicts of own groups from one request. None if one of them ended the judge,
+        or one did lately: to find it, they are judged group by group."""
         if self._wary:
             self._wary -= 1
             return None

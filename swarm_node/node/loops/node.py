@@ -71,7 +71,7 @@ from swarm_node.rollout import VerifiedGroup
 _STOP_SECONDS = 20.0
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
 _KEEP_OWN_GROUPS = 4096
-#: Pruning reads the database's index: 10 ms of processor time at its full size.
+#: Pruning reads every row of the index: 28 ms of processor time for 4,096 groups, on a busy core.
 _POLLS_PER_PRUNE = 10
 _log = structlog.get_logger(__name__)
 

@@ -172,10 +172,9 @@ def _turns(completion: Completion) -> tuple[_Turn, ...]:
 
 
 def _group(wire: _Dialogues) -> RolloutGroup | Rejected:
-    refused = _refuse_group(wire)
-    if refused is not None:
-        return refused
-    return rollout_group(wire.task, wire.policy, map(_completion, wire.completions), wire.claimed)
+    return _refuse_group(wire) or rollout_group(
+        wire.task, wire.policy, map(_completion, wire.completions), wire.claimed
+    )
 
 
 def _refuse_group(wire: _Dialogues) -> Rejected | None:

@@ -395,10 +395,9 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
 
 
 def _group(wire: _Group) -> RolloutGroup | Rejected:
-    refused = _refuse_group(wire)
-    if refused is not None:
-        return refused
-    return rollout_group(wire.task, wire.policy, map(_completion, wire.completions), wire.claimed)
+    return _refuse_group(wire) or rollout_group(
+        wire.task, wire.policy, map(_completion, wire.completions), wire.claimed
+    )
 
 
 def _refuse_group(wire: _Group) -> Rejected | None:
@@ -427,12 +426,11 @@ def rollout_group(
     task: TaskBody, policy: PolicyBody, completions: Iterable[Completion], claimed: bytes
 ) -> RolloutGroup:
     """The group of fields that nothing is against."""
-    good, rewards = list(completions), np.frombuffer(claimed, dtype="<f4")
     return RolloutGroup(
         task=TaskRef(task.environment, task.version, task.family, task.seed),
         policy=PolicyRef(policy.model, policy.tokenizer, policy.version),
-        completions=tuple(good),
-        claimed=tuple(rewards.tolist()),
+        completions=tuple(completions),
+        claimed=tuple(np.frombuffer(claimed, dtype="<f4").tolist()),
     )
 
 

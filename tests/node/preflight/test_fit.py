@@ -511,6 +511,15 @@ def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
     assert planned(run__trainer_processes=4, sampling__engine="torch")[0] == 1
 
 
+@pytest.mark.parametrize(("engine", "read"), [("torch", False), ("vllm", True)])
+def test_a_canary_is_measured_for_the_engine_that_reads_it(engine: str, read: bool) -> None:
+    settings = settings_of(sampling__engine=engine)
+    found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(80, vllm=FOR_GPU))
+    assert trainer_settings(settings, found).canary is read
+    half = replace(found, where=replace(found.where, products="float16"))
+    assert trainer_settings(settings, half).canary  # it shows an overflow
+
+
 def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     """Through the GPU's memory where vLLM samples on it, all weights are trained, and two copies
     fit beside the plan."""
@@ -607,6 +616,7 @@ def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() 
         dtype=plain.dtype,
         activation_checkpointing=plain.activation_checkpointing,
         micro_batch_tokens=plain.micro_batch_tokens,
+        canary=plain.canary,
     )
     assert same == plain
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import WeightsError
 from swarm_node.policy.weights import store
@@ -26,6 +26,16 @@ def test_published_weights_can_be_loaded_and_only_two_remain(tmp_path: Path) -> 
     assert held.versions() == [10, 11]
     assert sorted(tmp_path.iterdir()) == sorted(paths[1:])
     assert torch.equal(load_file(paths[2])["w"], weights(11)["w"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_version_is_the_bytes_that_safetensors_writes_of_tensors(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    version = {name: torch.randn(3, len(name)).to(dtype) for name in ("b", "aa", "ccc")}
+    save_file(version, tmp_path / "expected", {"canary": "1"})
+    path = WeightStore(tmp_path).publish(1, version, {"canary": "1"})
+    assert path.read_bytes() == (tmp_path / "expected").read_bytes()
 
 
 def test_a_replaced_version_does_not_disturb_who_has_it_mapped(tmp_path: Path) -> None:

@@ -171,3 +171,18 @@ def test_an_update_says_what_each_group_taught(random_qwen2: Path) -> None:
     rows = [*own(-4.2), row(6, group=1), row(6, group=1), row(6, advantage=0.5, group=2)]
     stats = core.update(Batch((*rows, row(6, advantage=-1.0, group=3))))
     assert stats.learnt == pytest.approx((0.0, 2.0, 0.5, 0.0), rel=0.1)
+
+
+def test_own_answers_are_remembered_as_if_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        replace(row(length), provenance=Provenance.OWN, logprobs=-rng.random(length, np.float32))
+        for length in (*range(1, 9), *rng.integers(1, 40, 40).tolist())
+    ]
+    together, singly = OwnAnswers(), OwnAnswers()
+    together.note(rows)
+    for each in rows:
+        singly.note([each])
+    assert together.stored() == singly.stored()
+    expected = [least_likely(each.logprobs) for each in rows if each.logprobs is not None]
+    assert together.stored() == np.array(expected, "<f8").tobytes()
