@@ -79,7 +79,8 @@ class Learner:
         encode = self._codec.encode_prompt
         batch = build_batch(groups, encode, self._codec.encode_answer, self._codec.eos_id)
         stats = self._core.update(batch)
-        assert stats.skipped is None, stats.skipped
+        if stats.skipped is not None:  # all rewards of each group were alike, as early ones may be
+            return
         assert self._core.adapter is not None
         version = self._place / f"adapter-{stats.version}"
         version.mkdir()

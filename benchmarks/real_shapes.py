@@ -126,7 +126,8 @@ def run(
     before = gpu_memory() if arguments.device != "cpu" else None
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
         node = NodeProcess(Path(directory), [f"{key}={value}" for key, value in settings.items()])
-        peak, marks, clock, lost = Memory(), [], [], 0
+        peak, lost = Memory(), 0
+        marks: list[tuple[int, float, float]] = []
         try:
             node.start(wait_seconds=3600)
             plan = planned(node.log)
@@ -142,21 +143,31 @@ def run(
                     now = node.status().updates
                 if now != done:
                     done = now
-                    marks.append(cpu_seconds(pid))
-                    clock.append(time.monotonic())
-                    told = f"{done} updates, {marks[-1]:.0f} CPU s, peak {peak.pss:,.0f} MiB"
+                    marks.append((done, cpu_seconds(pid), time.monotonic()))
+                    told = f"{done} updates, {marks[-1][1]:.0f} CPU s, peak {peak.pss:,.0f} MiB"
                     print(told, file=sys.stderr, flush=True)
                 time.sleep(0.5)
         finally:
             node.stop()
-    each, wall = ((times[-1] - times[1]) / max(len(times) - 2, 1) for times in (marks, clock))
+    each = per_update(marks)
     return {
         "mib": lost / 2**20 if before else peak.pss,
-        "cpu_seconds": each,
-        "seconds": wall,
+        "cpu_seconds": each[0],
+        "seconds": each[1],
         "updates": done,
         "planned": plan,
     }
+
+
+def per_update(marks: list[tuple[int, float, float]]) -> tuple[float, float]:
+    """CPU and wall seconds of an update, from marks of updates, CPU and wall time; NaN if no update
+    after the first was seen to end."""
+    first = next((mark for mark in marks if mark[0]), marks[-1])
+    last, nothing = marks[-1], float("nan")
+    count = last[0] - first[0]
+    if not count:
+        return nothing, nothing
+    return (last[1] - first[1]) / count, (last[2] - first[2]) / count
 
 
 def planned(log: Path) -> float:
