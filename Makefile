@@ -94,7 +94,7 @@ bench-trl: setup-reasoning-gym .venv-trl/.ready
 
 # TRL as a member beside TRL alone, three seeds of ten minutes.
 bench-trl-member: setup-reasoning-gym .venv-trl/.ready-with-member
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trl_member.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trl_swarm.py
 
 # docs/settings.md from the settings' model; a test says when it is stale.
 settings-page: setup

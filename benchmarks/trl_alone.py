@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer alone: the child that `benchmarks/trl_member.py` starts beside a member.
+"""TRL's GRPOTrainer alone: the child that `benchmarks/trl_swarm.py` starts beside a member.
 
 Settings, progress and end are those of `examples/trl_member.py`. Tasks are of the same families,
 and the scorer is that of the swarm's judges, in this process. TRL samples by itself. Runs in the
@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from trl_child import Rewards, environment_of, tasks
 from trl_member import Progress, grpo
 

@@ -57,6 +57,8 @@ ELSEWHERE = {
     "vllm_sync": "vLLM's start takes a minute: tests/integration/test_vllm*",
     "trl_grpo": "it needs an environment with TRL: make bench-trl",
     "trl_child": "the child of trl_grpo",
+    "trl_swarm": "it needs an environment with TRL: test_trl_member.py has a short run",
+    "trl_alone": "a child of trl_swarm",
     "gpu_table": "it writes a page, whose rows tests/cli/test_gpu_page.py compares",
     "gpu_wheels": "it downloads packages",
     "figures": "tests/cli/test_gpu_page.py runs it",

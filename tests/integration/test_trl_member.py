@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -125,3 +127,23 @@ def test_trl_learns_a_family_that_it_never_samples_and_peers_get_its_groups(
     before = held_out("doubling", None)
     after = held_out("doubling", tmp_path / "trained" / "model.safetensors")
     assert after >= before + 0.1, f"{before} before, {after} after"
+
+
+def test_real_nodes_train_on_the_groups_of_trl() -> None:
+    """A short run of the benchmark, whose figures say nothing else."""
+    done = subprocess.run(
+        [
+            *(sys.executable, ROOT / "benchmarks" / "trl_swarm.py", "--trl-python", PYTHON),
+            *("--seeds", "0", "--updates", "150", "--seconds", "300", "--eval-tasks", "8"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    taught = re.findall(r"by (\d+) groups of TRL's", done.stdout)
+    assert len(taught) == 2
+    assert all(int(groups) > 0 for groups in taught), done.stdout
+    (drawn,) = re.findall(r"TRL member.* (\d+) groups of peers", done.stdout)
+    assert int(drawn) > 0

@@ -10,7 +10,7 @@ TRL's own; and the CPU seconds of an update, of the whole tree of processes betw
 of progress and the last. Of the nodes it prints what they learnt of TRL's families, which they
 never sample. TRL needs an environment of its own: `make bench-trl-member` makes it.
 
-    python benchmarks/trl_member.py [--seeds 0 1 2] [--updates 1000] [--seconds 600]
+    python benchmarks/trl_swarm.py [--seeds 0 1 2] [--updates 1000] [--seconds 600]
 """
 
 from __future__ import annotations
