@@ -1,16 +1,14 @@
 """The engine's program on a CPU with async scheduling, which vLLM switches off there.
 
 Scheduler, pauses and version spans are then those of a GPU. The model runner, which it shares with
-a GPU, asks CUDA for streams and events that put copies in order; copies of a CPU are in order.
-Without them (`BARE` in the environment) the engine's core dies in its start.
+a GPU, has vLLM's own placeholders for CUDA's events. Without them (`BARE` in the environment) an
+engine with async scheduling dies in its start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +28,6 @@ def use_this_program(sampler: VllmSampler, **environment: str) -> None:
     )
 
 
-class _InOrder:
-    """A stream or an event of a device that does one thing after the other."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def wait_stream(self, _: Any) -> None: ...
-
-
-@contextmanager
-def _on(_: Any) -> Iterator[None]:
-    yield
-
-
 def _keep_async_scheduling() -> None:
     from vllm.platforms import current_platform
 
@@ -61,18 +42,19 @@ def _keep_async_scheduling() -> None:
     platform.check_and_update_config = staticmethod(checked)
 
 
-def _give_streams() -> None:
+def _take_events() -> None:
     import torch
 
-    torch.cuda.Event = torch.cuda.Stream = _InOrder  # type: ignore[assignment, misc]
-    torch.cuda.current_stream = _InOrder  # type: ignore[assignment]
-    torch.cuda.stream = _on  # type: ignore[assignment]
+    event = torch.cuda.Event
+    import vllm.v1.worker.cpu.shm  # noqa: F401 - replaces it
+
+    torch.cuda.Event = event  # type: ignore[misc]
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the front, and its core, which is spawned
     _keep_async_scheduling()
-    if BARE not in os.environ:
-        _give_streams()
+    if BARE in os.environ:
+        _take_events()
 
 if __name__ == "__main__":
     from swarm_node.policy.sampling.vllm.worker import EngineWorker

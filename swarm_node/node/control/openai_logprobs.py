@@ -42,14 +42,15 @@ class AnswerLogprobs:
         self, ids: Sequence[int], ranked: Sequence[RankedToken], length: int | None
     ) -> dict[str, Any] | None:
         """Return what is new of all tokens so far: of those that begin in the first `length`
-        characters of the answer, None for all. None if nothing is."""
+        characters of the answer, None for all. None if nothing is; an answer without any token
+        has empty lists."""
         tokens, offsets, begin = list[SpeltToken](), list[int](), self._told
         while self._told < len(ids) and (length is None or self._letters < length):
             tokens.append(self._spell(ids[self._told]))
             offsets.append(self._letters)
             self._letters += len(self._decoder.decode(tokens[-1].data or b""))
             self._told += 1
-        if not tokens:
+        if not tokens and self._told:
             return None
         new = list(zip(tokens, ranked[begin : self._told], strict=True))
         if self._kind == "chat":

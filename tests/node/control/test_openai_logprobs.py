@@ -56,6 +56,7 @@ def test_a_completion_has_lists_with_the_token_among_the_likeliest() -> None:
         "top_logprobs": [{"b": -0.5, "a": -2.0}, {"bytes:\\xc3": -0.5}],
         "text_offset": [0, 1],
     }
+    assert AnswerLogprobs("chat", byte).take([], [], None) == {"content": [], "refusal": None}
     bare = AnswerLogprobs("text", byte).take([97], [RankedToken(-2.0, ())], None)
     assert bare is not None
     assert bare["top_logprobs"] is None
