@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,8 +80,9 @@ class Training:
         first, last = self.marks[0], self.marks[-1]
         return (last.cpu - first.cpu) / (last.updates - first.updates)
 
-    def end(self, seconds: float) -> None:
-        code = self.process.wait(seconds)
+    def check(self) -> None:
+        """Raise unless it has ended well."""
+        code = self.process.poll()
         self._reader.join()
         if code or len(self.marks) < 2:
             log = self.directory.with_suffix(".log").read_text()
@@ -158,6 +160,22 @@ def invited(owner: StartedNode, name: str, place: Path) -> Path:
     return path
 
 
+def wait_for(trainings: Sequence[Training], seconds: float) -> None:
+    """Wait until all have ended. One that fails ends the wait at once."""
+    deadline = time.monotonic() + seconds
+    while None in (codes := [each.process.poll() for each in trainings]):
+        failed = any(code for code in codes)
+        if failed or time.monotonic() > deadline:
+            for each in trainings:
+                if each.process.poll() is None:
+                    each.process.kill()
+                    each.process.wait()
+            break
+        time.sleep(0.5)
+    for each in sorted(trainings, key=lambda each: each.process.returncode or 0, reverse=True):
+        each.check()
+
+
 def mean(rewards: dict[str, float], families: Sequence[str]) -> float:
     return fmean(rewards[family] for family in families)
 
@@ -178,8 +196,7 @@ def run(plan: Plan, held_out: HeldOutTasks, place: Path) -> tuple[float, float]:
                 plan.trained("member", example, place, as_member) as member,
                 plan.trained("alone", child, place, by_itself) as alone,
             ):
-                for training in (member, alone):
-                    training.end(plan.seconds + START_AND_END_SECONDS)
+                wait_for((member, alone), plan.seconds + START_AND_END_SECONDS)
             trainer = Home(home).identity().peer_id
             after = [dict(each.evaluate().families) for each in nodes]
             taught = [
