@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 import pytest
+import structlog
 import torch
 from builders import trainer_settings
-from overlapping_engine import use_this_program
+from overlapping_engine import BARE, use_this_program
 from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
@@ -666,6 +667,33 @@ def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench
     assert not psutil.pid_exists(core)
     assert {span.version for one in group for span in one.spans} == {version}
     assert largest_gap(bench.models[version], request(seed=4), group) < 1e-4
+
+
+def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path) -> None:
+    """The core of the first engine dies in its start, as it finds no events."""
+    model, store = noisy(0), WeightStore(tmp_path)
+    plan = plan_engine(model.config, where=ON_CPU, max_rows=8, max_new_tokens=24)
+    sampler = VllmSampler.from_directory(TINY, replace(plan, async_scheduling=True))
+    use_this_program(sampler, **{BARE: "1"})
+    path = store.publish(0, model.hf_state(), measure_canary(model).to_metadata())
+
+    async def body() -> None:
+        node = FallbackSampler(sampler, lambda: pytest.fail("the engine is given up"))
+        assert node.described == "vllm"
+        try:
+            await node.load(path, 0)
+            assert node.described.startswith("vllm (async scheduling off: ")
+            (group,) = await node.sample([request(room=8)])
+            assert largest_gap(model, request(room=8), group) < 1e-4
+        finally:
+            await node.close()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(body())
+    assert sampler.faults == {"engine": 1}
+    said = [entry for entry in logs if entry["event"] == "vLLM runs without async scheduling"]
+    assert len(said) == 1
+    assert said[0]["reason"] in sampler.described
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ class Engine(InterruptibleSampler, RestingSampler, SelectiveSampler, SharingSamp
     """A sampler in a process of its own."""
 
     @property
+    def described(self) -> str:
+        """Its name, with what differs from its plan."""
+        ...
+
+    @property
     def positions(self) -> int:
         """The longest prompt with its answer that it takes, in tokens."""
         ...
@@ -68,7 +73,9 @@ class FallbackSampler:
     @property
     def described(self) -> str:
         """Name of the sampler at work, with the reason if it was not chosen."""
-        return f"torch (vLLM failed: {self._reason})" if self._built_in else "vllm"
+        if self._built_in is not None:
+            return f"torch (vLLM failed: {self._reason})"
+        return self._engine.described
 
     @property
     def version(self) -> int:

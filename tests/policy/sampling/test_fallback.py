@@ -42,6 +42,7 @@ class Engine(TorchSampler):
 
     failing = closed = False
     pid = None
+    described = "vllm"
 
     def refusal(self, request: SampleRequest) -> str:
         return "not with an engine"

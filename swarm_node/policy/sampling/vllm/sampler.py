@@ -3,8 +3,9 @@
 The engine gets every policy version through the trainer's file in shared memory. It must then
 reproduce the log-probs of the canary in that file. Every fault (death, silence, a second wrong
 canary in a row) has the same remedy: the engine is killed with all its helper processes, a new one
-starts with the newest weights, and the running requests are sent again. After TRIES failures in a
-row, `EngineError` is raised.
+starts with the newest weights, and the running requests are sent again. After a start that failed
+with async scheduling, the next one is without it. After TRIES failures in a row, `EngineError` is
+raised.
 
 A completion depends on its request's seed and its number in the group, and not on the rest of the
 batch (up to float rounding). New weights do not interrupt running requests: their later tokens come
@@ -19,7 +20,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -117,6 +118,7 @@ class VllmSampler:
         self._base = _Weights(base, 0, None) if base and plan.lora_rank else None
         self._adapter: _Weights | None = None
         self._version = 0
+        self._in_turn = ""  # why async scheduling is off, where the plan has it on
         self._shared = ""  # the index of the trainer's base that the engine maps
         # The first call that finds the engine dead starts it. The number tells the others.
         self._repairing = asyncio.Lock()
@@ -151,6 +153,11 @@ class VllmSampler:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def described(self) -> str:
+        """The engine's name, with what differs from its plan."""
+        return f"vllm (async scheduling off: {self._in_turn})" if self._in_turn else "vllm"
 
     @property
     def positions(self) -> int:
@@ -381,7 +388,11 @@ class VllmSampler:
                     await self._start()
                 except ChildError as again:
                     error = again
+                    if self._plan.overlaps:  # whatever starts stays
+                        self._in_turn = "" if self._in_turn else str(again)
                     continue
+                if self._in_turn:
+                    _log.warning("vLLM runs without async scheduling", reason=self._in_turn)
                 self._life += 1
                 return
 
@@ -397,8 +408,9 @@ class VllmSampler:
                 raise ModelError(f"the trainer shares no base in {shared}")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         await self._child.start(env=engine_environment(self._plan, visible))
+        plan = replace(self._plan, async_scheduling=False) if self._in_turn else self._plan
         start = StartEngine(
-            engine_arguments(self._plan, model, base=shared),
+            engine_arguments(plan, model, base=shared),
             heads=(self._padding.own, self._padding.padded),
             scratch=str(self._scratch),
             stop_ids=sorted(self._codec.eos_ids),
