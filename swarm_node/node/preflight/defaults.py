@@ -115,11 +115,11 @@ def typed(
     if times is None:
         return where, "float32: products in bfloat16 were not timed on this CPU"
     if times.worthwhile:
-        told = f"bfloat16: products take {times.share:.2f} of float32's time on this CPU"
+        told = f"bfloat16: on this CPU products take {times.share:.2f} of float32's time"
         return replace(where, products="bfloat16"), told
     return where, (
-        f"float32: products in bfloat16 take {times.share:.2f} of its time on this CPU, and at "
-        f"most {WORTHWHILE:.2f} would be worth it"
+        f"float32: on this CPU products in bfloat16 take {times.share:.2f} times as long, and "
+        f"{WORTHWHILE:.2f} at most would be worth it"
     )
 
 

@@ -136,9 +136,9 @@ SLOW, FAST = ProductTimes(1e-4, 5e-4), ProductTimes(1e-4, 4e-5)
 @pytest.mark.parametrize(
     ("flags", "times", "dtype", "said"),
     [
-        ({}, FAST, "bfloat16", "bfloat16: products take 0.40 of float32's time"),
-        ({}, SLOW, "float32", "float32: products in bfloat16 take 5.00 of its time"),
-        ({}, ProductTimes(1.0, 0.7), "float32", "at most 0.67 would be worth it"),
+        ({}, FAST, "bfloat16", "bfloat16: on this CPU products take 0.40 of float32's time"),
+        ({}, SLOW, "float32", "products in bfloat16 take 5.00 times as long"),
+        ({}, ProductTimes(1.0, 0.7), "float32", "0.67 at most would be worth it"),
         ({}, None, "float32", "were not timed"),
         ({"training__dtype": "float32"}, FAST, "float32", ""),
         ({"training__dtype": "bfloat16"}, SLOW, "bfloat16", ""),
