@@ -134,8 +134,8 @@ def seal(identity: Identity, swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
 def open_sealed(
     data: bytes, swarm_id: bytes, kind: Kind, *, max_bytes: int | None = None
 ) -> Opened | Rejected:
-    """Check an envelope of at most `max_bytes`, by default those of its kind, the cheapest test
-    first, and return its body unparsed.
+    """Check an envelope, the cheapest test first, and return its body unparsed. `max_bytes` limits
+    the envelope, by default to the limit of its kind.
 
     The caller checks that `author` is the expected one. Reasons of a refusal, in order: "size",
     "schema", "kind", "encoding", "key", "signature".

@@ -342,7 +342,7 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
 
 
 def packed(body: _Body, refuse: Callable[[_Body], Rejected | None]) -> bytes:
-    """The bytes of a group's body that `refuse` has nothing against.
+    """Encode the body of a group and check it with `refuse`.
 
     Raises:
         OversizeGroupError: it is too large.
@@ -425,7 +425,7 @@ def refuse_claims(claimed: bytes, completions: int) -> Rejected | None:
 def rollout_group(
     task: TaskBody, policy: PolicyBody, completions: Iterable[Completion], claimed: bytes
 ) -> RolloutGroup:
-    """The group of fields that nothing is against."""
+    """Make a group of fields that were checked."""
     return RolloutGroup(
         task=TaskRef(task.environment, task.version, task.family, task.seed),
         policy=PolicyRef(policy.model, policy.tokenizer, policy.version),
@@ -460,7 +460,7 @@ def refuse_lengths(text: str, ids: bytes, logp: bytes) -> Rejected | None:
 
 
 def refuse_logprobs(logp: bytes) -> Rejected | None:
-    """The reason against log-probs, None if each is one."""
+    """The reason against a list of log-probs, None if every number can be a log-prob."""
     stated = np.frombuffer(logp, dtype="<f4")
     # Written so that NaN, for which every comparison is false, is refused.
     if not bool(((stated <= MAX_LOGPROB) & (stated > -np.inf)).all()):

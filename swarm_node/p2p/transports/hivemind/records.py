@@ -314,8 +314,8 @@ class HeartbeatStore:
         return self._pack([(peer, *self._records[peer][:2]) for peer in sample])
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Nothing. hivemind hands all items to every peer that enters its table. Members publish
-        each beat anyway."""
+        """Return nothing. hivemind would hand all items to every peer that enters its table, and
+        members publish at each beat anyway."""
         return iter(())
 
     def __contains__(self, key: int) -> bool:
