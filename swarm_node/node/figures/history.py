@@ -74,11 +74,10 @@ GAUGES: Mapping[str, Metric] = {
 
 @dataclass
 class Sums:
-    """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage (those of
-    the own past among them), `own_reward`, `own_answers` and their `own_turns` of own groups, their
-    `lag` in versions, the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those
-    of own answers."""
+    """Sums since the start, for the means of the history. Over groups trained on: `rows` with an
+    advantage, rows of the own past included; `own_reward`, `own_answers` and `own_turns` of own
+    groups; their `lag` in versions; the `age` of peers' groups in updates; and `trained_tokens`.
+    `sampled_tokens` are those of own answers."""
 
     rows: int = 0
     own_reward: float = 0.0

@@ -64,8 +64,9 @@ class HomeState(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A file that a home may have: how bad it is `without`, what is `lost` then, and a remedy
-    beside a backup. With `by_ticket`, a ticket of the same swarm restores it."""
+    """A file that a home may have. `without` is the level of its absence, `lost` says what is lost
+    then, and `remedy` is a remedy besides a backup. With `by_ticket`, a ticket of the same swarm
+    restores it."""
 
     without: Level
     lost: str = ""

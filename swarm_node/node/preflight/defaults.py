@@ -71,8 +71,9 @@ def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
 
 
 def tasks_per_call(settings: Settings, shape: Qwen2Config, rows: int | None) -> int:
-    """Return the most groups of a sampling batch for a model of this shape: what the user set, or
-    what fits `rows` answers at once. None is as many as a GPU may be planned for, and 0 a CPU."""
+    """Return the most groups of a sampling batch for a model of this shape: the number that the
+    user set, or as many as `rows` answers at once allow. `rows` is None for the most that a GPU may
+    be planned for, and 0 for a CPU."""
     sampling = settings.sampling
     if "tasks_per_call" in sampling.model_fields_set or shape.weight_count < PRETRAINED_WEIGHTS:
         return sampling.tasks_per_call

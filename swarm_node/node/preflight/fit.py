@@ -75,7 +75,7 @@ class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
     bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
     `ipc` if processes share GPU memory (CUDA IPC), and `bitsandbytes` if it is installed.
-    `products` are the times of the CPU's, if they were measured."""
+    `products` are the times that products take on the CPU, if they were measured."""
 
     where: Placement
     free: int

@@ -89,7 +89,7 @@ def join_swarm(
 
 
 def _said(said: str, value: object) -> Iterator[bool]:
-    """Yield for each text in a setting's value True if the error `said` quotes it."""
+    """Take each text in a setting's value. Yield True if the error `said` quotes it, else False."""
     inner = value.values() if isinstance(value, Mapping) else value
     for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
         yield (
