@@ -157,7 +157,7 @@ class Storage(Database):
 
         Args:
             wall: Unix seconds, for the epoch of a new database.
-            threads: whether `run` uses a thread; not in a simulation on a virtual clock.
+            threads: `run` uses a thread. False in a simulation on a virtual clock.
 
         Raises:
             HomeError: see `Database`.

@@ -66,10 +66,10 @@ _Given = TypeVar("_Given")
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
     """The description of an environment, what confines its judges (None if they run in the node's
-    own process), and sentences about its tasks that the owner should read. `turns` is the most that
-    a model has in a dialogue, 1 for an answer to one question. `score_seconds` is what it says that
-    SAID_TEXTS texts may take, 0 if it does not say. A list has `sizes`: by family its numbers of
-    rows for training and held out."""
+    own process), and sentences about its tasks that the owner should read. `turns` is the most
+    turns of a model in a dialogue, 1 for an answer to one question. `score_seconds` is the time
+    that SAID_TEXTS texts may take, as the environment says, and 0 if it does not say. For a list of
+    questions `sizes` has by family the numbers of rows for training and held out."""
 
     name: str
     version: str
@@ -353,8 +353,9 @@ class ProcessEnvironmentHost:
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
         sent: Sequence[_Sent],
     ) -> Sequence[_Given | str]:
-        """The judge's answers to own texts or dialogues, for the task derived last: to all
-        together, or to one by one if one of them ended it; for each the reason if it did."""
+        """The judge's answers to own texts or dialogues, for the task derived last. They are sent
+        together. If that ends the judge, they are sent one by one, and a text that ends it gets the
+        reason in place of an answer."""
         together = await self._asked(judge, ref, ask, sent, self._seconds(len(sent)))
         if isinstance(together, list):
             return together

@@ -40,8 +40,8 @@ _ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
 
 @dataclass(frozen=True, slots=True)
 class SplitTask(Task):
-    """A task with the one that the environment itself made for it, perhaps of a later seed, and its
-    prompt, if that is the text that decided its side."""
+    """A task. `inner` is the one that the environment itself made for it, perhaps of a later seed.
+    `prompt` is its prompt, if that text decided its side."""
 
     inner: Task
     prompt: str | None

@@ -418,8 +418,8 @@ def _all_replayed(lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript]
 
 
 def _agree(line: ReplayedLine, turns: int) -> bool:
-    """Check that a line has as many replies as a dialogue of so many turns can have with that
-    end. Rows are built from them, which need one between every two turns."""
+    """Check that a line has as many replies as a dialogue of so many turns can have with that end.
+    Rows are built from the replies, and need one between every two turns."""
     if not line.over:
         return len(line.replies) == turns and line.verdict is None
     if line.verdict is None or line.verdict.fault == "reply":

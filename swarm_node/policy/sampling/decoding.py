@@ -56,8 +56,9 @@ class CacheShape:
 
 
 def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | None) -> int:
-    """Number of the first `rows` that are sampled at once: `most`, or what fits a cache of `shape`,
-    at least one. A row is the number of tokens of its prompt and of its longest answer."""
+    """Count the first `rows` that can be sampled at once: at most `most`, as many as fit a cache of
+    `shape`, and at least one. A row is a pair of lengths in tokens: of its prompt and of its
+    longest answer."""
     if shape is None:
         return min(most, len(rows))
     prompt = answer = 0
@@ -69,8 +70,9 @@ def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | N
 
 
 def run_size(rows: Sequence[tuple[int, int]], places: int, shape: CacheShape | None) -> int:
-    """Number of the first `rows` that are sampled in one run, of which `places` are begun at once:
-    on a GPU those that take a cache of one capacity, because each has graphs of its own."""
+    """Count the first `rows` that can be sampled in one run. The run begins `places` of them at
+    once. On a GPU all rows of a run take a cache of one capacity, because each capacity has graphs
+    of its own."""
     if shape is None:
         return len(rows)
     prompt, answer = (max(sizes) for sizes in zip(*rows[:places], strict=True))
