@@ -384,9 +384,9 @@ def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """One node's result. Rewards are means on unseen texts, over all families and over those it
-    never sampled itself, and `families` by family, of which it `samples` some. `seen` are means
-    on texts that training may draw. `rejected` counts by reason."""
+    """One node's result. It `samples` these families. Rewards on unseen texts are `families_…` by
+    family, `reward_…` over all families, and `borrowed_…` over those that it never sampled itself.
+    `seen_…` are means on texts that training may draw. `rejected` counts by reason."""
 
     name: str
     peer_id: str

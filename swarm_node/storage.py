@@ -101,9 +101,9 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
-    the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
-    version when it was stored, and `uses` counts the updates that began with it. No two stored
-    groups have one of their `digests` in common (`p2p/exchange/verify.py`)."""
+    the author's log. `rewards` are those that this node computed. `arrived` is this node's policy
+    version when it was stored. `uses` counts the updates that began with it. No two stored groups
+    have one of their `digests` in common (`p2p/exchange/verify.py`)."""
 
     id: bytes
     author: str

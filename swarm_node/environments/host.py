@@ -65,11 +65,11 @@ _Given = TypeVar("_Given")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """The description of an environment, what confines its judges (None if they run in the node's
-    own process), and sentences about its tasks that the owner should read. `turns` is the most
-    turns of a model in a dialogue, 1 for an answer to one question. `score_seconds` is the time
-    that SAID_TEXTS texts may take, as the environment says, and 0 if it does not say. For a list of
-    questions `sizes` has by family the numbers of rows for training and held out."""
+    """The description of an environment. `sandbox` confines its judges; None if they run in the
+    node's own process. `notes` are sentences about its tasks that the owner should read. `turns` is
+    the most turns of a model in a dialogue, 1 for an answer to one question. `score_seconds` is the
+    time that SAID_TEXTS texts may take, as the environment says, and 0 if it does not say. For a
+    list of questions `sizes` has by family the numbers of rows for training and held out."""
 
     name: str
     version: str
@@ -149,8 +149,8 @@ class ProcessEnvironmentHost:
     """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
 
     A group is scored in one request. If that ends the judge, and nobody else did, own texts are
-    scored again one by one, to find the text that ended it, until MAX_LOST_JUDGES judges are lost.
-    Peers' texts are scored again until it is known whose fault it was.
+    scored again one by one, to find the text that ended it. That stops once MAX_LOST_JUDGES judges
+    are lost. Peers' texts are scored again until it is known whose fault it was.
     """
 
     def __init__(

@@ -207,8 +207,8 @@ class SwarmMember:
         return self._ask(lambda member: member.draw(count, version, wait), breaks=True)
 
     def status(self) -> Snapshot:
-        """Return what the member does, as of a node: peers, counts, and in `causes` and `findings`
-        why it may be alone. `updates` counts draws."""
+        """Return the state of the member, in the form of a node's. `causes` and `findings` say why
+        it may be alone. `updates` counts draws."""
 
         async def taken(member: ProgramNode) -> Snapshot:
             return member.snapshot()

@@ -188,7 +188,7 @@ def out_of_date(
 
 def holders(home: Home) -> dict[str, list[str]]:
     """Return the ids of the peers that this home's node admitted by tickets of limited uses, by
-    issuer key (hex), whether or not it knows them now.
+    issuer key (hex). Peers that it does not know now are among them.
 
     Raises:
         HomeError: the file is damaged.

@@ -18,9 +18,10 @@ prompt, and published runs have groups of 8 to 16.
 of Qwen3-0.6B fell from 57% to 2% on GSM8K. 512 tokens hold the reasoning of a model of this size
 about a school problem.
 
-A GPU's sampler makes more tokens a second of more rows, so a pretrained model samples as many
-groups at once as the plan has rows for, from a batch of an update up to two. On a CPU their keys
-and values would take gigabytes for little gain: one batch.
+A GPU's sampler makes more tokens a second of more rows. So a pretrained model samples as many
+groups at once as the plan has rows for: at least the batch of an update, and at most two batches.
+On a CPU the keys and values of more rows would take gigabytes for little gain, so it samples one
+batch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Probes: facts of a GPU or a CPU that only computing on it shows.
 
-That of a GPU is a short process, which may die. A card can be listed and yet have no kernel for it,
-or no memory that processes share (WSL2, virtual GPUs, some allocators). So the process multiplies
-two matrices in each number type, and a process of its own maps a MiB that it exported, by the code
-that maps a base (`weights/device.py`). On a machine without a GPU no process is started. That of a
-CPU times products in this process.
+The probe of a GPU is a short process, which may die. A card can be listed and yet have no kernel
+for it, or no memory that processes share (WSL2, virtual GPUs, some allocators). So the process
+multiplies two matrices in each number type. Then it exports a MiB, and a child of its own maps that
+by the code that maps a base (`weights/device.py`). On a machine without a GPU no process is
+started. The probe of a CPU times products in this process.
 """
 
 from __future__ import annotations

@@ -154,11 +154,11 @@ def _admitted(
     tried: Tried,
     screen: Screen,
 ) -> tuple[Resolved, Model]:
-    """Return the settings of this start and its model, once the machine is found fit for both, and
-    the model for the environment that was `tried`.
+    """Check that the machine fits the settings and the model, and the model the environment that
+    was `tried`. Return the settings of this start and the model.
 
     Raises:
-        MachineError, ModelError, ConfigError, HomeError: it is not; nothing large was downloaded.
+        MachineError, ModelError, ConfigError, HomeError: it does not; nothing large was downloaded.
     """
     from swarm_node.node.start.derive import resolve_start  # imports torch
 

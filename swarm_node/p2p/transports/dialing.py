@@ -1,8 +1,8 @@
 """Limits for dialling addresses that peers name: which ones, and how often. Pure, no I/O.
 
 A heartbeat can name any host. So a node dials only hosts of the Internet and of networks that it
-uses itself, each a few times a minute, and all together once a second. Addresses from the settings
-or the ticket are dialled without limits.
+uses itself. It dials each host a few times a minute, and all together once a second. Addresses from
+the settings or the ticket are dialled without limits.
 """
 
 from __future__ import annotations

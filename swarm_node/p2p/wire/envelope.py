@@ -1,7 +1,7 @@
 """Sealed bytes: one kind of statement, signed by one key, for one swarm. Pure.
 
 An envelope is the MessagePack array [type, body, public key, signature]. The signature is over a
-pre-authentication encoding after DSSE v1.0 (github.com/secure-systems-lab/dsse), with the swarm id
+pre-authentication encoding after DSSE v1.0 (github.com/secure-systems-lab/dsse). The swarm id is
 among the signed fields but not in the envelope, so no signature of one swarm verifies in another.
 
 Invariants:

@@ -162,8 +162,8 @@ class ListRequest(Body, frozen=True):
 
 
 class ListReply(Body, frozen=True):
-    """The epoch and head of the log, the number of older announcements above `since` that were left
-    out because of the limit, and the sealed announcements in ascending order."""
+    """`epoch` and `head` are those of the log. `left_out` counts the older announcements above
+    `since` that the limit left out. `items` are the sealed announcements in ascending order."""
 
     epoch: Counter
     head: Counter
