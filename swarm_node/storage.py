@@ -227,10 +227,10 @@ class Storage(Database):
     def announcements(
         self, epoch: int, since: int, limit: int, beginning: bytes = b""
     ) -> tuple[int, int, int, tuple[bytes, ...]]:
-        """This log's epoch, its newest number, how many announcements the limit left out, and the
-        newest `limit` sealed announcements with numbers above `since`, oldest first. If `epoch` is
-        not this log's, `since` counts as 0. Those that do not begin with the bytes `beginning` are
-        passed over."""
+        """This log's epoch, its newest number, the number of announcements that the limit left out,
+        and the newest `limit` sealed announcements with numbers above `since`, oldest first. If
+        `epoch` is not this log's, `since` counts as 0. Those that do not begin with the bytes
+        `beginning` are passed over."""
         after = since if epoch == self.epoch else 0
         chosen = "FROM log WHERE seq > ? AND substr(announcement, 1, ?) = ?"
         where = after, len(beginning), beginning

@@ -102,7 +102,7 @@ class ProgramPolicy:
         return self._home.path / _FILE
 
     async def load(self, weights: Path, version: int) -> None:
-        """Nothing is loaded: the program has the weights."""
+        """Load nothing: the program has the weights."""
 
     async def update(self, batch: Batch) -> UpdateResult:
         raise SwarmNodeError(_OUTSIDE)
@@ -111,7 +111,7 @@ class ProgramPolicy:
         raise SwarmNodeError(_OUTSIDE)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class ProgramNode(Node):

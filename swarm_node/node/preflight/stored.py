@@ -81,7 +81,7 @@ class StoredVllm(_Struct, frozen=True):
 
 
 class StoredFacts(_Struct, frozen=True):
-    """Those of `Facts` that a model's fit depends on."""
+    """The part of `Facts` that a model's fit depends on."""
 
     system: _Words
     python: _Pair

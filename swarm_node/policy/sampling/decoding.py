@@ -124,9 +124,9 @@ class Decoder:
     def __init__(
         self, model: Qwen2, shape: CacheShape | None = None, faults: Counter[str] | None = None
     ) -> None:
-        """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without,
-        the cache has the size of the largest batch, and rows and windows are exact. `faults` counts
-        captures of a graph that failed; decoding is eager then."""
+        """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without
+        one, the cache has the size of the largest batch, and rows and windows are exact. `faults`
+        counts captures of a graph that failed; decoding is eager then."""
         self.model = model
         self.shape = shape
         self._memory = KeyValueMemory(model.config)

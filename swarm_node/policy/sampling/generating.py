@@ -149,7 +149,7 @@ class _Rankings:
         self._logprobs[row, at], self._ids[row, at] = logprobs.topk(self._ids.shape[2], -1)
 
     def of(self, row: int, length: int) -> Ranking | None:
-        """Those of one row, None if it did not request them."""
+        """The ranking of one row, None if it did not request one."""
         wanted = self._wanted[row]
         if wanted is None:
             return None
