@@ -155,8 +155,8 @@ async def run_demo(
     sampler: str | None = None,
     environment: str = DRILLS.environment,
 ) -> int:
-    """Run the demo on the tasks of `environment` with so many `nodes`, sampling with
-    `sampler` (the setting `sampling.engine`); returns the exit code.
+    """Run the demo on the tasks of `environment` with `nodes` nodes that sample with `sampler` (the
+    setting `sampling.engine`); returns the exit code.
 
     Raises:
         ConfigError: there is no demo of the environment, or it has fewer families than nodes.

@@ -35,8 +35,8 @@ _PAIR = re.compile(r"([a-z]):([a-z])")
 
 
 def create(digits: int = 2) -> Dialogue:
-    """Games with numbers of so many digits, 2 to 9. Numbers of two digits are for tiny models. With
-    them guess has 117,480 questions and calc 8,100. weigh always has 15,600.
+    """Games with numbers of `digits` digits, 2 to 9. Numbers of two digits are for tiny models.
+    With them guess has 117,480 questions and calc 8,100. weigh always has 15,600.
 
     Raises:
         ConfigError: another number of digits.

@@ -211,8 +211,8 @@ class ProcessEnvironmentHost:
         )
 
     def _seconds(self, texts: int) -> float:
-        """Processor seconds for scoring so many texts. What the environment says grows with larger
-        groups."""
+        """Processor seconds for scoring a group of `texts` texts. The time that the environment
+        states is raised for larger groups."""
         return max(self._score_seconds, self._said_seconds * max(1.0, texts / SAID_TEXTS))
 
     async def _refusal(self, family: str) -> str:
@@ -306,7 +306,7 @@ class ProcessEnvironmentHost:
         return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
-        """A survey of so many tasks of a family, in so many seconds at most.
+        """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
         Raises:
             UnknownTaskError: one of the tasks cannot be made.

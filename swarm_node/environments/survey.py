@@ -50,7 +50,7 @@ def survey(
     seconds: float,
     now: Callable[[], float],
 ) -> Survey:
-    """Draw tasks of a family for so many seconds at most."""
+    """Draw `draws` tasks of a family, or as many as `seconds` allow, and count them."""
     sides: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     answers: Counter[str] = Counter()
     until, drawn = now() + seconds, 0

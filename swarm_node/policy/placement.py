@@ -67,7 +67,7 @@ class ProductTimes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Placement:
     """`device` is "cpu" or "cuda:N", and `products` the type of matrix products. Trained weights
-    are float32 whatever it is."""
+    are float32 whatever that type is."""
 
     device: str
     products: Precision

@@ -87,7 +87,7 @@ def for_training(
     settings: Settings, shape: Qwen2Config, training: TrainingMethod, rows: int
 ) -> Settings:
     """Return `settings` with the defaults for a model of this shape, a training method, and a plan
-    of a GPU with so many `rows`; 0 on a CPU."""
+    of a GPU with `rows` rows; 0 on a CPU."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
     rate = _ADAPTER_RATE if training.lora_rank else _WHOLE_RATE

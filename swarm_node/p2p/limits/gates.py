@@ -31,9 +31,9 @@ _TEXT_BYTES, _PLANNED_BYTES, _TURN_BYTES = 5, 5 + 4 + 4, 64
 
 
 def longest_turn(completions: int, turns: int) -> int:
-    """Return the greatest length of a turn, in tokens, with which peers take a group of so many
-    completions and turns. A group can still be too large if its tokens have more bytes than
-    planned."""
+    """Return the greatest length of a turn, in tokens, with which peers take a group of
+    `completions` completions of `turns` turns. A group can still be too large if its tokens have
+    more bytes than planned."""
     room = (MAX_GROUP_BYTES - _GROUP_BYTES) // (completions * turns)
     return min(
         (room - _TURN_BYTES) // _PLANNED_BYTES, MAX_TEXT_BYTES // _TEXT_BYTES, MAX_TOKENS // turns

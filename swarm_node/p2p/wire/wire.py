@@ -414,7 +414,7 @@ def _refuse_group(wire: _Group) -> Rejected | None:
 
 
 def refuse_claims(claimed: bytes, completions: int) -> Rejected | None:
-    """The reason against the claimed rewards of so many completions."""
+    """The reason against the claimed rewards of a group of `completions` completions."""
     if len(claimed) != 4 * completions:
         return Rejected("content", "as many claimed rewards as completions are needed")
     if not np.isfinite(np.frombuffer(claimed, dtype="<f4")).all():

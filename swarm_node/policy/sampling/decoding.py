@@ -90,8 +90,8 @@ def bucket(rows: int, most: int) -> int:
 
 
 def window_of(used: int, capacity: int) -> int:
-    """Number of slots that a step attends to when `used` are in use after it: half of them, or
-    all."""
+    """Number of slots that a step attends to when `used` are in use after it: half of the capacity,
+    or all of it."""
     half = capacity // 2
     return half if used <= half else capacity
 
