@@ -48,9 +48,9 @@ class CodePath(api.Wire, frozen=True):
 
 
 class ExchangedGroups(Struct, frozen=True):
-    """Groups between members by the newest reports. Each row has the places in `peers` of the
-    member that got groups and of their author, and the groups that were of use and that were
-    refused for a fault of the author."""
+    """Groups between members by the newest reports. A row has four numbers: the place in `peers` of
+    the member that got groups, the place of their author, the number of groups that were of use,
+    and the number that were refused for a fault of the author."""
 
     peers: list[api.PeerId]
     groups: list[tuple[int, int, int, int]]

@@ -155,8 +155,8 @@ async def run_demo(
     sampler: str | None = None,
     environment: str = DRILLS.environment,
 ) -> int:
-    """Run the demo on the tasks of `environment` with so many `nodes`, sampling with
-    `sampler` (the setting `sampling.engine`); returns the exit code.
+    """Run the demo on the tasks of `environment` with `nodes` nodes that sample with `sampler` (the
+    setting `sampling.engine`); returns the exit code.
 
     Raises:
         ConfigError: there is no demo of the environment, or it has fewer families than nodes.
@@ -384,9 +384,9 @@ def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """One node's result. Rewards are means on unseen texts, over all families and over those it
-    never sampled itself, and `families` by family, of which it `samples` some. `seen` are means
-    on texts that training may draw. `rejected` counts by reason."""
+    """One node's result. It `samples` these families. Rewards on unseen texts are `families_…` by
+    family, `reward_…` over all families, and `borrowed_…` over those that it never sampled itself.
+    `seen_…` are means on texts that training may draw. `rejected` counts by reason."""
 
     name: str
     peer_id: str

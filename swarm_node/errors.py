@@ -160,8 +160,8 @@ class SlowTaskError(UnknownTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Refusal of a message from outside; `reason` is a metric label. `seconds` is what the times in
-    it are ahead of this clock, negative if behind, 0 if they are not the reason."""
+    """Refusal of a message from outside; `reason` is a metric label. `seconds` is the lead of the
+    message's times over this clock, negative if they are behind, 0 if they are not the reason."""
 
     reason: str
     detail: str = ""

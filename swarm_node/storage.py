@@ -101,9 +101,9 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
-    the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
-    version when it was stored, and `uses` counts the updates that began with it. No two stored
-    groups have one of their `digests` in common (`p2p/exchange/verify.py`)."""
+    the author's log. `rewards` are those that this node computed. `arrived` is this node's policy
+    version when it was stored. `uses` counts the updates that began with it. No two stored groups
+    have one of their `digests` in common (`p2p/exchange/verify.py`)."""
 
     id: bytes
     author: str
@@ -157,7 +157,7 @@ class Storage(Database):
 
         Args:
             wall: Unix seconds, for the epoch of a new database.
-            threads: whether `run` uses a thread; not in a simulation on a virtual clock.
+            threads: `run` uses a thread. False in a simulation on a virtual clock.
 
         Raises:
             HomeError: see `Database`.
@@ -227,10 +227,10 @@ class Storage(Database):
     def announcements(
         self, epoch: int, since: int, limit: int, beginning: bytes = b""
     ) -> tuple[int, int, int, tuple[bytes, ...]]:
-        """This log's epoch, its newest number, how many announcements the limit left out, and the
-        newest `limit` sealed announcements with numbers above `since`, oldest first. If `epoch` is
-        not this log's, `since` counts as 0. Those that do not begin with the bytes `beginning` are
-        passed over."""
+        """This log's epoch, its newest number, the number of announcements that the limit left out,
+        and the newest `limit` sealed announcements with numbers above `since`, oldest first. If
+        `epoch` is not this log's, `since` counts as 0. Those that do not begin with the bytes
+        `beginning` are passed over."""
         after = since if epoch == self.epoch else 0
         chosen = "FROM log WHERE seq > ? AND substr(announcement, 1, ?) = ?"
         where = after, len(beginning), beginning

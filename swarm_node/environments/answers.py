@@ -116,7 +116,8 @@ SCORERS: Mapping[str, Callable[[str, str, Sequence[str]], float]] = {
 
 
 class _TooSlowError(BaseException):
-    """Not an `Exception`, because sympy and math-verify catch those in many places."""
+    """Error of the time limit. It is no `Exception`, because sympy and math-verify catch those in
+    many places."""
 
 
 def _within_time(call: Callable[[], float]) -> float:

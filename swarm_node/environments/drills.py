@@ -53,11 +53,11 @@ class Draws:
         return least + self.below(most - least + 1)
 
     def word(self, length: int) -> str:
-        """So many letters."""
+        """Draw a word of `length` letters."""
         return "".join(_LETTERS[self.below(26)] for _ in range(length))
 
     def digits(self, length: int) -> str:
-        """So many digits; the first may be 0."""
+        """Draw `length` digits; the first may be 0."""
         return "".join(str(self.below(10)) for _ in range(length))
 
 

@@ -1,10 +1,10 @@
-"""Games of a few turns, for small models: what the environment replies is needed to be right.
+"""Games of a few turns, for small models. A right answer needs what the environment replied.
 
-guess: one of three numbers, in two tries; the reply says whether it is higher or lower. Without
-listening, two tries find two numbers of three, and with listening all three, if the first is the
-middle one. calc: a product that the environment computes for a
-model that asks for it. weigh: the heavier of three, after two of them were weighed; without
-listening, one time of three. Nothing but this module decides a task, a reply or a reward.
+guess: one of three numbers, in two tries. The reply says whether it is higher or lower. Without
+listening, two tries find two of the three numbers. With listening they find all three, if the first
+try is the middle number. calc: a product that the environment computes for a model that asks for
+it. weigh: the heavier of three, after two of them were weighed; without listening, one time of
+three. Nothing but this module decides a task, a reply or a reward.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PAIR = re.compile(r"([a-z]):([a-z])")
 
 
 def create(digits: int = 2) -> Dialogue:
-    """Games with numbers of so many digits, 2 to 9. Numbers of two digits are for tiny models; of
-    guess they make 117,480 questions and of calc 8,100. weigh has 15,600.
+    """Games with numbers of `digits` digits, 2 to 9. Numbers of two digits are for tiny models.
+    With them guess has 117,480 questions and calc 8,100. weigh always has 15,600.
 
     Raises:
         ConfigError: another number of digits.

@@ -65,11 +65,11 @@ _Given = TypeVar("_Given")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """The description of an environment, what confines its judges (None if they run in the node's
-    own process), and sentences about its tasks that the owner should read. `turns` is the most that
-    a model has in a dialogue, 1 for an answer to one question. `score_seconds` is what it says that
-    SAID_TEXTS texts may take, 0 if it does not say. A list has `sizes`: by family its numbers of
-    rows for training and held out."""
+    """The description of an environment. `sandbox` confines its judges; None if they run in the
+    node's own process. `notes` are sentences about its tasks that the owner should read. `turns` is
+    the most turns of a model in a dialogue, 1 for an answer to one question. `score_seconds` is the
+    time that SAID_TEXTS texts may take, as the environment says, and 0 if it does not say. For a
+    list of questions `sizes` has by family the numbers of rows for training and held out."""
 
     name: str
     version: str
@@ -149,8 +149,8 @@ class ProcessEnvironmentHost:
     """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
 
     A group is scored in one request. If that ends the judge, and nobody else did, own texts are
-    scored again one by one, to find the text that ended it, until MAX_LOST_JUDGES judges are lost.
-    Peers' texts are scored again until it is known whose fault it was.
+    scored again one by one, to find the text that ended it. That stops once MAX_LOST_JUDGES judges
+    are lost. Peers' texts are scored again until it is known whose fault it was.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class ProcessEnvironmentHost:
         )
 
     def _seconds(self, texts: int) -> float:
-        """Processor seconds for scoring so many texts. What the environment says grows with larger
-        groups."""
+        """Processor seconds for scoring a group of `texts` texts. The time that the environment
+        states is raised for larger groups."""
         return max(self._score_seconds, self._said_seconds * max(1.0, texts / SAID_TEXTS))
 
     async def _refusal(self, family: str) -> str:
@@ -306,7 +306,7 @@ class ProcessEnvironmentHost:
         return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
-        """A survey of so many tasks of a family, in so many seconds at most.
+        """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
         Raises:
             UnknownTaskError: one of the tasks cannot be made.
@@ -353,8 +353,9 @@ class ProcessEnvironmentHost:
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
         sent: Sequence[_Sent],
     ) -> Sequence[_Given | str]:
-        """The judge's answers to own texts or dialogues, for the task derived last: to all
-        together, or to one by one if one of them ended it; for each the reason if it did."""
+        """The judge's answers to own texts or dialogues, for the task derived last. They are sent
+        together. If that ends the judge, they are sent one by one, and a text that ends it gets the
+        reason in place of an answer."""
         together = await self._asked(judge, ref, ask, sent, self._seconds(len(sent)))
         if isinstance(together, list):
             return together

@@ -73,8 +73,8 @@ class JudgedDialogues:
 
     @property
     def flaws(self) -> tuple[str, ...]:
-        """The reason why each dialogue is none that an honest peer offers: "short" if the model
-        could say more, "ended" or "reply" as in `ReplayedDialogue.fault`, else ""."""
+        """For each dialogue the reason why no honest peer offers it: "short" if the model could say
+        more, "ended" or "reply" as in `ReplayedDialogue.fault`. "" for a sound dialogue."""
         return tuple(
             (each.fault if each.fault in _FLAWS else "") if each.over else "short"
             for each in self.dialogues
@@ -105,8 +105,8 @@ def cut_transcript(transcript: Transcript) -> Transcript | None:
 def replayed(
     cuts: Sequence[Transcript | None], lines: Sequence[ReplayedLine | str]
 ) -> tuple[ReplayedDialogue, ...]:
-    """All dialogues replayed, of which `cuts` are the judged parts. `lines` are what the judge
-    said of those that were sent, or the reasons why it said nothing."""
+    """All dialogues replayed. `cuts` are their judged parts. `lines` are the judge's words on the
+    dialogues that were sent, or the reasons why it said nothing."""
     sent = iter(lines)
     found: list[ReplayedDialogue] = []
     for each in cuts:
@@ -131,8 +131,8 @@ def replayed(
 def judgement(
     prompt: str, cuts: Sequence[str | None], verdicts: Sequence[TextVerdict | str]
 ) -> Judgement:
-    """The judgement of all texts, of which `cuts` are the judged parts. `verdicts` are those on the
-    texts that were sent, or the reasons why there are none."""
+    """The judgement of all texts. `cuts` are their judged parts. `verdicts` are those on the texts
+    that were sent, or the reasons why there are none."""
     sent = iter(verdicts)
     whole = ["unsendable" if each is None else next(sent) for each in cuts]
     known = [TextVerdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]

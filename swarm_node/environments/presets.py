@@ -68,8 +68,9 @@ def environment_name(name: str, version: str) -> str:
 
 
 def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
-    """Refuse a name that no installed environment has, and one of another package or module that a
-    process like the environment's cannot import or make, before anything starts for it.
+    """Refuse an environment that cannot be had, before anything starts for it. A name without a
+    module must be that of an installed environment. Any other environment than the shipped ones is
+    imported and made in a process like the environment's.
 
     Raises:
         ConfigError: the message says what there is, or why it cannot be had.

@@ -40,8 +40,8 @@ _ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
 
 @dataclass(frozen=True, slots=True)
 class SplitTask(Task):
-    """A task with the one that the environment itself made for it, perhaps of a later seed, and its
-    prompt, if that is the text that decided its side."""
+    """A task. `inner` is the one that the environment itself made for it, perhaps of a later seed.
+    `prompt` is its prompt, if that text decided its side."""
 
     inner: Task
     prompt: str | None
@@ -194,8 +194,8 @@ def _talks(inner: object) -> bool:
 
 
 def different(drawn: Counter[str]) -> int:
-    """About how many different texts a generator has, by the number of those that were drawn once
-    and twice (Chao's estimate). At least those that were drawn."""
+    """Estimate the number of different texts that a generator has, by those that were drawn once
+    and twice (Chao's estimate). It is at least the number of different texts that were drawn."""
     times = Counter(drawn.values())
     once, twice = times[1], times[2]
     return len(drawn) + once * (once - 1) // (2 * (twice + 1))

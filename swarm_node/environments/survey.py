@@ -27,9 +27,10 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Survey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts over `drawn` tasks: the `different` questions, the estimate `about` of all there are,
-    the questions `shared` by training and held-out tasks, and the most frequent right answers, none
-    if none is known. `cut` is true if time ran out before all tasks were drawn."""
+    """Counts over `drawn` tasks. `different` counts the different questions among them, and `about`
+    estimates all that there are. `shared` counts the questions of both training and held-out tasks.
+    `answers` are the most frequent right answers, none if none is known. `cut` is true if time ran
+    out before all tasks were drawn."""
 
     drawn: Count
     different: Count
@@ -49,7 +50,7 @@ def survey(
     seconds: float,
     now: Callable[[], float],
 ) -> Survey:
-    """Draw tasks of a family for so many seconds at most."""
+    """Draw `draws` tasks of a family, or as many as `seconds` allow, and count them."""
     sides: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     answers: Counter[str] = Counter()
     until, drawn = now() + seconds, 0

@@ -89,8 +89,8 @@ async def measure(
     """Measure the policies that `checkpoint` names (see `stored_policies`) on `tasks`: a JSON Lines
     file, an environment, or None for the one that the home trains on.
 
-    A list of questions is measured whole, or at `limit` of each part, drawn by chance but always
-    the same. Of a generator, each family has the unseen and seen tasks of the node's own
+    A list of questions is measured whole, or at `limit` questions of each part, drawn by chance but
+    always the same. For a generator, each family has the unseen and seen tasks of the node's own
     measurements, or `limit` unseen ones. `assigned` are settings by dotted key.
 
     Raises:
@@ -138,8 +138,8 @@ async def measure(
 def _environment(
     tasks: str | None, name: str, options: Mapping[str, Any], assigned: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Name and options of the environment that `tasks` means. What the home has for the same
-    environment counts, because it decides which texts it trains on."""
+    """Name and options of the environment that `tasks` means. For the home's own environment the
+    home's options count, because they decide which texts the home trains on."""
     if tasks is None:
         return name, dict(options)
     is_file = tasks.endswith((".jsonl", ".json")) or Path(tasks).expanduser().is_file()

@@ -194,9 +194,9 @@ class SwarmMember:
         self, count: int, *, version: int | None = None, wait: float = 0.0
     ) -> list[DrawnGroup]:
         """Return up to `count` groups of peers that passed all checks of a node, and were judged
-        here. None is returned twice. It takes what is there; with `wait`, it waits up to so many
-        seconds until there are `count`. An author has as many places as you published groups
-        since the last draw, or an equal part of `count` if that is more.
+        here. None is returned twice. It takes what is there; with `wait`, it waits up to that
+        number of seconds until there are `count`. An author has as many places as you published
+        groups since the last draw, or an equal part of `count` if that is more.
 
         `version` counts your updates, by default the newest that you published: groups that lie
         here for more than 32 of them are dropped.
@@ -207,8 +207,8 @@ class SwarmMember:
         return self._ask(lambda member: member.draw(count, version, wait), breaks=True)
 
     def status(self) -> Snapshot:
-        """Return what the member does, as of a node: peers, counts, and in `causes` and `findings`
-        why it may be alone. `updates` counts draws."""
+        """Return the state of the member, in the form of a node's. `causes` and `findings` say why
+        it may be alone. `updates` counts draws."""
 
         async def taken(member: ProgramNode) -> Snapshot:
             return member.snapshot()

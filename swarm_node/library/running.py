@@ -77,7 +77,7 @@ class RunningNode:
         return f"<{type(self).__name__} in {self.home}>"
 
     def status(self) -> Snapshot:
-        """Return what the node does: `swarm-node status --json`."""
+        """Return the node's state, as `swarm-node status --json` prints it."""
         return self._ask(self._client.status())
 
     def history(self, since: float = 0.0) -> NodeHistory:
@@ -138,9 +138,9 @@ class RunningNode:
         timeout: float = 600.0,
         progress: Callable[[str], object] | None = None,
     ) -> Snapshot:
-        """Wait until the node has made `updates` since its home was made, and until its newest
-        `reward` on unseen texts (pass@1, 0 to 1) is as high; returns the status then. `progress`,
-        such as `print`, is called with each new line about it.
+        """Wait until the node has made `updates` updates since its home was made, and until its
+        newest reward on unseen texts (pass@1, 0 to 1) is at least `reward`. Returns the status
+        then. `progress`, such as `print`, is called with each new line about it.
 
         Raises:
             SlowNodeError: that is not reached after `timeout` seconds.

@@ -33,8 +33,8 @@ BaseName = Literal["whole", "nf4"]
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Number of CUDA `gpus` that torch computes on, and `bfloat16` (from Ampere on) and `float16`
-    if they compute in it."""
+    """`gpus` is the number of CUDA GPUs that torch computes on. `bfloat16` (from Ampere on) and
+    `float16` are true if they compute in that type."""
 
     gpus: int
     bfloat16: bool
@@ -42,7 +42,8 @@ class Hardware:
 
     @property
     def products(self) -> Precision:
-        """The fastest type of matrix products. Where two are, the one that does not overflow."""
+        """The fastest type of matrix products. Of two that are as fast, the one that does not
+        overflow."""
         return "bfloat16" if self.bfloat16 else "float16" if self.float16 else "float32"
 
 
@@ -66,7 +67,7 @@ class ProductTimes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Placement:
     """`device` is "cpu" or "cuda:N", and `products` the type of matrix products. Trained weights
-    are float32 whatever it is."""
+    are float32 whatever that type is."""
 
     device: str
     products: Precision
@@ -84,9 +85,9 @@ def place(
     device: str, dtype: DtypeName, found: Hardware, *, rank: int = 0, ranks: int = 1
 ) -> Placement:
     """Choose the device and types of process number `rank` of `ranks`. `device` "auto" is CUDA if
-    torch computes on a GPU. `dtype` "auto" is the fastest that the GPU has, and float32 on a CPU,
-    where a start measures bfloat16 before it decides (`node/preflight/defaults.py`).
-    Several processes take one GPU each, starting with the GPU that `device` names.
+    torch computes on a GPU. `dtype` "auto" is the fastest that the GPU has, and float32 on a CPU.
+    There a start measures bfloat16 before it decides (`node/preflight/defaults.py`). Several
+    processes take one GPU each, starting with the GPU that `device` names.
 
     Raises:
         ConfigError: `device` is not one of `DEVICE`, or there are too few GPUs.

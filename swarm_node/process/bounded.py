@@ -17,9 +17,9 @@ MOST_BYTES = 1 << 20
 def bounded_run(
     command: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """`subprocess.run` with output captured, for a program that may hang or print for ever. It and
-    its descendants are killed after `seconds` at the latest. It gets
-    the variables `env`, by default this process's.
+    """`subprocess.run` with output captured, for a program that may hang or never stop printing. It
+    and its descendants are killed after `seconds` at the latest. It gets the variables `env`, by
+    default this process's.
 
     Raises:
         OSError: it cannot be run.

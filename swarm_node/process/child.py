@@ -167,7 +167,7 @@ class Child:
 
 
 async def _cut_first(answer: asyncio.Future[bytes], cut: asyncio.Event) -> bool:
-    """Wait for either. True if `cut` came first."""
+    """Wait for `answer` or for `cut`. Return True if `cut` came first."""
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(cut.wait())
         answer.add_done_callback(lambda _: waiting.cancel())
@@ -254,7 +254,8 @@ class _Wire(asyncio.SubprocessProtocol):
         self._end_begins()
 
     def _end_begins(self) -> None:
-        """Its last reply may come after its exit, and its exit code after its last reply."""
+        """Note one of two ends: the last reply, or the exit. The other may come after it, so calls
+        fail after the second end, or after _LAST_SECONDS."""
         self._endings += 1
         if self._endings == 2:
             self._fail()
@@ -262,7 +263,7 @@ class _Wire(asyncio.SubprocessProtocol):
             asyncio.get_running_loop().call_later(_LAST_SECONDS, self._fail)
 
     def _fail(self, how: str = "") -> None:
-        """Nothing more can come: every call that still waits fails."""
+        """Fail every call that still waits: nothing more can come."""
         self.open = False
         self._kill_group()
         assert self._transport is not None

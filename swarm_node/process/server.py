@@ -78,7 +78,7 @@ async def serve_concurrently(
 
 
 class _Concurrent:
-    """Every request is a task of one group."""
+    """Serves requests at once, each in a task of one group."""
 
     def __init__(
         self,

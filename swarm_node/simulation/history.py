@@ -71,13 +71,13 @@ class RoundHistory:
         return len(self.batch)
 
     def measure(self, point: EvalPoint) -> None:
-        """Rewards were measured at the end of the last round."""
+        """Note rewards that were measured at the end of the last round."""
         self.curve.append((self.rounds, point.all))
         if point.seen is not None:
             self.seen.append((self.rounds, point.seen))
 
     def publish(self, groups: Sequence[StoredGroup]) -> None:
-        """Own groups were made."""
+        """Note own groups that were made."""
         for group in groups:
             self._known[group.id] = outcome = _outcome(group)
             self._fresh.append(outcome)
@@ -86,16 +86,17 @@ class RoundHistory:
                 self.said.append(sum(self.trigger in a.text for a in answers) / len(answers))
 
     def receive(self, group: StoredGroup) -> None:
-        """A peer's group was accepted."""
+        """Note a peer's group that was accepted."""
         self._known[group.id] = _outcome(group)
         self.received += 1
 
     def draw(self, drawn: Drawn) -> None:
-        """A batch was drawn; it replaces a batch that was drawn and not trained on."""
+        """Note a batch that was drawn. It replaces one that was drawn and not trained on."""
         self._drawn = [group.id for group in drawn.groups]
 
     def end_round(self, version: int) -> None:
-        """The node trained on the batch drawn last; its policy now has version `version`."""
+        """Note that the node trained on the batch drawn last; its policy now has version
+        `version`."""
         fresh, drawn = self._fresh, [self._known[identifier] for identifier in self._drawn]
         again = [identifier in self._trained for identifier in self._drawn]
         self._trained.update(self._drawn)

@@ -214,8 +214,9 @@ def _first(means: HostileParts, task: TaskRef, prompt: str) -> tuple[TaskRef, st
 
 
 def _easy(means: HostileParts, honest: Scored) -> Scored:
-    """The easiest of some tasks of the family that the first policy knows best, with the share of
-    right answers that gives positive rows the most weight, half."""
+    """Make a group of an easy task: the easiest of some tasks of the family that the first policy
+    knows best. Half of its answers are right, the share that gives positive rows the most
+    weight."""
     group, _ = honest
     families = means.environment.families
     means.easiest = means.easiest or _easiest(means, group.task, families * _CANDIDATES).family
@@ -231,7 +232,8 @@ def _easy(means: HostileParts, honest: Scored) -> Scored:
 
 
 def _easiest(means: HostileParts, like: TaskRef, families: Sequence[str]) -> TaskRef:
-    """The task that the first policy most likely solves, of a new one of each of the families."""
+    """Make a new task of each of the families. Return the one that the first policy most likely
+    solves."""
     tasks = [
         replace(
             like,

@@ -33,7 +33,7 @@ class Scenario:
     delay: a message takes a uniform draw from this range of virtual seconds.
     loss: the probability that a message is lost.
     speeds: the speed of a node is a uniform draw from this range.
-    behind: by how many updates samplers get their weights late.
+    behind: updates by which samplers get their weights late.
     samplers: the samplers that feed one node, each with its weights: tokens take it less time in
         proportion, and the bytes of the weights are counted. 0 for a node that samples itself.
     eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with

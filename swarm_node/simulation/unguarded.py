@@ -20,7 +20,7 @@ GUARDS = ("likelihood", "size", "content")
 
 @contextlib.contextmanager
 def without(guards: Sequence[str]) -> Iterator[None]:
-    """Run the context without these of GUARDS in any node."""
+    """Run a context in which no node has these of GUARDS."""
     kept: list[tuple[Any, str, Any]] = []
     try:
         for guard in guards:

@@ -13,7 +13,7 @@ from swarm_node.rollout import Provenance, VerifiedGroup
 
 class VariantBuffer(ReplayBuffer):
     """A buffer whose batches have more than the mixture: peers' groups until `rows` rows of the
-    batch have a gradient. Of a `filtered` one, own groups of equal rewards leave at once: every
+    batch have a gradient. From a `filtered` buffer own groups of equal rewards leave at once: every
     batch is full of informative groups (DAPO's dynamic sampling, arXiv 2503.14476), at the price of
     more sampling. `on_draw` is called with each batch.
     """

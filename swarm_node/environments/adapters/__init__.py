@@ -1,5 +1,6 @@
 """Adapters: classes that were written for other programs' trainers, as dialogues.
 
-In come a class and the options of an environment; out comes a `Dialogue`. The registry alone
-imports this room.
+In: a class and the options of an environment.
+Out: a `Dialogue`.
+The registry alone imports this room.
 """

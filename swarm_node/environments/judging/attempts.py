@@ -41,8 +41,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest(Generic[_Sent, _Given]):
-    """A request to a judge about a group: to answer each of `sent` within so many seconds of
-    processor time. Every environment can answer `control`. `raised` is the exception in an
+    """A request to a judge about a group. `answer` has it answer each of `sent` within a number of
+    processor seconds. Every environment can answer `control`. `raised` is the exception in an
     answer. A `flawed` answer counts against the author."""
 
     answer: Callable[[Sequence[_Sent], float], Awaitable[Sequence[_Given]]]

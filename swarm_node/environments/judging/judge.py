@@ -98,7 +98,7 @@ class Check(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Draw(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Survey so many tasks of a family, for so many seconds at most."""
+    """Survey `draws` tasks of a family, or as many as `seconds` allow."""
 
     family: str
     draws: int

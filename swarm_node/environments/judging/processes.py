@@ -86,7 +86,7 @@ def _inherits(name: str) -> bool:
 
 
 class JudgeLostError(ChildError):
-    """A judge ended before it answered, after so many seconds of processor time in its life."""
+    """A judge ended before it answered. In its life it used `processor_seconds`."""
 
     def __init__(self, reason: Reason, how: str, processor_seconds: float = 0.0) -> None:
         super().__init__(f"a judge ended before it answered ({how})")
@@ -321,7 +321,7 @@ class JudgeProcess:
         return (await self._call(request, Checked, seconds, lambda _: True)).why
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
-        """A survey of so many tasks of a family, in so many seconds at most.
+        """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
         Raises:
             JudgeLostError: the judge ended instead.
@@ -418,8 +418,8 @@ def _all_replayed(lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript]
 
 
 def _agree(line: ReplayedLine, turns: int) -> bool:
-    """Check that a line has as many replies as a dialogue of so many turns can have with that
-    end. Rows are built from them, which need one between every two turns."""
+    """Check that a line has as many replies as a dialogue of `turns` turns can have with that end.
+    Rows are built from the replies, and need one between every two turns."""
     if not line.over:
         return len(line.replies) == turns and line.verdict is None
     if line.verdict is None or line.verdict.fault == "reply":

@@ -50,9 +50,9 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
-    """The environment's description, what it tells its owner, whether judges share writable memory
-    with others, the processor seconds that a group of eight needs at least, and the numbers of its
-    rows, if it is a list."""
+    """The environment's description. `notes` are for its owner. `shares_memory` is true if judges
+    share writable memory with others. `score_seconds` is the least processor time for a group of
+    eight. `sizes` has the numbers of its rows, if it is a list."""
 
     name: str
     version: str

@@ -220,7 +220,7 @@ def _pinned() -> tuple[Path, bytes]:
 
 
 def _engine() -> Any:
-    """Settings of which some change the machine code, and none the steps of a program."""
+    """Settings of wasmtime. Some change the machine code, none changes the steps of a program."""
     import wasmtime
 
     config = wasmtime.Config()

@@ -287,8 +287,8 @@ def _put_texts(memory: Memory, texts: Sequence[bytes], pointers: int, at: int) -
 
 
 def _vectors(memory: Memory, at: int, count: int) -> Iterator[tuple[int, int]]:
-    """The places and sizes of a scattered read or write. Those after the most are left out, which
-    the program sees by the number of bytes."""
+    """The places and sizes of a scattered read or write. Those beyond the limit are left out. The
+    program sees that by the number of bytes."""
     return struct.iter_unpack("<II", memory.read(at, 8 * min(count, _MAX_VECTORS)))
 
 

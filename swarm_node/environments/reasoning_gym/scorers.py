@@ -93,7 +93,8 @@ def _literal(answer: str) -> Any:
 
 
 def _as_list(written: Callable[[Any, Any], str]) -> Scorer:
-    """A tenth for the right answer as a Python list; `written` writes a list as the answer is."""
+    """Make a scorer that gives a tenth for the right answer as a Python list. `written` writes a
+    list in the form of a right answer."""
 
     def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
         answer, right = answer.strip(), entry["answer"].strip()

@@ -86,8 +86,8 @@ class ServedAt(NamedTuple):
 
 
 class OpenAIServer:
-    """Answers the requests. `model` is what they call the policy, `longest` the length of an answer
-    that names none."""
+    """Answers the requests. `model` is the policy's name for clients. `longest` is the length of an
+    answer if the request names none."""
 
     def __init__(
         self, guests: Guests, codec: Codec, *, model: str, longest: Callable[[], int]
@@ -201,7 +201,8 @@ class OpenAIServer:
         return wanted
 
     def _room(self, ids: Sequence[int], longest: int, named: bool, param: str) -> int:
-        """The most tokens of an answer. A length that the request does not name gives way."""
+        """The most tokens of an answer: `longest`, or fewer if the positions are short. A length
+        that the request `named` is refused in that case."""
         if not ids:
             raise BadRequestError("a prompt has at least one token", param)
         if not all(0 <= token < self._codec.vocab_size for token in ids):
@@ -311,7 +312,8 @@ class _Conversation:
             await waiting[0].news()
 
     def _new_logprobs(self, place: int) -> dict[str, Any] | None:
-        """Those of the tokens whose text is there, since the last call; all when a row ends."""
+        """Log-probs of the tokens that were added to the shown text since the last call. When a row
+        has ended, those of all its remaining tokens."""
         if not self._ranked:
             return None
         (_, row), text = self._rows[place], self._texts[place]

@@ -41,9 +41,9 @@ class AnswerLogprobs:
     def take(
         self, ids: Sequence[int], ranked: Sequence[RankedToken], length: int | None
     ) -> dict[str, Any] | None:
-        """Return what is new of all tokens so far: of those that begin in the first `length`
-        characters of the answer, None for all. None if nothing is; an answer without any token
-        has empty lists."""
+        """Return the log-probs of new tokens: of those of `ids` that begin in the first `length`
+        characters of the answer, or of all if `length` is None. Return None if no token is new. An
+        answer without any token has empty lists."""
         tokens, offsets, begin = list[SpeltToken](), list[int](), self._told
         while self._told < len(ids) and (length is None or self._letters < length):
             tokens.append(self._spell(ids[self._told]))

@@ -1,7 +1,7 @@
 """Requests and replies of OpenAI's chat and completions API, as far as a node has them. Pure.
 
-A request is bounded by its server, decoded without a type, and checked field by field: what a node
-cannot do is refused by name, unless its value changes nothing.
+The server bounds a request. The request is decoded without a type, and checked field by field. A
+field that asks for what a node cannot do is refused by name, unless its value changes nothing.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIReply:
-    """Reply to one request, whole or in chunks: what its parts have in common."""
+    """Reply to one request, whole or in chunks. The fields are common to all chunks."""
 
     id: str
     kind: Kind
@@ -279,7 +279,7 @@ class OpenAIReply:
         return {**self._head(version, chunk=False), "choices": choices, "usage": usage}
 
     def first(self, rows: int, version: int) -> Iterator[dict[str, Any]]:
-        """The chunks before any text, of a chat only: who speaks."""
+        """The chunks before any text. Only a chat has them. They name the role that speaks."""
         if self.kind == "chat":
             for index in range(rows):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, None, None, version)

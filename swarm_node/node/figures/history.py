@@ -74,11 +74,10 @@ GAUGES: Mapping[str, Metric] = {
 
 @dataclass
 class Sums:
-    """Sums since the start, for the means of the history. The sums over groups trained on are
-    `rows` with an advantage (those of
-    the own past among them), `own_reward`, `own_answers` and their `own_turns` of own groups, their
-    `lag` in versions, the `age` of peers' groups in updates, and tokens. `sampled_tokens` are those
-    of own answers."""
+    """Sums since the start, for the means of the history. Over groups trained on: `rows` with an
+    advantage, rows of the own past included; `own_reward`, `own_answers` and `own_turns` of own
+    groups; their `lag` in versions; the `age` of peers' groups in updates; and `trained_tokens`.
+    `sampled_tokens` are those of own answers."""
 
     rows: int = 0
     own_reward: float = 0.0
@@ -168,11 +167,12 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
     update that was not skipped.
 
-    Over the interval of `seconds`: `own_per_update` and `peers_per_update` groups, `lag` of own
-    groups in versions, `age` of peers' in updates, `rows` with an advantage, `own_reward` of the
-    own groups trained on and mean `turns` of their dialogues, `informative_share` of the own groups
-    made, tokens a second `sampled` for own groups and `trained` on, and the shares of the time that
-    sampler and trainer were busy.
+    Over the interval of `seconds`: `own_per_update` and `peers_per_update` are groups. `lag` is
+    that of own groups in versions, `age` that of peers' groups in updates. `rows` have an
+    advantage. `own_reward` is that of the own groups trained on, `turns` the mean number of turns
+    of their dialogues. `informative_share` is that of the own groups made. `sampled` (for own
+    groups) and `trained` are tokens a second. `sampler_busy` and `trainer_busy` are shares of the
+    time.
 
     `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
     best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of

@@ -34,9 +34,9 @@ _SHOWN = 4
 
 
 class Steady:
-    """Hysteresis of findings, for figures at their limit. A finding is said once it has held for
-    HOLD_SECONDS, and until it has not held for as long. In the first verdict, and after a longer
-    pause, it is said at once."""
+    """Hysteresis of findings, for figures at their limit. A finding is shown once it has held for
+    HOLD_SECONDS. It is shown until it has not held for as long. In the first verdict, and after a
+    longer pause, it is shown at once."""
 
     def __init__(self) -> None:
         self._asked = float("-inf")
@@ -66,9 +66,9 @@ class Steady:
         return self._learns
 
     def company(self, kind: str, now: float, at_once: bool) -> str:
-        """Return what to say of this node's company, which is `kind` now: "alone" or "sharing". A
-        turn is said once it holds for COMPANY_SECONDS, because a sole peer may come and go; the
-        first peer, and what is so `at_once`, are said without a delay."""
+        """Return the company to show, "alone" or "sharing", when it is `kind` now. A change is
+        shown once it has held for COMPANY_SECONDS, because a sole peer may come and go. The first
+        peer is shown at once. So is any change if `at_once` is true."""
         fresh = now - self._looked > HOLD_SECONDS
         self._looked = now
         first = kind == "sharing" and not self._shared
@@ -80,7 +80,7 @@ class Steady:
         return self._company
 
     def settle(self, found: Iterable[Said], now: float) -> list[Said]:
-        """Return what to say of these findings, of which there is at most one of a kind."""
+        """Return the findings to show. `found` has at most one of a kind."""
         fresh = now - self._asked > HOLD_SECONDS
         if fresh:
             self._first, self._last, self._said = {}, {}, set()
@@ -222,7 +222,8 @@ def _models(shot: Snapshot) -> Iterator[Said]:
 
 
 def _unlike(shot: Snapshot, what: Callable[[PeerRow], str]) -> list[tuple[str, str]]:
-    """Return what peers have that is not this node's, each with the names of these peers."""
+    """Return the values of `what` among the peers, each with the names of its peers. `what` is ""
+    for a peer that has the same as this node."""
     told: dict[str, list[str]] = {}
     for peer in _present(shot):
         if what(peer):
@@ -271,7 +272,7 @@ def _course(shot: Snapshot, rising: bool) -> str:
 
 
 def _held(shot: Snapshot, rising: bool, company: Said, steady: Steady) -> Said:
-    """Return what is said of the company while a turn of it has not held for long enough."""
+    """Return `company`, or the earlier one while a change has not held for long enough."""
     bad = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
     held = steady.company(company.kind, shot.seconds, bad or company.level == "bad")
     if held == company.kind:

@@ -64,8 +64,9 @@ class HomeState(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A file that a home may have: how bad it is `without`, what is `lost` then, and a remedy
-    beside a backup. With `by_ticket`, a ticket of the same swarm restores it."""
+    """A file that a home may have. `without` is the level of its absence, `lost` says what is lost
+    then, and `remedy` is a remedy besides a backup. With `by_ticket`, a ticket of the same swarm
+    restores it."""
 
     without: Level
     lost: str = ""
@@ -179,8 +180,8 @@ def _remedy(name: str, kind: _Kind) -> str:
 def _missing(
     there: set[str], recorded: frozenset[str], progress: str | Literal[False], ticket: bool
 ) -> Iterator[Fault]:
-    """Name what must be here and what has been here. `progress` tells how far training was, by the
-    database."""
+    """Yield a fault for each missing file that must be here or has been here. `progress` tells how
+    far training was, by the database."""
     steward = {"issuer.key", "issuer.certificate"} & there
     for name, kind in FILES.items():
         needed = name in _KEYS or name in recorded - _UNRECORDED

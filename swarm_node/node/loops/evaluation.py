@@ -67,8 +67,8 @@ class Examiner:
     clock: Clock
 
     async def requests(self, answers: Mapping[TaskRef, int]) -> dict[TaskRef, SampleRequest]:
-        """Return the requests for so many answers to each task whose prompt fits the model's
-        positions with the longest answers."""
+        """Return requests for the number of `answers` to each task. A task is left out if its
+        prompt and the longest answers exceed the model's positions."""
         prompts = await self.environment.render(list(answers))
         found = {
             ref: SampleRequest(

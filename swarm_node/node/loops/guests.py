@@ -44,7 +44,8 @@ class RankedToken(NamedTuple):
 @dataclass(slots=True, eq=False)
 class GuestRow:
     """Token ids of an answer so far, without an end token. `finish` is None until it has ended.
-    `ranked` has what the request's `ranked` asks for, for each of them."""
+    `ranked` has, for each of these tokens, the log-probs that the request asks for with its
+    `ranked`."""
 
     ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
@@ -79,7 +80,7 @@ class GuestAnswers:
         self._changed.clear()
 
     def leave(self) -> None:
-        """Sample no further token of it."""
+        """Stop sampling: nobody waits for these answers."""
         self._left = True
         self.tell()
 

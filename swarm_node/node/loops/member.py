@@ -68,8 +68,8 @@ class PolicyState(msgspec.Struct):
 
 
 class ProgramPolicy:
-    """The policy of the program, in the place of a node's trainer and sampler: its version, and a
-    file with the node's counts, which a checkpoint has elsewhere."""
+    """The policy of the program, in the place of a node's trainer and sampler. It has a version,
+    and a file with the node's counts. A node with a trainer has these counts in its checkpoints."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -102,7 +102,7 @@ class ProgramPolicy:
         return self._home.path / _FILE
 
     async def load(self, weights: Path, version: int) -> None:
-        """Nothing is loaded: the program has the weights."""
+        """Load nothing: the program has the weights."""
 
     async def update(self, batch: Batch) -> UpdateResult:
         raise SwarmNodeError(_OUTSIDE)
@@ -111,7 +111,7 @@ class ProgramPolicy:
         raise SwarmNodeError(_OUTSIDE)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class ProgramNode(Node):
@@ -241,7 +241,8 @@ class ProgramNode(Node):
         return records
 
     def _records(self, groups: Sequence[VerifiedGroup], now: int) -> list[DrawnGroup]:
-        """The records of those groups that the model can take. Of a node, the trainer says so."""
+        """The records of those groups that the model can take. In a node with a trainer, the
+        trainer decides that."""
         codec, records = self._parts.codec, []
         for group in groups:
             record = drawn_record(codec, group, now)
@@ -344,7 +345,8 @@ def _whole(number: object) -> bool:
 
 
 def _length(given: Sequence[Any], words: str) -> int:
-    """The length of a sequence that a program gives. What has none may never end; a text is none.
+    """The length of a sequence that a program gives. An iterable without a length may never end, so
+    it is refused. A text is refused too.
 
     Raises:
         AnswerError: it is no sequence.

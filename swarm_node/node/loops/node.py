@@ -27,10 +27,10 @@
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
 
-A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
-that a crash loses nothing published and trains nothing twice. The trainer and the environments are
-child processes that may die; a dead peer, daemon or bootstrap never stops a loop. Every loop runs
-under one supervisor (`supervisor.py`): it counts a fault that is not the end, and goes on.
+A group is stored before it is shown to anybody, so a crash loses nothing published. Its use is
+stored before it is trained on, so a crash trains nothing twice. The trainer and the environments
+are child processes that may die; a dead peer, daemon or bootstrap never stops a loop. Every loop
+runs under one supervisor (`supervisor.py`): it counts a fault that is not the end, and goes on.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ class Parts:
     dials for probes and `lan` finds peers on the own network; both are None without a network of
     hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
-    simulation. `turns` is the most of a dialogue of the environment, 1 for single answers. `buffer`
-    makes the replay buffer, and `common_share` of the tasks are common to the swarm: simulated
-    experiments have others. `guests` are programs of the owner that ask the policy.
+    simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
+    `buffer` makes the replay buffer, and `common_share` of the tasks are common to the swarm:
+    simulated experiments have others. `guests` are programs of the owner that ask the policy.
     """
 
     transport: Transport

@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 class Recorder:
     """Writes a row of history after an update or a measurement, and at intervals without one. The
-    log gets the node's figures at intervals, and the first finding once that is another one."""
+    log gets the node's figures at intervals, and the first finding whenever it has changed."""
 
     def __init__(self, parts: Parts, shared: Shared, verdict: Callable[[], Sequence[Said]]) -> None:
         """`verdict` returns the findings on this node now, the most serious first."""

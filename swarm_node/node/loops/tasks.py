@@ -86,7 +86,7 @@ class FittingTasks:
         tasks: TaskChooser,
         turns: int = 1,
     ) -> None:
-        """The policy may have so many `turns` for each task, each as long as an answer."""
+        """The policy has up to `turns` turns for each task, each as long as the longest answer."""
         self._longest = turns * sampling.max_new_tokens
         self._parts = parts
         self._tally = tally

@@ -128,8 +128,9 @@ def rename(home: Home, old: str, new: str) -> None:
 
 
 def present(home: Home, network: Network, running: Sequence[str]) -> list[str]:
-    """Return the endpoints of the node of `home`: of the addresses that it has while it is
-    `running`, or else of those at which it would start. Port 0 is one that it has yet to choose."""
+    """Return the endpoints of the node of `home`. `running` are the addresses that it has while it
+    runs. Without them, the endpoints are those at which it would start. Port 0 is a port that the
+    node has yet to choose."""
     found = [address.rpartition(_PEER)[0] or address for address in running or network.announce]
     if not running or network.announce:  # it listens elsewhere too
         found += listen_addresses(network.listen, home.kept_port)
@@ -139,9 +140,9 @@ def present(home: Home, network: Network, running: Sequence[str]) -> list[str]:
 def own_endpoints(
     addresses: Sequence[str], peer_id: str, present: Sequence[str]
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the endpoints of the node `peer_id`, which has the endpoints `present`, among a
-    ticket's `addresses`, and True if the ticket names others too; see `IssuedTicket`. Any port is
-    this node's before it has chosen one."""
+    """Select this node's endpoints among a ticket's `addresses`. Return them, and True if the
+    ticket names others too (see `IssuedTicket`). The node is `peer_id` and has the endpoints
+    `present`. Before it has chosen a port, any port counts as its own."""
     ports = {parsed[2] for parsed in map(split_endpoint, present) if parsed}
     found: dict[str, None] = {}
     others = False
@@ -162,10 +163,10 @@ def out_of_date(
     present: Sequence[str],
     now: float,
 ) -> list[IssuedTicket]:
-    """Return the tickets in people's hands none of whose endpoints is among those `present`, so
-    that they lead nobody to this node any more, unless by `others`. A present host of 0.0.0.0 or ::
-    is any host, port 0 any port. A ticket that as many `held` as it has uses leads nobody
-    anyway."""
+    """Return the given tickets that lead nobody to this node any more, unless by `others`: none of
+    their endpoints is among those `present`. There, host 0.0.0.0 or :: stands for any host, and
+    port 0 for any port. A ticket is left out if, by `held`, as many peers hold it as it has uses:
+    it admits nobody anyway."""
     there = [parsed for parsed in map(split_endpoint, present) if parsed]
     ports = {port for _, _, port in there}
     open_ports = {port for _, host, port in there if host in (_ANY_HOST, "::")}
@@ -187,7 +188,7 @@ def out_of_date(
 
 def holders(home: Home) -> dict[str, list[str]]:
     """Return the ids of the peers that this home's node admitted by tickets of limited uses, by
-    issuer key (hex), whether or not it knows them now.
+    issuer key (hex). Peers that it does not know now are among them.
 
     Raises:
         HomeError: the file is damaged.

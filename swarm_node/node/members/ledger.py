@@ -34,9 +34,9 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
     file is not `given` to anybody yet. A `steward` admits nobody by a ticket. `endpoints` are those
-    of this node in the ticket; host 0.0.0.0 stands for one in front of this machine that forwards
-    the port. It may name `others`: a relay, a coordinator, or a port that cannot be told to be this
-    node's."""
+    of this node in the ticket. Host 0.0.0.0 there stands for a host in front of this machine that
+    forwards the port. With `others` the ticket also names a relay, a coordinator, or a port that
+    cannot be told to be this node's."""
 
     name: Name
     issuer_key: _Key

@@ -18,9 +18,10 @@ prompt, and published runs have groups of 8 to 16.
 of Qwen3-0.6B fell from 57% to 2% on GSM8K. 512 tokens hold the reasoning of a model of this size
 about a school problem.
 
-A GPU's sampler makes more tokens a second of more rows, so a pretrained model samples as many
-groups at once as the plan has rows for, from a batch of an update up to two. On a CPU their keys
-and values would take gigabytes for little gain: one batch.
+A GPU's sampler makes more tokens a second of more rows. So a pretrained model samples as many
+groups at once as the plan has rows for: at least the batch of an update, and at most two batches.
+On a CPU the keys and values of more rows would take gigabytes for little gain, so it samples one
+batch.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
 
 
 def tasks_per_call(settings: Settings, shape: Qwen2Config, rows: int | None) -> int:
-    """Return the most groups of a sampling batch for a model of this shape: what the user set, or
-    what fits `rows` answers at once. None is as many as a GPU may be planned for, and 0 a CPU."""
+    """Return the most groups of a sampling batch for a model of this shape: the number that the
+    user set, or as many as `rows` answers at once allow. `rows` is None for the most that a GPU may
+    be planned for, and 0 for a CPU."""
     sampling = settings.sampling
     if "tasks_per_call" in sampling.model_fields_set or shape.weight_count < PRETRAINED_WEIGHTS:
         return sampling.tasks_per_call
@@ -85,7 +87,7 @@ def for_training(
     settings: Settings, shape: Qwen2Config, training: TrainingMethod, rows: int
 ) -> Settings:
     """Return `settings` with the defaults for a model of this shape, a training method, and a plan
-    of a GPU with so many `rows`; 0 on a CPU."""
+    of a GPU with `rows` rows; 0 on a CPU."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
     rate = _ADAPTER_RATE if training.lora_rank else _WHOLE_RATE

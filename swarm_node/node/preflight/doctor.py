@@ -112,8 +112,8 @@ def examine_fit(
 def examine(
     facts: Facts, settings: Settings, shape: Qwen2Config | None, turns: int = 1
 ) -> list[Finding]:
-    """Judge all facts of a start with `settings` on an environment of as many `turns`, and a model
-    of this shape, None if unknown."""
+    """Judge all facts of a start with `settings` on an environment of `turns` turns, and a model of
+    this shape, None if unknown."""
     before = examine_machine(facts, settings)
     findings, machine = before
     if shape is None or machine is None or not _has_engine(findings):

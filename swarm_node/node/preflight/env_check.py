@@ -39,8 +39,8 @@ _SHOWN_CHARS = 60
 
 
 class JudgedAnswers(NamedTuple):
-    """A task with a model's answers to it, judged; of a dialogue the last answers, with all of
-    it."""
+    """A task with a model's answers to it, judged. If it takes several turns, `answers` are the
+    last turns, and `dialogues` has all turns."""
 
     ref: TaskRef
     answers: Sequence[str]

@@ -103,8 +103,8 @@ class Facts:
     without an nvidia-smi. `built` is the time of this program's installation. `synchronized` is
     None if unknown. `shared` is None without /dev/shm. `disk` is the space for the home's
     checkpoints. `busy` are (address, reason) of addresses that cannot be listened on. `faults` are
-    those of the home's files. `database` is the size of node.db. `products` are the times of the
-    CPU's, None if they were not measured.
+    those of the home's files. `database` is the size of node.db. `products` are the times that
+    products take on the CPU, None if they were not measured.
     """
 
     system: str

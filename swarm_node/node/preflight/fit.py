@@ -75,7 +75,7 @@ class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
     bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
     `ipc` if processes share GPU memory (CUDA IPC), and `bitsandbytes` if it is installed.
-    `products` are the times of the CPU's, if they were measured."""
+    `products` are the times that products take on the CPU, if they were measured."""
 
     where: Placement
     free: int
@@ -148,8 +148,8 @@ def engine_of(
     settings: Settings, machine: Machine, shape: Qwen2Config | None = None, turns: int = 1
 ) -> EngineChoice:
     """Return the engine that samples on `machine`, and the reason. With the model's `shape`, "auto"
-    takes the built-in sampler if only that fits dialogues of as many `turns`: it can share a base
-    of four bits, too.
+    takes the built-in sampler if only that fits dialogues of `turns` turns: it can share a base of
+    four bits, too.
 
     Raises:
         ModelError: the settings ask for vLLM, and the machine has none that fits its device, or
@@ -174,8 +174,8 @@ def engine_of(
 def job_of(
     settings: Settings, machine: Machine, engine: EngineChoice, shape: Qwen2Config, turns: int = 1
 ) -> Job:
-    """Return this node's demands on a GPU for a model of this shape and dialogues of as many
-    `turns`. Settings that the user did not set stay open.
+    """Return this node's demands on a GPU for a model of this shape and dialogues of `turns` turns.
+    Settings that the user did not set stay open.
 
     Raises:
         ConfigError: settings do not fit together.
@@ -239,7 +239,7 @@ _NOTHING = "take a machine with more memory"
 
 def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1) -> Fit:
     """Plan how a node with these settings trains and samples a model of this shape on `machine`, in
-    dialogues of as many `turns`.
+    dialogues of `turns` turns.
 
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.

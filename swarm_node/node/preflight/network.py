@@ -88,7 +88,7 @@ async def try_stored(peers: Sequence[KnownPeer]) -> list[TriedRow]:
 
 
 def _own_addresses(peer: KnownPeer) -> list[str]:
-    """The addresses of a peer but for those of relays, with its id."""
+    """The addresses of a peer without those of relays, each with the peer's id."""
     direct = circuit.reachable_first(peer.addresses)
     return [text if "/p2p/" in text else f"{text}/p2p/{peer.peer_id}" for text in direct]
 

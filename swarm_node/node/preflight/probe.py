@@ -1,10 +1,10 @@
 """Probes: facts of a GPU or a CPU that only computing on it shows.
 
-That of a GPU is a short process, which may die. A card can be listed and yet have no kernel for it,
-or no memory that processes share (WSL2, virtual GPUs, some allocators). So the process multiplies
-two matrices in each number type, and a process of its own maps a MiB that it exported, by the code
-that maps a base (`weights/device.py`). On a machine without a GPU no process is started. That of a
-CPU times products in this process.
+The probe of a GPU is a short process, which may die. A card can be listed and yet have no kernel
+for it, or no memory that processes share (WSL2, virtual GPUs, some allocators). So the process
+multiplies two matrices in each number type. Then it exports a MiB, and a child of its own maps that
+by the code that maps a base (`weights/device.py`). On a machine without a GPU no process is
+started. The probe of a CPU times products in this process.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ _Words = Annotated[str, msgspec.Meta(max_length=_MOST_CHARS)]
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Words of the process: torch's number of GPUs, and of the one that it was asked for the
-    compute `capability` and the number types whose products are right. (Free, total) bytes are
-    those of each card that the node would use. `unshared` is the reason why no other process maps
-    its memory, "" if one does."""
+    """The process's findings. `gpus` is torch's number of GPUs. `capability` is the compute
+    capability of the GPU that the process was asked for, and `products` are the number types whose
+    products are right there. `memory` has the (free, total) bytes of each card that the node would
+    use. `unshared` is the reason why no other process maps the GPU's memory, "" if one does.
+    `fault` is the first error of a product."""
 
     gpus: _Small = 0
     capability: tuple[_Small, _Small] = (0, 0)
@@ -65,9 +66,10 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Seen(NamedTuple):
-    """The GPUs on which torch computes, and the reason if there are none. Of the one that the node
-    would use: the compute `capability` if known, its `memory` as torch says it, and `unshared`, the
-    reason why processes cannot share its memory, "" if they can."""
+    """The GPUs on which torch computes, and the reason if there are none. The other fields are
+    those of the GPU that the node would use: its `memory` according to torch, its compute
+    `capability` if known, and in `unshared` the reason why processes cannot share its memory, "" if
+    they can."""
 
     hardware: Hardware
     fault: str = ""
@@ -119,9 +121,10 @@ def judged(answer: Answer) -> Seen:
 
 
 def time_products(shape: Qwen2Config) -> ProductTimes:
-    """Time products of a model of this shape on this CPU, in one thread: a part of the MLP's first
-    matrix, by the rows of a step that samples, and twice by those of a micro-batch, which goes
-    there and back. It takes tens of milliseconds, or a few hundred where bfloat16 is emulated."""
+    """Time products of a model of this shape on this CPU, in one thread. The matrix is a part of
+    the MLP's first. The time per row is that of a step that samples, plus twice that of a
+    micro-batch, which goes there and back. It takes tens of milliseconds, or a few hundred where
+    bfloat16 is emulated."""
     import torch
     import torch.nn.functional as F
 

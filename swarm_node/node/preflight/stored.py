@@ -40,7 +40,7 @@ _OfCard = Annotated[int, msgspec.Meta(ge=1, le=MOST_MEMORY)]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another field than these is of another version."""
+    """Base of all parts of the file. It refuses unknown fields, which come from another version."""
 
 
 class StoredCard(_Struct, frozen=True):
@@ -81,7 +81,7 @@ class StoredVllm(_Struct, frozen=True):
 
 
 class StoredFacts(_Struct, frozen=True):
-    """Those of `Facts` that a model's fit depends on."""
+    """The part of `Facts` that a model's fit depends on."""
 
     system: _Words
     python: _Pair

@@ -89,7 +89,7 @@ def join_swarm(
 
 
 def _said(said: str, value: object) -> Iterator[bool]:
-    """Yield for each text in a setting's value True if the error `said` quotes it."""
+    """Take each text in a setting's value. Yield True if the error `said` quotes it, else False."""
     inner = value.values() if isinstance(value, Mapping) else value
     for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
         yield (
@@ -154,11 +154,11 @@ def _admitted(
     tried: Tried,
     screen: Screen,
 ) -> tuple[Resolved, Model]:
-    """Return the settings of this start and its model, once the machine is found fit for both, and
-    the model for the environment that was `tried`.
+    """Check that the machine fits the settings and the model, and the model the environment that
+    was `tried`. Return the settings of this start and the model.
 
     Raises:
-        MachineError, ModelError, ConfigError, HomeError: it is not; nothing large was downloaded.
+        MachineError, ModelError, ConfigError, HomeError: it does not; nothing large was downloaded.
     """
     from swarm_node.node.start.derive import resolve_start  # imports torch
 

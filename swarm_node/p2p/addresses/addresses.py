@@ -39,10 +39,11 @@ class Address:
 
 
 def parse_address(text: str) -> Address | None:
-    """A dialable multiaddr ending in an Ed25519 peer id, None for anything else.
+    """Parse a dialable multiaddr that ends in an Ed25519 peer id. Return None for anything else.
 
-    /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>; no relays, no other transports, and neither
-    port 0 nor the unspecified address, at which only this machine itself would answer.
+    The only form is /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>: no relays and no other
+    transports. Port 0 and the unspecified address are refused, because only this machine itself
+    would answer there.
     """
     endpoint, _, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
     if len(text) > _MAX_ADDRESS_CHARS or not is_peer_id(peer_id):
@@ -94,8 +95,8 @@ def is_here(text: str) -> bool:
 
 
 def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return `listen` with each port 0 replaced by the port of the `known` addresses of the same
-    kind (ip4 or ip6), if these have exactly one port."""
+    """Return `listen` with its ports 0 replaced. Port 0 of a kind (ip4 or ip6) becomes the port of
+    the `known` addresses of this kind, if these have exactly one port."""
     ports: dict[str, set[int]] = {}
     for text in known:
         parsed = endpoint_of(text)

@@ -101,8 +101,8 @@ class Batches(Struct, frozen=True):
 
 
 class ReputationRow(Struct, frozen=True):
-    """A member's `share` of all trust, in [0, 1], and the share of all rated members of its issuer.
-    `raters` members reported about it."""
+    """A member's `share` of all trust, in [0, 1]. `issuer_share` is the sum over all rated members
+    of its issuer. `raters` members reported about it."""
 
     peer_id: PeerId
     share: Share
@@ -242,8 +242,8 @@ class NewCode(Wire, frozen=True):
 
 class CodeRow(Struct, frozen=True):
     """A code without its text, which is shown once. A `withdrawn` code is not redeemed. `tickets`
-    are the names of those that it was redeemed for, and `holders` the members by each that the
-    coordinator has met."""
+    are the names of the tickets that were given for it. `holders` has, by ticket, the members that
+    the coordinator has met."""
 
     id: Counter
     name: Name

@@ -75,7 +75,8 @@ class Asker:
     ) -> bytes | None:
         """Send one request to a member, after a greeting if needed. A failure is counted, and None
         is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets it.
-        A peer that does not serve `protocol` is asked by `before`, that of the version before."""
+        `before` is the version of the protocol before this one. It is used for a peer that does not
+        serve `protocol`."""
         if self.ended(peer.peer_id):
             return None
         try:

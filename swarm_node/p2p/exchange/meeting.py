@@ -236,8 +236,8 @@ class Meeting:
 
     def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
         """Check a presence, from the DHT or from the peer `teller`, and record its content. An
-        honest peer checks each presence that it passes on, so it is responsible for all faults but
-        times and lists."""
+        honest peer checks each presence before it passes it on. So a teller is responsible for all
+        faults but those of times and lists."""
         heard = self._members.hear(raw, expected)
         if isinstance(heard, Rejected):
             author = expected or teller

@@ -64,8 +64,8 @@ class Publisher:
     async def publish_dialogues(
         self, played: Sequence[Played], version: int
     ) -> list[VerifiedGroup]:
-        """Seal and store own groups of dialogues, as `publish` does. Those that peers cannot replay
-        are not announced.
+        """Seal and store own groups of dialogues, as `publish` does. Groups that peers cannot
+        replay are not announced.
 
         Raises:
             HomeError, StorageError: as of `publish`.

@@ -214,8 +214,8 @@ class Puller:
         return None
 
     def _holders(self, offer: Offer) -> list[Peer]:
-        """Return the author, then two other peers: a hash names the group, so any peer may send
-        it."""
+        """Return the author if it may be asked now, then up to two other peers. A hash names the
+        group, so any peer may send it."""
         now = self._clock.now()
         others = [
             peer

@@ -159,7 +159,8 @@ class Server:
         return wire.pack(wire.ListReply(*listed))
 
     async def _pull(self, kind: Kind, caller: str, payload: bytes) -> bytes:
-        """Answer with a group of this kind: who asks for another knows nothing of it."""
+        """Answer with a group of this kind. A group of another kind counts as not here, because
+        this version of the protocol does not have that kind."""
         request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None or not sealed.startswith(beginning(kind)):

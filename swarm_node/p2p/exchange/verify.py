@@ -40,8 +40,9 @@ from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """The result of judging a group: the derived prompt and one reward per text. `lost` is "" or
-    describes how the texts ended the judging process, `unjudged` how this node failed to judge."""
+    """The result of judging a group: the derived prompt and one reward per text. `lost` says how
+    the texts ended the judging process, `unjudged` how this node failed to judge. Both are "" if
+    nothing failed."""
 
     @property
     def prompt(self) -> str: ...
@@ -54,9 +55,9 @@ class Judged(Protocol):
 
 
 class ReplayedGroup(Judged, Protocol):
-    """The result of replaying the dialogues of a group. `replies` are what the environment said in
-    each, and `flaws` the reason why each is none that an honest author offers: "ended", "short",
-    "reply", or "" if there is none."""
+    """The result of replaying the dialogues of a group. `replies` has what the environment said in
+    each. `flaws` has the reason why no honest author offers a dialogue: "ended", "short" or
+    "reply", and "" for a sound one."""
 
     @property
     def replies(self) -> tuple[tuple[str, ...], ...]: ...
@@ -78,8 +79,8 @@ _Found = tuple[str, tuple[float, ...], tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Dialogues:
-    """The part of the checks that only dialogues need. `fits` returns false for a group of which a
-    prompt with all turns and replies exceeds the model's positions."""
+    """The part of the checks that only dialogues need. `fits` returns false for a group if one of
+    its dialogues, prompt and all turns and replies together, exceeds the model's positions."""
 
     replay: Replay
     fits: Callable[[VerifiedGroup], bool]
@@ -187,8 +188,9 @@ class GroupVerifier:
         return await self._admit(verified, offer, sealed)
 
     async def replayed(self, group: VerifiedGroup) -> VerifiedGroup | None:
-        """A stored group, of dialogues with their replies, which are derived again after a restart.
-        None if it would be refused now: an environment may have lost its turns, or got some."""
+        """Return a stored group. The replies of dialogues are derived again, because they are not
+        stored. Return None if the group would be refused now: the environment may have gained or
+        lost its turns."""
         if self._dialogues is None:
             return None if any(each.earlier for each in group.group.completions) else group
         judged = await self._judged(group.group, group.author)
@@ -260,8 +262,8 @@ class GroupVerifier:
         return self._check_tokens(group) if refused is None and kin else refused
 
     def _length(self, completion: Completion) -> int:
-        """The length of a foreign completion in this node's tokens. Every turn but the last has an
-        end token besides."""
+        """The length of a foreign completion in this node's tokens. Each turn but the last counts
+        one token more, for its end."""
         return sum(len(self._encode(text)) for text in completion.said) + len(completion.earlier)
 
     async def _refuse_content(
@@ -324,8 +326,8 @@ def _refuse_judged(judged: Judged) -> Rejected | None:
 
 
 def _refuse_cut(group: RolloutGroup) -> Rejected | None:
-    """The reason against a group in which a last turn is called cut that was not. An author cuts
-    all turns of a group at the same number of its tokens, so no turn is longer than a cut one."""
+    """Refuse a group that calls a last turn cut although it was not. An author cuts all turns of a
+    group at the same number of its tokens, so no turn is longer than a cut one."""
     longest, cut = 0, set[int]()
     for each in group.completions:
         lengths = [end - begin for begin, end in pairwise((0, *each.ends))]
@@ -338,8 +340,8 @@ def _refuse_cut(group: RolloutGroup) -> Rejected | None:
 
 
 def _refuse_flaws(flaws: Sequence[str]) -> Rejected | None:
-    """The reason against a group of dialogues of which one has a flaw. An author that could go on
-    after the end, or stop before it, would choose by itself which dialogues count."""
+    """Refuse a group if one of its dialogues has a flaw. An author that could go on after the end,
+    or stop before it, would choose by itself which dialogues count."""
     if "ended" in flaws:
         return Rejected("replay", "a dialogue goes on after its end")
     if "short" in flaws:

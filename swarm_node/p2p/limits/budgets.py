@@ -49,9 +49,9 @@ class Wants:
     def of(
         cls, *, own: int, external: int, batches: int, poll: float, answers: int, tokens: int
     ) -> Wants:
-        """Compute the demand of a node that trains on `own` and `external` groups, holds `batches`
-        times as many, lists every `poll` seconds, and samples `answers` of at most `tokens`
-        tokens."""
+        """Compute the demand of a node. It trains on `own` and `external` groups per batch, and
+        holds groups for `batches` batches. It lists peers every `poll` seconds. Its groups have
+        `answers` answers of at most `tokens` tokens."""
         size = answers * (tokens * _TOKEN_BYTES + _COMPLETION_BYTES) + _GROUP_BYTES
         return cls(batches * max(own, external) / poll, size, external / max(own, 1))
 

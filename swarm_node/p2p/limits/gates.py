@@ -31,8 +31,9 @@ _TEXT_BYTES, _PLANNED_BYTES, _TURN_BYTES = 5, 5 + 4 + 4, 64
 
 
 def longest_turn(completions: int, turns: int) -> int:
-    """Return the most tokens of a turn with which a group of so many completions is one that peers
-    take. A group whose tokens spell more than is planned for can still be too large."""
+    """Return the greatest length of a turn, in tokens, with which peers take a group of
+    `completions` completions of `turns` turns. A group can still be too large if its tokens have
+    more bytes than planned."""
     room = (MAX_GROUP_BYTES - _GROUP_BYTES) // (completions * turns)
     return min(
         (room - _TURN_BYTES) // _PLANNED_BYTES, MAX_TEXT_BYTES // _TEXT_BYTES, MAX_TOKENS // turns
@@ -42,16 +43,16 @@ def longest_turn(completions: int, turns: int) -> int:
 @dataclass(frozen=True, slots=True)
 class SizeGate:
     """Limits of a peer's group: the `completions`, and the `tokens` in each. A group of 64 gives
-    its only right answer an advantage of √63. A long answer costs a forward pass in proportion. So
-    both are bounded by the sizes that this node makes itself."""
+    its only right answer an advantage of √63. The cost of a forward pass grows with the length of
+    an answer. So both are bounded by the sizes that this node makes itself."""
 
     completions: int
     tokens: int
 
     @classmethod
     def of(cls, group_size: int, max_new_tokens: int, turns: int = 1) -> Self:
-        """Return the gate of a node that makes groups of this size with answers of as many turns,
-        each up to this length."""
+        """Return the gate of a node whose own groups have `group_size` completions of up to `turns`
+        turns of up to `max_new_tokens` tokens."""
         return cls(LARGER * group_size, LONGER * max_new_tokens * turns)
 
     def announced(self, completions: int, size: int) -> Rejected | None:

@@ -95,8 +95,8 @@ LIMITS: Final = (
 
 
 class LinkPlace(NamedTuple):
-    """The place that a link takes. `source`, a site or an issuer, is not free to multiply. Links of
-    the lowest `rank` end first."""
+    """The place that a link takes. `source` is a site or an issuer, because nobody gets many of
+    these for free. Links of the lowest `rank` end first."""
 
     source: str
     rank: int

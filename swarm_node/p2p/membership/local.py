@@ -16,8 +16,8 @@ from swarm_node.p2p.wire.identity import Identity
 @dataclass(frozen=True, slots=True)
 class Local:
     """This node among its peers: its key, its swarm, the members and the peers that it knows, its
-    clock, and its counts of peers' faults by reason. Built once per node. Who needs fewer than
-    three of these takes them one by one."""
+    clock, and its counts of peers' faults by reason. Built once per node. A part that needs fewer
+    than three of these takes them one by one."""
 
     identity: Identity
     swarm: SwarmInfo

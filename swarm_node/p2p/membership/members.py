@@ -179,8 +179,8 @@ class Members:
         return isinstance(self.check(peer_id), Member)
 
     def shown(self, peer_id: str) -> tuple[Member, str] | None:
-        """The membership that a peer presented, also a former member's, with "member" or the reason
-        why it is none. None for any other peer."""
+        """The membership that a peer presented, with "member" or the reason why it is none. A
+        former member has one too. None for any other peer."""
         known = self._known.get(peer_id)
         member = known.member if known else self._former.get(peer_id)
         if member is None:
@@ -189,8 +189,8 @@ class Members:
         return member, refused.reason if refused else "member"
 
     def name(self, peer_id: str) -> str:
-        """The name of a peer that presented its certificate, also a former member's, "" for any
-        other peer."""
+        """The name of a peer that presented its certificate. A former member has one too. "" for
+        any other peer."""
         shown = self.shown(peer_id)
         return self.names(shown[0])[0] if shown else ""
 

@@ -132,7 +132,8 @@ class SwarmInfo:
 
     @property
     def _check(self) -> str:
-        """Digest of what a swarm file has, by which a changed bit of the secret is found."""
+        """Digest of the swarm id, the secret and its number. It reveals a changed bit of the secret
+        in a swarm file."""
         parts = self.swarm_id, self.secret, self.secret_number.to_bytes(8)
         return hashlib.sha256(_FILE_DOMAIN + b"".join(parts)).hexdigest()
 

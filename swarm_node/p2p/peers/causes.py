@@ -51,9 +51,9 @@ class Cause(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """A row of the table. `here` is the sentence for the refused node, `there` the one for the node
-    that refuses it ("" for a cause without one). `advice` is the remedy, `host_advice` that of the
-    refusing node if it is another. The fields are those of `_words`."""
+    """A row of the table. `here` is the sentence for the refused node. `there` is the one for the
+    node that refuses it, "" if there is none. `advice` is the remedy. `host_advice` is the remedy
+    at the refusing node, if it differs. The fields are those of `_words`."""
 
     code: str
     subject: Subject
@@ -240,7 +240,7 @@ def advice(cause: Cause) -> str:
 
 
 def advice_there(cause: Cause) -> str:
-    """Return what its host does."""
+    """Return the remedy at the node that refuses."""
     return CAUSES[cause.code].host_advice or advice(cause)
 
 

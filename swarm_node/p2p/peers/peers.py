@@ -218,8 +218,8 @@ class Directory:
         return drawn
 
     def fewer(self, least: int, now: float, *, partners: bool = False) -> bool:
-        """Check that fewer than `least` peers, or `partners`, may be asked now. It stops counting
-        at `least`, because callers ask it every second."""
+        """Check that fewer than `least` peers may be asked now. With `partners` only partners
+        count. It stops counting at `least`, because callers ask it every second."""
         found = (
             1
             for peer in self._peers.values()
@@ -296,7 +296,8 @@ class Directory:
         return (peer for peer in self._peers.values() if peer.offers and peer.retry_at <= now)
 
     def give_back(self, offer: Offer) -> None:
-        """Return a drawn offer that nobody answered to the queue, for TRIES pulls in all."""
+        """Put a drawn offer that nobody answered back into the queue. It is pulled TRIES times in
+        all."""
         author = self._peers.get(offer.author)
         if author is not None and offer.tries + 1 < TRIES:
             author.offers.append(replace(offer, tries=offer.tries + 1))

@@ -73,8 +73,9 @@ class PortOutcome(wire.Body, frozen=True):
 
 
 class ProbeReply(wire.Body, frozen=True):
-    """The address at which the member sees the caller ("" without a direct link), the outcomes of
-    its connections, the outcome for a member without a link, and the member's clock."""
+    """The member's findings. `seen` is the address at which it sees the caller, "" without a direct
+    link. `outcomes` are those of its connections, `stranger` is the outcome for a member without a
+    link. `wall_ms` is the member's clock."""
 
     seen: Annotated[str, Meta(max_length=wire.MAX_ADDRESS_CHARS)]
     outcomes: Annotated[tuple[PortOutcome, ...], Meta(max_length=MAX_PORTS + 1)]
@@ -303,9 +304,9 @@ class Prober:
         self._addresses = self._own()  # with what was found
 
     def _chosen(self, links: dict[str, str]) -> list[str]:
-        """Choose the members to ask: those on the Internet if there are any, at different hosts,
-        and each of another issuer if there are two, because members of one issuer may share a
-        network."""
+        """Choose the members to ask: those on the Internet if there are any. One of each issuer is
+        left if there are several issuers, because members of one issuer may share a network. Then
+        one of each site is left if there are several sites."""
         order = [peer_id for peer_id, ip in links.items() if is_public(ip)] or list(links)
         self._rng.shuffle(order)
         for place in (self._members.issuer, lambda peer_id: site(links[peer_id])):

@@ -129,8 +129,8 @@ class Puncher:
         return await self._dial([f"{there.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
 
     async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
-        """Hold a SYN for a member's, and reply with this node's position. The reply is empty if
-        this node cannot do that now."""
+        """Ask for a SYN to be held until this member's SYN meets it, and reply with this node's
+        position. The reply is empty if this node cannot do that now."""
         there, own, now = _open(payload), self._place(), self._clock.now()
         if isinstance(there, Rejected):
             return there

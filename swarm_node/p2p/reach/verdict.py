@@ -66,7 +66,8 @@ class Probed(msgspec.Struct, frozen=True):
 
     @property
     def opened(self) -> bool | None:
-        """True if a port was open, also to a stranger that tried. None if nobody tried."""
+        """True if the member found a port open, and a stranger that tried did too. None if the
+        member tried no port."""
         tried = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
         return "open" in tried and not self.acquainted if tried else None
 

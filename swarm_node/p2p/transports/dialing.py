@@ -1,8 +1,8 @@
 """Limits for dialling addresses that peers name: which ones, and how often. Pure, no I/O.
 
 A heartbeat can name any host. So a node dials only hosts of the Internet and of networks that it
-uses itself, each a few times a minute, and all together once a second. Addresses from the settings
-or the ticket are dialled without limits.
+uses itself. It dials each host a few times a minute, and all together once a second. Addresses from
+the settings or the ticket are dialled without limits.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Dialing:
         return address in self._proven or self.is_configured(text)
 
     def take(self, address: Address, own: Iterable[str], now: float) -> bool:
-        """Admit and count a dial to an address with an IP address that a peer named. `own` are the
-        addresses that this node listens on."""
+        """Admit and count a dial to an address that a peer named. An address with a name in place
+        of an IP address is refused. `own` are the addresses that this node listens on."""
         host = _host(split_endpoint(address.multiaddr))
         if host is None or not self._within_reach(host, list(own)):
             return False

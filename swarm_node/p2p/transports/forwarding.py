@@ -42,7 +42,8 @@ async def routed(route: Route, peer: str, protocol: str, payload: bytes) -> Onwa
 
 
 async def forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> None:
-    """Send the request of `onward`, and write its reply to `sink`, or a refusal if there is none.
+    """Send the request of `onward`, and write its reply to `sink`. If there is no reply, write a
+    refusal.
 
     Raises:
         TransportError: a stream broke or stalled in the middle of the reply.

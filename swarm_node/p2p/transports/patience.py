@@ -59,7 +59,7 @@ class Patience:
         self.failed(now)
 
     def answered(self, now: float, took: float) -> None:
-        """Note an answer. Limits that would be less than twice what it took stay as they are."""
+        """Note an answer. A limit is not lowered below twice the time that the answer took."""
         if not self._doublings or now < self._changed_at + HEALTHY_SECONDS:
             return
         if 2.0 * took <= DAEMON_SILENCE.after(self._doublings - 1):

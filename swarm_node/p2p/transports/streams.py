@@ -286,10 +286,11 @@ class StreamTransport(ABC, Generic[Node]):
         return [target for target in wanted if target.multiaddr not in here]
 
     async def _connect(self, node: Node, target: Address, patience: float, held: bool) -> bool:
-        """Dial an address. Where a member answered before, it is dialled only if it accepts a TCP
-        connection: p2pd avoids an address after a failure, for up to five minutes after several. So
-        it is dialled at once when a partition has healed. Other addresses get one connection only,
-        because they may belong to a third party."""
+        """Dial an address. An address at which a member answered before is first tried with a TCP
+        connection, and p2pd dials it only if that is accepted. p2pd avoids an address after a
+        failure, for up to five minutes after several. So it dials at once when a partition has
+        healed. Other addresses get one connection only, because they may belong to a third
+        party."""
         there = held or not self._dialing.is_known(target) or await accepts(target, patience)
         return (there or await self.connected(target.peer_id)) and await node.connect(
             target, patience

@@ -61,8 +61,8 @@ Turns = Annotated[int, Meta(ge=LEAST_TURNS, le=MAX_TURNS)]
 
 
 class DialogueAnnouncement(Body, frozen=True):
-    """One entry of an author's log (Kind.RECORD_2): as `Announcement`, of a group of dialogues.
-    `turns` is the most that the environment lets a model have."""
+    """One entry of an author's log (Kind.RECORD_2): an `Announcement` of a group of dialogues.
+    `turns` is the most turns that the environment gives the model."""
 
     v: Version2
     epoch: Counter

@@ -1,7 +1,7 @@
 """Sealed bytes: one kind of statement, signed by one key, for one swarm. Pure.
 
 An envelope is the MessagePack array [type, body, public key, signature]. The signature is over a
-pre-authentication encoding after DSSE v1.0 (github.com/secure-systems-lab/dsse), with the swarm id
+pre-authentication encoding after DSSE v1.0 (github.com/secure-systems-lab/dsse). The swarm id is
 among the signed fields but not in the envelope, so no signature of one swarm verifies in another.
 
 Invariants:
@@ -134,8 +134,8 @@ def seal(identity: Identity, swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
 def open_sealed(
     data: bytes, swarm_id: bytes, kind: Kind, *, max_bytes: int | None = None
 ) -> Opened | Rejected:
-    """Check an envelope of at most `max_bytes`, by default those of its kind, the cheapest test
-    first, and return its body unparsed.
+    """Check an envelope, the cheapest test first, and return its body unparsed. `max_bytes` limits
+    the envelope, by default to the limit of its kind.
 
     The caller checks that `author` is the expected one. Reasons of a refusal, in order: "size",
     "schema", "kind", "encoding", "key", "signature".

@@ -5,9 +5,9 @@
     ack       1 byte from the reader of the reply, after it checked the reply
 
 A refused reply carries a short UTF-8 text (reasons.py). A stream carries one request. The reader
-checks a length against the caller's limit before it reads the payload, and memory grows with the
-bytes that arrive, never with the stated length. The writer of a reply waits for the ack (or the end
-of the stream) before it closes, because a transport may drop bytes written right before closing.
+checks a length against the caller's limit before it reads the payload. Memory grows with the bytes
+that arrive, never with the stated length. The writer of a reply waits for the ack (or the end of
+the stream) before it closes, because a transport may drop bytes written right before closing.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class Identity:
 
 
 def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
-    """The content of a file, up to `most` bytes and one more.
+    """Read the first `most` + 1 bytes of a file. So the caller sees that a file has more than
+    `most`.
 
     Raises:
         HomeError: missing, or readable by others. The message calls the file `what`.

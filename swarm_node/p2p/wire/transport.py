@@ -1,8 +1,9 @@
 """The Transport protocol: what the swarm needs from a network stack.
 
-A transport authenticates the other end (its peer id is its Ed25519 key), carries framed requests
-and replies, and publishes one small heartbeat per peer that every peer can find. It knows nothing
-of rollouts, membership or training. Its contract: tests/integration/test_transport_conformance.py.
+A transport authenticates the other end, whose peer id is its Ed25519 key. It carries framed
+requests and replies. It publishes one small heartbeat per peer, which every peer can find. It knows
+nothing of rollouts, membership or training. Its contract:
+tests/integration/test_transport_conformance.py.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class ListRequest(Body, frozen=True):
 
 
 class ListReply(Body, frozen=True):
-    """The epoch and head of the log, the number of older announcements above `since` that were left
-    out because of the limit, and the sealed announcements in ascending order."""
+    """`epoch` and `head` are those of the log. `left_out` counts the older announcements above
+    `since` that the limit left out. `items` are the sealed announcements in ascending order."""
 
     epoch: Counter
     head: Counter
@@ -342,7 +342,7 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
 
 
 def packed(body: _Body, refuse: Callable[[_Body], Rejected | None]) -> bytes:
-    """The bytes of a group's body that `refuse` has nothing against.
+    """Encode the body of a group and check it with `refuse`.
 
     Raises:
         OversizeGroupError: it is too large.
@@ -414,7 +414,7 @@ def _refuse_group(wire: _Group) -> Rejected | None:
 
 
 def refuse_claims(claimed: bytes, completions: int) -> Rejected | None:
-    """The reason against the claimed rewards of so many completions."""
+    """The reason against the claimed rewards of a group of `completions` completions."""
     if len(claimed) != 4 * completions:
         return Rejected("content", "as many claimed rewards as completions are needed")
     if not np.isfinite(np.frombuffer(claimed, dtype="<f4")).all():
@@ -425,7 +425,7 @@ def refuse_claims(claimed: bytes, completions: int) -> Rejected | None:
 def rollout_group(
     task: TaskBody, policy: PolicyBody, completions: Iterable[Completion], claimed: bytes
 ) -> RolloutGroup:
-    """The group of fields that nothing is against."""
+    """Make a group of fields that were checked."""
     return RolloutGroup(
         task=TaskRef(task.environment, task.version, task.family, task.seed),
         policy=PolicyRef(policy.model, policy.tokenizer, policy.version),
@@ -460,7 +460,7 @@ def refuse_lengths(text: str, ids: bytes, logp: bytes) -> Rejected | None:
 
 
 def refuse_logprobs(logp: bytes) -> Rejected | None:
-    """The reason against log-probs, None if each is one."""
+    """The reason against a list of log-probs, None if every number can be a log-prob."""
     stated = np.frombuffer(logp, dtype="<f4")
     # Written so that NaN, for which every comparison is false, is refused.
     if not bool(((stated <= MAX_LOGPROB) & (stated > -np.inf)).all()):

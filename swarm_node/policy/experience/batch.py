@@ -140,10 +140,11 @@ def build_batch(
     bridge: Encode = _unbridged,
 ) -> Batch:
     """The training rows of `groups`. `advantage` is computed from rewards found here, and never
-    from claimed ones. `other_rewards` has an entry for each group, the rewards of other groups of
-    its task, which its baseline includes; when empty, every group is its own baseline. An advantage
-    in a peer's group is at most what a group of `group_size` can give, √(G − 1). A larger group's
-    are scaled down, so that it weighs as much as one of `group_size`.
+    from claimed ones. `other_rewards` has an entry for each group: the rewards of other groups of
+    its task, which its baseline includes. When empty, every group is its own baseline. An advantage
+    in a peer's group is at most √(G − 1), the most that a group of `group_size` can give. The
+    advantages of a larger group are scaled down, so that the group weighs as much as one of
+    `group_size`.
 
     `encode_answer` tokenises foreign text; `eos_id` follows a turn that stopped by itself. `bridge`
     encodes a reply with what the model's template puts around it. A completion without tokens is
@@ -188,15 +189,15 @@ def build_batch(
 def _advantages(
     name: AdvantageName, rewards: Sequence[float], others: Sequence[float]
 ) -> NDArray[np.float32]:
-    """`broad`, without numpy's many calls for the group that nothing is learnt from."""
+    """Compute `broad`. A group that nothing is learnt from is spared numpy's many calls."""
     if not others and max(rewards) - min(rewards) <= EQUAL_WITHIN and math.isfinite(sum(rewards)):
         return np.zeros(len(rewards), np.float32)
     return broad(ADVANTAGES[name], rewards, others)
 
 
 def _between(ends: Sequence[int], heard: Sequence[str], bridge: Encode) -> tuple[Given, ...]:
-    """The encoded replies, but for one that no token follows: a foreign last turn that was cut may
-    be an empty text."""
+    """The encoded replies. A reply that no token follows is left out: a foreign last turn that was
+    cut may be an empty text."""
     return tuple(
         (end, tuple(bridge(reply)))
         for end, reply in zip(ends[:-1], heard, strict=True)

@@ -45,8 +45,9 @@ def smallest_batch(own: int, batch: int, max_lag: int, most: int) -> int:
 
 
 def most_at_once(own: int, batch: int, max_lag: int, most: int) -> int:
-    """Own groups that may begin where none is held, while an update takes `own` of its `batch`
-    groups and the last ones took no more of peers. More are never under way."""
+    """The most own groups that are ever under way: those that may begin while none is held. An
+    update takes `own` of its `batch` groups, and the last updates took no more of peers than that
+    leaves."""
     staleness = (max_lag + 1) * max(own, 1)
     return min(staleness, max(2 * batch, own + smallest_batch(own, batch, max_lag, most)))
 
@@ -69,11 +70,12 @@ class Slots:
         return self._sampling
 
     def begin(self, count: int) -> None:
-        """`count` own groups begin: each takes a staleness slot and a queue slot."""
+        """Count `count` own groups that begin. Each takes a staleness slot and a queue slot."""
         self._sampling += count
 
     def end(self, count: int) -> None:
-        """`count` own groups are no longer sampled: the buffer has counted or dropped them.
+        """Count `count` own groups that are no longer sampled: the buffer has counted or dropped
+        them.
 
         Raises:
             ValueError: fewer groups have begun.
@@ -83,12 +85,12 @@ class Slots:
         self._sampling -= count
 
     def train(self, count: int) -> None:
-        """An update begins on `count` own groups; they keep their staleness slots."""
+        """Begin an update on `count` own groups. They keep their staleness slots."""
         self._training = count
         self._taken += _NEWEST * (count - self._taken)
 
     def trained(self) -> None:
-        """The update is over, and the sampler has its weights."""
+        """End the update: the sampler has its weights."""
         self._training = 0
 
     def free(self, version: int) -> int:

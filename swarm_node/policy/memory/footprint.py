@@ -276,7 +276,8 @@ def logit_elements(model: Qwen2Config, training: TrainingMethod, *, longest_row:
 
 
 def _matrix_gradient(model: Qwen2Config, training: TrainingMethod) -> int:
-    """A micro-batch's gradient of a layer's largest matrix; `_copied_weights` has it for parts."""
+    """Bytes of a micro-batch's gradient of a layer's largest matrix. 0 with adapters, and with
+    weights in parts, where `_copied_weights` includes it."""
     if training.lora_rank or training.shards > 1:
         return 0
     return 4 * model.hidden_size * 2 * model.intermediate_size

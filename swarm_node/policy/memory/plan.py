@@ -49,13 +49,13 @@ _BASES = {"auto": (False, True), "whole": (False,), "nf4": (True,)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work to plan for: `rows` answers of at most `max_new_tokens` at once, or dialogues of as
-    many `turns`, each as long as an answer. `lora_rank` is the user's choice; with None the plan
-    chooses. `dtype` is the type of matrix products and of the
-    sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
-    can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
-    frozen weights. `base` says how a frozen base may be held. `processes` processes train, each on
-    a card of its own, and an engine may be spread over `cards` of these."""
+    """The work to plan for: `rows` answers of at most `max_new_tokens` at once, or dialogues of
+    `turns` turns, each as long as an answer. `lora_rank` is the user's choice; None leaves it to
+    the plan. `dtype` is the type of matrix products and of the sampler. With `eight_bit`, the
+    optimizer's moments have eight bits. With `can_sleep`, the engine can free its memory while the
+    trainer works. With `one_base`, the sampler shares the trainer's frozen weights. `base` says how
+    a frozen base may be held. `processes` processes train, each on a card of its own, and an engine
+    may be spread over `cards` of these."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -182,7 +182,8 @@ def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
 
 @lru_cache(maxsize=64)  # remedies ask for the same ways again and again
 def _ways(model: Qwen2Config, job: Job) -> tuple[tuple[int, Plan], ...]:
-    """The candidates, of a card without memory, each with its total."""
+    """The candidate plans, each with its total in bytes. Their `vram` is 0, because none depends on
+    it."""
     return tuple((plan.total, plan) for plan in _made(model, job))
 
 

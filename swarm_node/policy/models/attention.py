@@ -150,9 +150,9 @@ class Spans:
 
 
 def _spans(segments: NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
-    """Yield for each span the prompt whose keys are copied in front of its own, and its begin and
-    end, counted in tokens of the flattened batch. Spans come in order and cover the batch; padding
-    makes spans of its own."""
+    """Yield three things for each span: the prompt whose keys are copied in front of its own, its
+    begin, and its end. All count tokens of the flattened batch. Spans come in order and cover the
+    batch; padding makes spans of its own."""
     for row, numbers in enumerate(segments):
         start = row * len(numbers)
         inside = np.flatnonzero(numbers == 0) + start

@@ -5,8 +5,8 @@ A node runs one of them by default: it is small enough for one CPU core, and rei
 can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in a mark
 that scores nothing, and only a few have the ending that their family asks for. So the model has the
 skill but seldom uses it, and reinforcement learning makes it use the skill more often. In dialogues
-so are last turns: most listen and end in a mark, or do not listen. Earlier turns are mostly right,
-so that the model hears replies.
+the last turns are noisy in the same way: most listen and end in a mark, or do not listen. Earlier
+turns are mostly right, so that the model hears replies.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def shipped_recipe(
 
 
 class CorpusItem(NamedTuple):
-    """A question with its right answer; `family` names the kind of task. Of a dialogue `answer` is
-    what an author said first, and `then` has the reply to it, what the author said next, and so on:
-    spoilt already, because what is said decides what follows."""
+    """A question with its right answer; `family` names the kind of task. In a dialogue `answer` is
+    what an author said first. `then` has the reply to it, what the author said next, and so on.
+    These words are spoilt already, because what is said decides what follows."""
 
     family: str
     question: str

@@ -113,8 +113,8 @@ class KeyValueCache:
         self.slot.fill_(end)
 
     def bound(self) -> None:
-        """Keep the positions of sequences that have ended within the model's tables, though they
-        stay in the batch while others take new places."""
+        """Keep all positions within the model's tables. Those of sequences that have ended grow on,
+        because these stay in the batch while others take new places."""
         self.positions.clamp_(max=self.capacity - 1)
 
     def keep(self, rows: Tensor) -> None:
@@ -225,8 +225,8 @@ class KeyValueMemory:
 
 
 def _moved(tensor: Tensor, rows: Tensor, used: tuple[slice, ...]) -> Tensor:
-    """The first rows of `tensor`, after `rows` of it were copied there, each cut to the part
-    `used`."""
+    """Copy `rows` of `tensor` to its first rows, each row cut to the part `used`. Return the first
+    rows."""
     kept = tensor[: len(rows)]
     part = (slice(None), *used)
     kept[part] = tensor[part].index_select(0, rows)

@@ -272,7 +272,8 @@ def _first_named(*candidates: object) -> list[int]:
 
 
 def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
-    """None if the ids of every completion decode to its text; else a refusal as "tokens".
+    """Refuse a group, as "tokens", if the ids of a completion do not decode to its text. Return
+    None for any other.
 
     Rewards are computed from texts and gradients from ids. A peer whose ids differ from its text
     could have arbitrary tokens reinforced by a correct answer. So an end token may stand only at

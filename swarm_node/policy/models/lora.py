@@ -149,8 +149,8 @@ class PublishedAdapter:
         self._factors: list[dict[str, tuple[Tensor, Tensor]]] = []
 
     def load(self, state: Mapping[str, Tensor]) -> bool:
-        """Take over the tensors of an adapter_model.safetensors. Returns whether the model computes
-        by other tensors than before, and not only by other values.
+        """Take over the tensors of an adapter_model.safetensors. Returns True if the model computes
+        with other tensors than before, False if only their values changed.
 
         Raises:
             ModelError: it is not an adapter of this model; nothing was changed.
@@ -182,7 +182,7 @@ class PublishedAdapter:
         return True
 
     def remove(self) -> bool:
-        """Let the model compute without it. Returns whether it computed with it before."""
+        """Let the model compute without it. Returns True if it computed with it before."""
         for layer in self._model.blocks():
             layer.added = None
         there, self._factors = bool(self._factors), []

@@ -59,8 +59,9 @@ def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Matrices that become parameters of any module, in this process, lose their memory but for one
-    element, which is zero. They cannot be written before they are given memory."""
+    """Make modules without memory, in a context that holds for the whole process. Matrices that
+    become parameters of a module keep one element of memory, which is zero. They cannot be written
+    before they are given memory."""
 
     def drop(module: nn.Module, name: str, parameter: Tensor) -> None:
         if parameter.ndim > 1:

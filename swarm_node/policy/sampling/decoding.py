@@ -56,8 +56,9 @@ class CacheShape:
 
 
 def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | None) -> int:
-    """Number of the first `rows` that are sampled at once: `most`, or what fits a cache of `shape`,
-    at least one. A row is the number of tokens of its prompt and of its longest answer."""
+    """Count the first `rows` that can be sampled at once: at most `most`, as many as fit a cache of
+    `shape`, and at least one. A row is a pair of lengths in tokens: of its prompt and of its
+    longest answer."""
     if shape is None:
         return min(most, len(rows))
     prompt = answer = 0
@@ -69,8 +70,9 @@ def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | N
 
 
 def run_size(rows: Sequence[tuple[int, int]], places: int, shape: CacheShape | None) -> int:
-    """Number of the first `rows` that are sampled in one run, of which `places` are begun at once:
-    on a GPU those that take a cache of one capacity, because each has graphs of its own."""
+    """Count the first `rows` that can be sampled in one run. The run begins `places` of them at
+    once. On a GPU all rows of a run take a cache of one capacity, because each capacity has graphs
+    of its own."""
     if shape is None:
         return len(rows)
     prompt, answer = (max(sizes) for sizes in zip(*rows[:places], strict=True))
@@ -88,8 +90,8 @@ def bucket(rows: int, most: int) -> int:
 
 
 def window_of(used: int, capacity: int) -> int:
-    """Number of slots that a step attends to when `used` are in use after it: half of them, or
-    all."""
+    """Number of slots that a step attends to when `used` are in use after it: half of the capacity,
+    or all of it."""
     half = capacity // 2
     return half if used <= half else capacity
 
@@ -122,9 +124,9 @@ class Decoder:
     def __init__(
         self, model: Qwen2, shape: CacheShape | None = None, faults: Counter[str] | None = None
     ) -> None:
-        """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without,
-        the cache has the size of the largest batch, and rows and windows are exact. `faults` counts
-        captures of a graph that failed; decoding is eager then."""
+        """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without
+        one, the cache has the size of the largest batch, and rows and windows are exact. `faults`
+        counts captures of a graph that failed; decoding is eager then."""
         self.model = model
         self.shape = shape
         self._memory = KeyValueMemory(model.config)

@@ -34,7 +34,7 @@ class Engine(InterruptibleSampler, RestingSampler, SelectiveSampler, SharingSamp
 
     @property
     def described(self) -> str:
-        """Its name, with what differs from its plan."""
+        """The engine's name, with the differences from its plan."""
         ...
 
     @property

@@ -123,8 +123,8 @@ def _inverted(shares: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
-    """logits [N, V] without the tokens (-inf) that more likely ones of at least the probability
-    top_p[N, 1] go before."""
+    """logits [N, V] with -inf for every token outside the nucleus. A token is outside if the tokens
+    that are more likely have at least the probability top_p[N, 1] together."""
     ordered, tokens = logits.sort(-1, descending=True)
     shares = ordered.softmax(-1)
     outside = (shares.cumsum(-1) - shares >= top_p) & (top_p < 1)
@@ -149,7 +149,7 @@ class _Rankings:
         self._logprobs[row, at], self._ids[row, at] = logprobs.topk(self._ids.shape[2], -1)
 
     def of(self, row: int, length: int) -> Ranking | None:
-        """Those of one row, None if it did not request them."""
+        """The ranking of one row, None if it did not request one."""
         wanted = self._wanted[row]
         if wanted is None:
             return None
@@ -289,17 +289,18 @@ class _Batch:
 class IdlePlaces:
     """Decides when waiting rows take the places of those that ended, by what both cost.
 
-    A row that ended is computed on, and its share of what a step costs without rows is wasted. The
-    cheapest moment is when that waste, summed since the last refill, is the price of one (as of an
-    order in a store). Both sides are modelled and not measured, so that the same requests make the
-    same batches."""
+    A row that ended is still computed, and its share of what a step costs without rows is wasted.
+    The cheapest moment for a refill is when the waste since the last refill adds up to the price of
+    one (as with orders of a store). Both sides are modelled and not measured, so that the same
+    requests make the same batches."""
 
     def __init__(self, places: int) -> None:
         self._waste = 1 / places + 1 / _ROWS_OF_A_STEP
         self._wasted = 0.0
 
     def due(self, ended: int, places: int) -> bool:
-        """After each step, of which `ended` of the `places` served no row."""
+        """Count a step in which `ended` of the `places` served no row. Return True if waiting rows
+        take these places now."""
         self._wasted += ended * self._waste
         if ended < places and self._wasted < _STEPS_OF_A_REFILL:
             return False

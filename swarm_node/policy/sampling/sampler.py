@@ -28,7 +28,7 @@ class SampleRequest:
 
     At a temperature of 0 each token is the likeliest. With `top_p` below 1 it is drawn from the
     fewest likeliest tokens that have this much probability together. `ranked` requests a `Ranking`
-    with so many tokens at each place."""
+    with that number of tokens at each place."""
 
     prompt_ids: tuple[int, ...]
     n: int

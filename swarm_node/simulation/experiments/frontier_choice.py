@@ -1,9 +1,10 @@
 """Decisions of the frontier's pilot for the final: the rule in code. Pure, but for the file.
 
 The pilot runs every solo arm and the default swarms on seeds of its own. For each regime it decides
-three things. The answers per update of a node of the default size the batch of the central learner.
-There are four levels of reward on unseen texts. The solo arms of the final are the three best at
-equal answers per learner, and the one that reaches each level with the fewest answers.
+three things. One is the batch of the central learner: it follows from the answers per update of a
+node of the default. One is four levels of reward on unseen texts. One is the solo arms of the
+final: the three best at equal answers per learner, and the one that reaches each level with the
+fewest answers.
 """
 
 from __future__ import annotations

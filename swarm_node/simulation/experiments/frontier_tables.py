@@ -161,8 +161,8 @@ def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) 
 
 
 def central_gain(runs: Runs) -> tuple[tuple[list[float], list[float]], str]:
-    """Rewards of the default and of the central learner that is the better one at equal answers in
-    all, by seed, and that learner's name. Nothing without a central learner."""
+    """Rewards of the default and of the central learner, by seed, and the name of that learner: the
+    better one at equal answers in all. Nothing without a central learner."""
     ours = runs.get(DEFAULT.name, [])
     found = {arm.name: runs[arm.name] for arm in CENTRAL if arm.name in runs}
     if not ours or not found:
@@ -177,8 +177,8 @@ def central_gain(runs: Runs) -> tuple[tuple[list[float], list[float]], str]:
 
 
 def solo_gain(runs: Runs) -> tuple[list[float], str]:
-    """Gain of the default on the best solo arm at equal answers per learner, by seed, and that arm.
-    Nothing without a solo arm."""
+    """Gain of the default over the best solo arm at equal answers per learner, by seed, and that
+    arm. Nothing without a solo arm."""
     _, budget = _measure(runs)
     solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
     if not solo:

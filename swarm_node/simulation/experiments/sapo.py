@@ -135,7 +135,7 @@ def budget_table(results: Results[Arm], ratio: CostRatio) -> Table:
 
 
 def difference_table(results: Results[Arm], ratio: CostRatio) -> Table:
-    """Gain of the default on each other arm, seed by seed."""
+    """Gain of the default over each other arm, seed by seed."""
     title = "held-out reward of the default less that of the arm, paired by seed"
     costs = budget_costs(ratio)
     columns: list[Mapping[Arm, Sequence[float]]] = [

@@ -130,8 +130,8 @@ class DhtNode:
         return self
 
     def _limit(self, store: HeartbeatStore, is_member: Callable[[str], bool]) -> None:
-        """Use `store`, and keep peers that are no members, and that this node did not dial, out of
-        the routing table. hivemind adds every caller."""
+        """Use `store`. Keep a peer out of the routing table if it is no member and this node did
+        not dial it. hivemind adds every caller."""
         protocol = self._node.protocol
         protocol.storage = protocol.cache = store
         update = protocol.update_routing_table

@@ -245,16 +245,17 @@ def _mac(message: Any, key: bytes) -> bytes:
 class HeartbeatStore:
     """The part of hivemind's DHTLocalStorage that its protocol and node use, for one key.
 
-    hivemind's own store shortens a record's life when it refuses an older one later, returns its
-    inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
+    hivemind's own store shortens a record's life when it refuses an older one later. It returns its
+    inner dictionary, into which records of others are then merged. It has no bounds. `pack` makes
     hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
     latest expiration. Records of peers that are no members now are hidden, and a reader deletes
     them.
 
     Above MAX_RECORDS peers, a record of the issuer with the most makes room, so the keys of one
-    ticket displace no others. Of an issuer's records those with the least keyed hashes stay, a
-    uniform sample of all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So
-    an early or frequent peer displaces no later one, and each holder keeps another sample.
+    ticket displace no others. Of an issuer's records those with the least keyed hashes stay. They
+    are a uniform sample of all that were ever offered (the sampler of Brahms, Bortnikov et al.,
+    2009). So an early or frequent peer displaces no later one, and each holder keeps another
+    sample.
     """
 
     def __init__(
@@ -314,8 +315,8 @@ class HeartbeatStore:
         return self._pack([(peer, *self._records[peer][:2]) for peer in sample])
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Nothing. hivemind hands all items to every peer that enters its table. Members publish
-        each beat anyway."""
+        """Return nothing. hivemind would hand all items to every peer that enters its table, and
+        members publish at each beat anyway."""
         return iter(())
 
     def __contains__(self, key: int) -> bool:

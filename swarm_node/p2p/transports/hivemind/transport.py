@@ -124,8 +124,8 @@ class HivemindTransport(StreamTransport[DhtNode]):
     async def _thin(
         self, node: DhtNode, linked: Mapping[str, Sequence[str]]
     ) -> dict[str, Sequence[str]]:
-        """Cut links above the limits, and those of peers that are cut off. p2pd keeps any number,
-        and closes only all links of a peer together. Return the others."""
+        """Cut links above the limits, and those of peers that are cut off. Return the links that
+        stay. p2pd allows any number of links, and can only close all links of a peer together."""
         known = {peer: linked[peer] for peer in self._linked if peer in linked} | dict(linked)
         for peer, at in known.items():
             if len(at) > P2PD_LINKS_PER_PEER and peer not in self._admission.severed:

@@ -229,8 +229,9 @@ class Host:
             link.stream.stream.socket.close()
 
     async def _make_room(self, links: list[Link]) -> None:
-        """End links above the limits: the oldest of a peer; of all, those of peers that this node
-        does not ask, from the site that has the most."""
+        """End links above the limits. Above the limit of a peer its oldest links end. Above the
+        limit of all, links end at the site that has the most, first those of peers that this node
+        does not ask."""
         now = trio.current_time()
         ended = [link for link in links if not link.ended][:-LINKS_PER_PEER]
         every = [link for each in self._links.values() for link in each if not link.ended]

@@ -28,9 +28,9 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 class LinkKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node's identity that its links need: the Ed25519 key `public`, an X25519 key
-    `private` for Noise, and the node's `signature` of its public half. It proves the node on links
-    and signs nothing. So an attacker in the process that talks to strangers can write no
-    heartbeats, groups or certificates of this node."""
+    `private` for Noise, and the node's `signature` of the X25519 key's public half. It proves the
+    node on links and signs nothing. So an attacker in the process that talks to strangers can write
+    no heartbeats, groups or certificates of this node."""
 
     public: bytes
     private: bytes

@@ -87,7 +87,8 @@ def _adopt(model: Any, base: Qwen2) -> Iterator[tuple[str, int]]:
 
 
 def _multiply_unpacked(model: Any, parameter: Tensor) -> None:
-    """On a CPU vLLM would pack a copy of the matrix for oneDNN, and compute with that."""
+    """Keep vLLM from packing the matrix. On a CPU it would pack a copy for oneDNN, and compute with
+    that."""
     for module in model.modules():
         if getattr(module, "weight", None) is parameter and hasattr(module, "quant_method"):
             module.quant_method.process_weights_after_loading = _as_it_is

@@ -156,7 +156,7 @@ class VllmSampler:
 
     @property
     def described(self) -> str:
-        """The engine's name, with what differs from its plan."""
+        """The engine's name, with the differences from its plan."""
         return f"vllm (async scheduling off: {self._in_turn})" if self._in_turn else "vllm"
 
     @property

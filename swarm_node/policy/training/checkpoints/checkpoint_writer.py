@@ -1,8 +1,8 @@
 """Writes checkpoints while training goes on.
 
 Weights and moments change only in the optimizer's step. So a thread copies them during the forward
-and backward pass of the next update, the step waits for the end of the copy, and the thread writes
-the copy while updates go on (DataStates-LLM, arXiv 2406.10707).
+and backward pass of the next update, and the step waits for the end of the copy. Then the thread
+writes the copy while updates go on (DataStates-LLM, arXiv 2406.10707).
 """
 
 from __future__ import annotations

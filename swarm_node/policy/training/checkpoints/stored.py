@@ -106,9 +106,9 @@ class StoredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointHead(NamedTuple):
-    """Facts of a checkpoint that are known without its tensors. `model` is the digest of its base,
-    `weights` that of the file of its weights, which has so many `bytes`; `rank` is that of its
-    adapter, 0 for all weights."""
+    """Facts of a checkpoint that are known without its tensors. `model` is the digest of its base.
+    `weights` is the digest of the file of its weights, and `bytes` the size of this file. `rank` is
+    that of its adapter, 0 for all weights."""
 
     version: int
     model: bytes

@@ -84,8 +84,8 @@ def _parts(wanted: Tensor, piece: int) -> Iterator[slice]:
 def _scored(
     hidden: Tensor, wanted: Tensor, weight: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log π f32[n] of `wanted`; and with s f32[n, 1], which scales π, s·(π − 1 at the wanted id)
-    f32[n, V], and s itself. All logits are in one place, because a copy is large."""
+    """Returns log π f32[n] of `wanted`; s·(π − 1 at the wanted id) f32[n, V]; and s f32[n, 1],
+    which scales π. All logits are in one place, because a copy is large."""
     logits, ids = F.linear(hidden, weight).float(), wanted[:, None]
     if temperature != 1.0:  # a pass over all logits
         logits.div_(temperature)

@@ -167,8 +167,8 @@ def check_claims(tokens: Tokens, claimed: Tensor) -> tuple[Tokens, int]:
 
     If the stated log μ of a row is more than `MAX_CLAIM_GAP` from log π on average, it is false, or
     the row is so far off-policy that the ratio is useless. The row is then treated like one without
-    log-probs: with a positive advantage as if our policy had sampled it, and left out otherwise,
-    because lowering the probability of an unlikely answer has no bound.
+    log-probs. With a positive advantage it counts as if our policy had sampled it. Otherwise it is
+    left out, because lowering the probability of an unlikely answer has no bound.
     """
     difference = tokens.logp.detach().double() - tokens.behaviour.double()
     checked = tokens.measured & claimed

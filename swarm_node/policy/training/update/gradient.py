@@ -145,7 +145,7 @@ class GradientPass:
     def _attempt(
         self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated | None:
-        """None when memory ran out."""
+        """Accumulate the gradient once. Return None when memory ran out."""
         self._clear()
         try:
             return self._accumulate(rows, size, version, floors)

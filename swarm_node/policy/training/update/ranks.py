@@ -47,8 +47,7 @@ class Ranks(Protocol):
         ...
 
     def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
-        """The whole tensor, of which each process gives the `part` that matches its part of
-        `parameter`."""
+        """The whole tensor. Each process gives the `part` that matches its part of `parameter`."""
         ...
 
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ class UpdateStats:
     `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
     fit the model or its memory: they are too long, or have token ids outside its vocabulary.
-    `implausible` have stated log-probs that were not believed. `too_long` and `unlikely` are the
-    numbers of peers' groups of which rows were refused, or left out by `likely_tokens`. `learnt`
-    has, for each group up to the last informative one, the sum of what its rows teach
+    `implausible` have stated log-probs that were not believed. `too_long` has the numbers of peers'
+    groups with refused rows, `unlikely` those of peers' groups with rows that `likely_tokens` left
+    out. `learnt` has, for each group up to the last informative one, the sum of what its rows teach
     (`plausible.learnt`).
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
