@@ -1,7 +1,8 @@
 """The real vLLM on a CPU: what it samples, how it takes weights, and how it dies.
 
-Each test runs with async scheduling off, as vLLM has it on a CPU, and on, as on a GPU. One engine
-of each kind serves the whole module, because starting one takes long; tests that kill it come last.
+Sampling, syncs, pauses and interruptions are tested with async scheduling off, as vLLM has it on a
+CPU, and on, as on a GPU. One engine of each kind serves the whole module, because starting one
+takes long; tests that kill it come last.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ def bench(
         assert engine is None or not psutil.pid_exists(engine)
 
 
+#: For a test of the queue before the scheduler, or of an engine that ends.
+in_turn = pytest.mark.parametrize("bench", [False], ids=["in turn"], indirect=True)
+
+
 def request(
     question: str = "What is 3 + 4?", n: int = 4, seed: int = 7, room: int = 48, heat: float = 1.0
 ) -> SampleRequest:
@@ -189,6 +194,7 @@ def test_a_request_gives_the_same_completions_whatever_is_beside_it(bench: Bench
     assert len({tuple(row) for row in tokens(alone)}) > 1
 
 
+@in_turn
 def test_the_prompt_of_a_group_is_computed_once(bench: Bench) -> None:
     asked = request("Which of these words comes first in a dictionary? " * 3, n=8)
     before = bench.run(lambda sampler: sampler.stats())
@@ -199,6 +205,7 @@ def test_the_prompt_of_a_group_is_computed_once(bench: Bench) -> None:
     assert cached >= 7 * (whole_blocks - 32)
 
 
+@in_turn
 def test_impossible_requests_are_refused_and_the_engine_lives(bench: Bench) -> None:
     engine = bench.sampler.pid
     with pytest.raises(ValueError, match="outside"):
@@ -293,6 +300,7 @@ async def served(sampler: VllmSampler, *requests: SampleRequest) -> list[GuestAn
     return answers
 
 
+@in_turn
 def test_guests_wait_until_no_own_row_waits(bench: Bench) -> None:
     path, version = bench.publish(ENDLESS)
     asked = [request(n=64, room=LONG, seed=60 + n) for n in range(3)]
@@ -311,6 +319,7 @@ def test_guests_wait_until_no_own_row_waits(bench: Bench) -> None:
     assert bench.run(body) <= 64
 
 
+@in_turn
 def test_own_rows_begin_while_guests_are_sampled(bench: Bench) -> None:
     """Guests take 16 places at most, and give each back after 16 tokens."""
     many = [guest(f"{n}?") for n in range(MOST_ROWS // 2)]
@@ -386,6 +395,7 @@ def test_rankings_are_whole_while_new_weights_come(bench: Bench) -> None:
             assert all(ranked.likeliest[0][1] >= ranked.logprob - 1e-6 for ranked in row.ranked)
 
 
+@in_turn
 def test_a_nucleus_is_drawn_from_and_what_cannot_be_said_is_refused(bench: Bench) -> None:
     path, version = bench.publish(0)
     asked = guest("How many legs has a dog?", temperature=1.3, top_p=0.6)
@@ -572,6 +582,7 @@ def signed(asked: SampleRequest, group: Sequence[Completion]) -> Batch:
     )
 
 
+@in_turn
 def test_weights_without_a_canary_are_refused_and_the_old_stay(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -607,6 +618,7 @@ async def load_and_replace(sampler: VllmSampler, file: tuple[Path, int, Path], f
     await load
 
 
+@in_turn
 def test_a_wrong_canary_has_the_weights_loaded_again(bench: Bench) -> None:
     file = planted(bench, ENDLESS + 3)
     engine, before = bench.sampler.pid, bench.sampler.faults.get("engine", 0)
@@ -617,6 +629,7 @@ def test_a_wrong_canary_has_the_weights_loaded_again(bench: Bench) -> None:
     assert largest_gap(bench.models[file[1]], request(), group) < 1e-4
 
 
+@in_turn
 def test_two_wrong_canaries_in_a_row_have_the_engine_replaced(bench: Bench) -> None:
     file = planted(bench, ENDLESS + 7)
     engine = bench.sampler.pid
@@ -628,6 +641,7 @@ def test_two_wrong_canaries_in_a_row_have_the_engine_replaced(bench: Bench) -> N
     assert largest_gap(bench.models[file[1]], request(), group) < 1e-4
 
 
+@in_turn
 def test_a_killed_engine_core_costs_a_restart_and_no_request(bench: Bench) -> None:
     asked = request(n=8, room=LONG)
     core = bench.run(lambda sampler: sampler.stats())["core"]
@@ -648,6 +662,7 @@ def test_a_killed_engine_core_costs_a_restart_and_no_request(bench: Bench) -> No
     assert tokens(again) == tokens(group)
 
 
+@in_turn
 def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench) -> None:
     core = bench.run(lambda sampler: sampler.stats())["core"]
     faults = bench.sampler.faults.get("engine", 0)
