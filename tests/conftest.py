@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import structlog
 import typer.main
@@ -106,6 +107,14 @@ def _commands_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture
+def leaves_no_process() -> Iterator[None]:
+    """Fails a test that leaves a child. Python's tracker of resources may be there before it."""
+    before = {*psutil.Process().children(recursive=True)}
+    yield
+    assert {*psutil.Process().children(recursive=True)} <= before
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,7 @@ def until(what: Callable[[], object]) -> None:
 
 
 def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_path: Path) -> None:
+    before = {*psutil.Process().children(recursive=True)}
     owner, invited = founded(tmp_path / "owner")
     first = swarm_node.member(home=owner.path, settings=SETTINGS)
     with first:
@@ -104,7 +105,7 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
     with pytest.raises(NotRunningError, match="does not run: it was closed"):
         first.tasks()
     first.close()
-    assert psutil.Process().children(recursive=True) == []
+    assert {*psutil.Process().children(recursive=True)} <= before
     with swarm_node.member(home=owner.path, settings=SETTINGS) as again:
         assert {task.seed for task in again.tasks(2)}.isdisjoint({own.seed, other.seed})
         assert again.status().groups.published == 2

@@ -7,7 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import swarm_node
@@ -53,6 +52,7 @@ def test_a_wrong_setting_is_refused_by_name_before_anything_starts(
     assert threading.active_count() == threads
 
 
+@pytest.mark.usefixtures("leaves_no_process")
 def test_a_wrong_ticket_gives_its_cause_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,10 +76,10 @@ def test_a_wrong_ticket_gives_its_cause_and_leaves_nothing(
     with pytest.raises(TicketError, match="it is not text"):
         swarm_node.member(tmp_path / "bytes")
     assert list(place.iterdir()) == []
-    assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.mark.slow(reason="imports torch and the network stack")
+@pytest.mark.usefixtures("leaves_no_process")
 def test_a_home_model_or_environment_that_cannot_be_used_gives_its_cause(tmp_path: Path) -> None:
     ticket = invited(tmp_path / "one")
     other = Home(tmp_path / "other")
@@ -96,10 +96,10 @@ def test_a_home_model_or_environment_that_cannot_be_used_gives_its_cause(tmp_pat
         swarm_node.member(ticket, {"environment.families": ["poetry"]})
     with other.lock(), pytest.raises(HomeError, match="already running"):
         swarm_node.member(home=other.path)
-    assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.mark.slow(reason="a network daemon and an environment's process begin to start")
+@pytest.mark.usefixtures("leaves_no_process")
 def test_a_start_that_takes_too_long_ends_and_leaves_nothing(tmp_path: Path) -> None:
     ticket = invited(tmp_path / "one")
     with pytest.raises(SlowNodeError, match=r"the member does not run after 0\.01 s"):
@@ -108,7 +108,6 @@ def test_a_start_that_takes_too_long_ends_and_leaves_nothing(tmp_path: Path) -> 
     while any(thread.name == "swarm_node member" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_the_errors_are_of_one_tree() -> None:

@@ -78,6 +78,7 @@ def test_a_start_that_fails_says_what_the_command_line_says(tmp_path: Path) -> N
 
 
 @pytest.mark.slow(reason="a process of its own imports torch")
+@pytest.mark.usefixtures("leaves_no_process")
 def test_a_start_that_takes_too_long_ends_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +86,6 @@ def test_a_start_that_takes_too_long_ends_and_leaves_nothing(
     with pytest.raises(SlowNodeError, match=r"the node does not run after 0\.1 s"):
         swarm_node.start(timeout=0.1)
     assert list(tmp_path.iterdir()) == []
-    assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.mark.slow(reason="processes of their own import torch")
