@@ -108,7 +108,7 @@ class Bench:
         environment: Any = SimpleNamespace(
             info=EnvironmentInfo("env", "1", ("long", "short")),
             render=self._render,
-            judge=self._judge,
+            judge_all=self._judge_all,
         )
         codec = SimpleNamespace(
             encode_prompt=lambda prompt: (int(prompt),), fits=lambda ids, longest: True
@@ -152,10 +152,10 @@ class Bench:
     async def _render(self, refs: Sequence[TaskRef]) -> list[str]:
         return ["3" if ref.family == "long" else "1" for ref in refs]
 
-    async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: str) -> Judgement:
+    async def _judge_all(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Judgement]:
         if self.broken:
             raise ChildError("gone")
-        return Judgement("", tuple(0.0 for _ in texts))
+        return [Judgement("", tuple(0.0 for _ in texts)) for _, texts in groups]
 
 
 def test_interrupted_groups_are_counted_until_a_later_batch_completes_them() -> None:
