@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -127,6 +128,7 @@ def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: 
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert swarm.home.exists()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may ignore it
         threading.Timer(1.0, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             swarm.draw(1, wait=SECONDS)
