@@ -90,7 +90,7 @@ def sample(old: Qwen2, new: Qwen2, new_tokens: int, seed: int, *, kept: bool) ->
 
 @torch.no_grad()
 def stated(model: Qwen2, found: Sampled) -> NDArray[np.float32]:
-    """What `model` says of the tokens after the new weights, in a full forward pass."""
+    """Log-probs under `model` of the tokens after the new weights, by a full forward pass."""
     rows = [completion_logprobs(model, [row], 1.0).numpy() for row in found.batch.rows]
     return np.stack(rows)[:, found.after :]
 

@@ -110,7 +110,7 @@ def with_table(page: str) -> str:
 
 
 def faults(root: Path = ROOT) -> list[str]:
-    """What pins, pages, code and facts say of one another that does not agree."""
+    """Disagreements between pins, pages, code and the file of facts, a line each."""
     return [
         *_stale(json.loads(FACTS.read_text()), (root / "requirements" / "cuda.txt").read_text()),
         *_unknown(_pages(root)),
@@ -139,7 +139,7 @@ def _unknown(pages: Mapping[str, str]) -> list[str]:
 
 
 def _wrong_least(placement: str) -> list[str]:
-    """What a node refuses is what these libraries have no kernels for, and nothing else."""
+    """Compare the least capability that a node takes with that of the libraries' kernels."""
     (least,) = re.findall(r"^LEAST_CAPABILITY, .* = \((\d+, \d+)\), ", placement, re.MULTILINE)
     major, minor = least.split(", ")
     libraries = _libraries()
@@ -170,7 +170,7 @@ def _libraries() -> dict[str, Kernels]:
 
 
 def _entry(pins: str, name: str) -> str:
-    """What a file of pins says of a package."""
+    """Return the lines of a package in a file of pins."""
     (found,) = re.findall(rf"^{name}==[^\n]*\n(?: [^\n]*\n)*", pins, re.MULTILINE)
     return str(found)
 

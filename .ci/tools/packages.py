@@ -167,7 +167,7 @@ def lock() -> None:
 
 
 def check() -> list[str]:
-    """What differs from what is committed, a line each."""
+    """Differences from the committed files, a line each."""
     faults = []
     for name in SETS:
         now = (PLACE / f"{name}.txt").read_text()

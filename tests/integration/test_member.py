@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -112,7 +112,17 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
         assert again.status().groups.published == 2
 
 
-def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler of SIGINT, which a parent of the tests may have switched off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(
+    tmp_path: Path, interruptible: None
+) -> None:
     """Loaders of training data fork a program, and notebooks interrupt it."""
     _, invited = founded(tmp_path / "owner")
     nowhere = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWJ14duBaa4AvnvAsN3BEfwwE9h8X7suynZWM1EJBWq1sh"
@@ -128,7 +138,6 @@ def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: 
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert swarm.home.exists()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may ignore it
         threading.Timer(1.0, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             swarm.draw(1, wait=SECONDS)
