@@ -13,7 +13,8 @@ from running import CoordinatorProcess, RunningNode
 
 @pytest.fixture
 def hears_ctrl_c() -> Iterator[None]:
-    """The processes that a test starts obey SIGINT, even where the tests were told to ignore it.
+    """A test and the processes that it starts obey SIGINT, even where the tests were told to ignore
+    it.
 
     A shell starts its background jobs so, and every child inherits it. A signal that the parent
     handles is back at its default in the child.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -112,17 +111,8 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
         assert again.status().groups.published == 2
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Python's own handler of SIGINT, which a parent of the tests may have switched off."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(
-    tmp_path: Path, interruptible: None
-) -> None:
+@pytest.mark.usefixtures("hears_ctrl_c")
+def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: Path) -> None:
     """Loaders of training data fork a program, and notebooks interrupt it."""
     _, invited = founded(tmp_path / "owner")
     nowhere = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWJ14duBaa4AvnvAsN3BEfwwE9h8X7suynZWM1EJBWq1sh"

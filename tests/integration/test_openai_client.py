@@ -23,6 +23,7 @@ BUILD = installed_vllm()
 QUESTION = [{"role": "user", "content": "Sort 3 1 2."}]
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_a_client_hears_each_new_version_and_the_node_goes_on_learning(tmp_path: Path) -> None:
     settings = {"network.listen": ["/ip4/127.0.0.1/tcp/0"], "run.checkpoint_updates": 5}
     with swarm_node.start("tiny", home=tmp_path, settings=settings) as node:
