@@ -1,7 +1,7 @@
 """Planned memory against used memory, on a GPU with real shapes.
 
     python benchmarks/gpu_plan.py [--models qwen2.5-0.5b qwen2.5-1.5b] [--cases parts plan]
-                                  [--cards 8 12] [--new 32] [--updates 3] [--set KEY=VALUE]
+                                  [--gib 8 12] [--new 32] [--updates 3] [--set KEY=VALUE]
 
 For one CUDA device. Random weights of the real shapes, made here: nothing is downloaded. Each case
 runs in a process of its own. It fails (exit 1) where more is taken than planned with the spare 5%.
@@ -12,7 +12,7 @@ runs in a process of its own. It fails (exit 1) where more is taken than planned
 - `plan`: a real trainer process and a built-in sampler that share the base of adapters, at work at
   the same time, against the plan's total. Settings are those of `join` here, and of `--set`. All
   used memory of the device counts, fragments included, as no other process could have it. With
-  `--cards`, this process first takes memory until that many GB are free. A refusal counts as a
+  `--gib`, this process first takes memory until that many GB are free. A refusal counts as a
   failure.
 
 Without CUDA all of it runs on the CPU, where the figures say little (try `--models tiny`).
@@ -69,8 +69,8 @@ def training_of(variant: str, tokens: int) -> Any:
     return TrainingMethod(micro_batch_tokens=tokens, **chosen)
 
 
-def leave(card: float) -> tuple[Any, int]:
-    """Fill the GPU until `card` GiB are free (0 fills nothing): what holds the memory, and the
+def leave(gib: float) -> tuple[Any, int]:
+    """Fill the GPU until `gib` GiB are free (0 fills nothing): what holds the memory, and the
     bytes that are free. On a CPU, those of main memory."""
     import torch
 
@@ -80,8 +80,8 @@ def leave(card: float) -> tuple[Any, int]:
         return None, available_memory()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
-    held, wanted = None, int(card * _GIB)
-    if card and free > wanted:
+    held, wanted = None, int(gib * _GIB)
+    if gib and free > wanted:
         held = torch.empty(free - wanted, dtype=torch.uint8, device="cuda")
     return held, torch.cuda.mem_get_info()[0]
 
@@ -97,7 +97,7 @@ def by_part(directory: Path, variant: str, tokens: int, free: int) -> list[Any]:
     planned = estimated(shape, training, on)
     if on == "cpu":
         return [planned, phases(directory, training, on, Gauge(resident, resident_peak)), 0, 1.0]
-    torch.zeros(1, device=on)
+    context = context_bytes(free)
 
     def held() -> int:
         torch.cuda.synchronize()
@@ -110,7 +110,8 @@ def by_part(directory: Path, variant: str, tokens: int, free: int) -> list[Any]:
         return torch.cuda.max_memory_allocated()
 
     found = phases(directory, training, on, Gauge(held, peak))
-    context = free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+    torch.cuda.synchronize()
+    context = max(context, free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved())
     fragments = torch.cuda.memory_reserved() / max(torch.cuda.max_memory_allocated(), 1)
     return [planned, found, context, fragments]
 
@@ -217,13 +218,29 @@ def described(shape: Any, found: Any, new: int) -> tuple[int, int, str]:
 
 
 def context_bytes(free: int) -> int:
-    """Bytes of this process's CUDA context: what it took of `free`. 0 on a CPU."""
+    """Bytes of this process's CUDA context: what it took of `free` for more than tensors, once
+    kernels were loaded, which happens when each is first launched. 0 on a CPU."""
     import torch
 
     if device() == "cpu":
         return 0
-    torch.zeros(1, device=device())
+    launch_kernels()
+    torch.cuda.synchronize()
     return free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+
+
+def launch_kernels() -> None:
+    """Launch a few kernels of each kind that a trainer does: products, attention, the optimizer."""
+    import torch
+    import torch.nn.functional as F
+
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.ones(512, 512, device=device(), dtype=dtype, requires_grad=True)
+        heads = F.linear(torch.ones(1, 256, 512, device=device(), dtype=dtype), weight)
+        query = heads.view(1, 256, 8, 64).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query, query, query, is_causal=True)
+        F.silu(attended.float()).log_softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
+        torch.optim.AdamW([weight], fused=True).step()
 
 
 def memory_in_use(free: int) -> Callable[[], int]:
@@ -267,9 +284,9 @@ def main() -> None:
             place = (arguments.keep or Path(work)) / name
             place.parent.mkdir(parents=True, exist_ok=True)
             directory = make_directory(place, shape, torch.bfloat16)
-            for card in arguments.cards if "plan" in arguments.cases else ():
-                held, arguments.free = leave(card)
-                arguments.card = card
+            for size in arguments.gib if "plan" in arguments.cases else ():
+                held, arguments.free = leave(size)
+                arguments.size = size
                 well &= show_plan(name, directory, arguments)
                 del held
             _, arguments.free = leave(0)
@@ -288,7 +305,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["qwen2.5-0.5b", "qwen2.5-1.5b"])
     parser.add_argument("--cases", nargs="*", default=["parts", "plan"], choices=("parts", "plan"))
-    parser.add_argument("--cards", nargs="+", type=float, default=[0.0], help="GB; 0: as it is")
+    parser.add_argument("--gib", nargs="+", type=float, default=[0.0], help="GB; 0: as it is")
     parser.add_argument("--tokens", type=int, default=2048, help="of a micro-batch, by part")
     parser.add_argument("--new", type=int, default=NEW)
     parser.add_argument("--updates", type=int, default=3)
@@ -324,9 +341,9 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
     title = f"{name}, {arguments.free / _GIB:.2f} GiB free, {arguments.new} new tokens"
     if "refused" in found:
         print(f"{title}: refused: {found['refused']}", flush=True)
-        tell(model=name, card=arguments.card, new=arguments.new, refused=found["refused"])
+        tell(model=name, gib=arguments.size, new=arguments.new, refused=found["refused"])
         return False
-    # Contexts differ by card: the plan's 512 MiB stand for each of the two that were measured.
+    # Contexts differ by GPU: the plan's 512 MiB stand for each of the two that were measured.
     taken, planned = found["taken"], found["planned"]
     if found["context"]:
         taken += 2 * (CONTEXT - found["context"])
@@ -340,7 +357,7 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
     )
     tell(
         **{"model": name, "free_mib": arguments.free / _MIB, "new": arguments.new, "well": well},
-        **{"card": arguments.card, "planned_mib": planned / _MIB, "taken_mib": taken / _MIB},
+        **{"gib": arguments.size, "planned_mib": planned / _MIB, "taken_mib": taken / _MIB},
         **{"context_mib": found["context"] / _MIB, "seconds": found["seconds"]},
         **{"halvings": found["halvings"], "plan": found["words"], "set": arguments.set},
     )

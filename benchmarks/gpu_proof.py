@@ -1,6 +1,7 @@
-"""Measurements that only gpu_proof.sh needs: facts, attention's kernels, decoding.
+"""Measurements that only gpu_proof.sh needs: facts, doctor, attention's kernels, decoding.
 
-    python benchmarks/gpu_proof.py facts | attention | decoding [--models NAME …] [--keep DIR]
+    python benchmarks/gpu_proof.py facts | doctor | attention | decoding [--models NAME …]
+                                   [--rows N …] [--keep DIR]
 
 One JSON object a line. Without CUDA all of it runs on the CPU, and says so.
 """
@@ -9,18 +10,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from figures import tell
 from plan import make_directory
@@ -51,27 +55,77 @@ def shape_of(name: str) -> Qwen2Config:
     return known_shape(name) or Qwen2Config.from_directory(resolve(name))
 
 
+#: Packages whose versions or seconds of import decide what a machine can do.
+_PACKAGES: tuple[str, ...] = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "peft",
+    "bitsandbytes",
+)
+_PACKAGES += ("hivemind", "numpy", "protobuf", "grpcio", "triton", "vllm")
+_IMPORTED = ("torch", "transformers", "peft", "hivemind", "swarm_node.cli.main")
+_SMI = "name,driver_version,compute_mode,mig.mode.current,persistence_mode,memory.total"
+
+
 def facts(_: argparse.Namespace) -> bool:
-    found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__}
-    found |= {"cuda": torch.version.cuda, "device": "CPU"}
+    """The machine: what other figures were measured on. False where something is installed that
+    this project cannot import, or a GPU lets one process in only."""
+    found: dict[str, Any] = {"python": sys.version.split()[0], "kernel": platform.release()}
+    found |= {"cuda": torch.version.cuda, "device": "CPU", "cores": os.cpu_count()}
+    found |= {"memory_bytes": psutil.virtual_memory().available}
+    found |= {"shared_bytes": shutil.disk_usage("/dev/shm").free}
+    found |= {"temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free}
+    found |= {"versions": {name: version_of(name) for name in _PACKAGES}}
+    well = True
     if ON_GPU:
-        card = torch.cuda.get_device_properties(0)
+        gpu = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
-        found |= {"device": card.name, "capability": f"{card.major}.{card.minor}"}
+        found |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
         found |= {"free_bytes": free, "total_bytes": total, "bfloat16": hardware().bfloat16}
-        if command := shutil.which("nvidia-smi"):
-            query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-            found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    if ON_GPU and (command := shutil.which("nvidia-smi")):
+        query = [command, f"--query-gpu={_SMI}", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+        found["nvidia_smi"] = dict(zip(_SMI.split(","), answer.split(", "), strict=False))
+        well = "Exclusive" not in answer
+        if not well:
+            print("FAIL because the GPU lets one process in only: set its compute mode to Default")
     say(**found)
-    absent = [one for one in ("typer", "cryptography") if importlib.util.find_spec(one) is None]
-    if absent:
-        say(doctor=f"not run: {', '.join(absent)} not installed")
-        return True
+    for name in _IMPORTED:  # in a process of its own, as each child of a node is
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True)
+        say(module=name, import_seconds=round(time.perf_counter() - began, 1), code=done.returncode)
+        if done.returncode:
+            print(done.stderr.decode(errors="replace")[-1000:])
+            print(f"FAIL because {name} cannot be imported")
+            well = False
+    return well
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def doctor(_: argparse.Namespace) -> bool:
+    """What `swarm-node doctor` says, and its probe's seconds. False where it does not answer, and
+    where processes cannot share the GPU's memory: plans then hold a second base."""
+    began = time.perf_counter()
     # Its exit code is no verdict here: a machine without network has errors of its own.
-    doctor = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
-    done = subprocess.run(doctor, capture_output=True, text=True)
-    say(doctor=json.loads(done.stdout) if done.stdout else done.stderr[-500:])
-    return bool(done.stdout)
+    command = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    seconds = round(time.perf_counter() - began, 1)
+    if not done.stdout:
+        print(f"{done.stderr[-2000:]}\nFAIL because doctor did not answer")
+        return False
+    report = json.loads(done.stdout)
+    say(seconds=seconds, **report)
+    if unshared := report["facts"]["seen"]["unshared"]:
+        print(f"FAIL because processes do not share the GPU's memory: {unshared}")
+    return not unshared
 
 
 def attention(arguments: argparse.Namespace) -> bool:
@@ -135,7 +189,7 @@ def copy_rate() -> float:
 def decoding(arguments: argparse.Namespace) -> bool:
     """Tokens per second of the built-in sampler, and of a sampler that only waits for memory: each
     step it reads all weights, and the keys and values of half of the answers' tokens."""
-    rate, where = copy_rate(), place("auto", "auto", hardware())
+    rate, where, well = copy_rate(), place("auto", "auto", hardware()), True
     width = 2 if where.half else 4
     with tempfile.TemporaryDirectory() as work:
         for name in arguments.models:
@@ -143,7 +197,9 @@ def decoding(arguments: argparse.Namespace) -> bool:
             (arguments.keep or Path(work)).mkdir(parents=True, exist_ok=True)
             directory = make_directory((arguments.keep or Path(work)) / name, shape, torch.bfloat16)
             token = 2 * shape.num_hidden_layers * shape.key_value_size * width
-            for rows, graphs in product(BATCHES, (True, False) if ON_GPU else (False,)):
+            for rows, graphs in product(
+                arguments.rows or BATCHES, (True, False) if ON_GPU else (False,)
+            ):
                 cache = CacheShape(rows, PROMPT + NEW) if graphs else None
                 read = width * shape.weight_count + rows * (PROMPT + NEW / 2) * token
                 found, faults = asyncio.run(drawn(directory, where, rows, cache))
@@ -153,7 +209,10 @@ def decoding(arguments: argparse.Namespace) -> bool:
                     **{"graphs": graphs, "tokens_per_s": round(found), "limit": round(limit)},
                     **{"share": round(found / limit, 3), "faults": faults},
                 )
-    return True
+                if faults:
+                    print(f"FAIL because of faults while {name} decoded {rows} rows: {faults}")
+                    well = False
+    return well
 
 
 async def drawn(
@@ -179,9 +238,11 @@ async def drawn(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("facts", "attention", "decoding"))
+    parser.add_argument("what", choices=("facts", "doctor", "attention", "decoding"))
     parser.add_argument("--models", nargs="+", default=["tiny"])
     parser.add_argument("--keep", type=Path, help="directory for models, which are not made again")
+    parser.add_argument("--rows", nargs="+", type=int, help="answers at once, of decoding")
     given = parser.parse_args()
-    measure = {"facts": facts, "attention": attention, "decoding": decoding}[given.what]
+    steps = {"facts": facts, "doctor": doctor, "attention": attention, "decoding": decoding}
+    measure = steps[given.what]
     sys.exit(not measure(given))

@@ -1,31 +1,44 @@
 #!/usr/bin/env bash
-# Everything that one CUDA card can prove, in steps of under ten minutes, those first that fail first.
+# Everything that one CUDA GPU can prove, in steps of under ten minutes, those first that fail first.
 #
 #     benchmarks/gpu_proof.sh [OUT] [--only STEP ... | --bundle NAME]   # OUT: build/gpu-proof
 #     benchmarks/gpu_proof.sh --list | --bundles
-#     python benchmarks/gpu_wheels.py DIR                               # for a machine without network
+#     make gpu-call                                  # for a machine without network: three commands
 #
-# A step's output is in OUT/STEP.log, its verdict in OUT/summary.txt: PASS, FAIL, or NOT RUN because ….
-# OUT/results.json has all verdicts and figures. Exit 1 if any failed. A bundle ends within nine minutes
-# on a machine that keeps nothing. PYTHON names the interpreter, WHEELS the folder that gpu_wheels.py
-# filled. Without CUDA (or with CUDA_VISIBLE_DEVICES=) steps run on the CPU with the tiny model, and
-# say so.
+# A step's output is in OUT/STEP.log, its verdict in OUT/summary.txt: PASS, FAIL because …, or NOT RUN
+# because …. OUT/results.json has all verdicts and figures. Exit 1 if any failed. Each step has a time
+# limit of its own, and a bundle ends within BUNDLE_SECONDS (540) on a machine that keeps nothing.
+#
+# PYTHON names the interpreter. With WHEELS, the folder that gpu_wheels.py filled, the step `setup`
+# installs them for the others. RETURN names a folder that gets results.json, summary.txt and
+# proof.tgz, renewed within seconds of every figure. Without CUDA (or with CUDA_VISIBLE_DEVICES=)
+# steps run on the CPU with the smallest models, and say so.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-STEPS=(facts attention gpu-tests ipc plan-small plan-cards updates long head decoding trainer plan-parts
-    plan-large nf4 vllm-tests vllm-sync vllm-engine join-torch join-vllm)
-# The first says whether `swarm-node join` works on this card.
+# Step -> its limit in seconds; those that are not named may take 580.
+declare -A LIMITS=(
+    [setup]=90 [facts]=90 [doctor]=100 [join-tiny]=90 [join-card-12]=120 [join-card-8]=120 [join-card-24]=120
+    [join-card-16]=120 [ipc]=90 [gpu-tests]=240 [decoding]=150 [shared-prompts]=150 [attention]=110
+    [two-nodes]=220 [join-nf4]=200 [nf4-tests]=120 [join-torch]=200
+)
+STEPS=(setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 doctor ipc
+    gpu-tests decoding shared-prompts attention two-nodes join-nf4 nf4-tests join-torch
+    plan-small plan-sizes updates long head trainer plan-parts plan-large plan-nf4
+    vllm-tests vllm-sync vllm-engine join-vllm)
+# Each call begins with `setup` and `facts`: a machine keeps nothing from one to the next.
 declare -A BUNDLES=(
-    [first]="facts ipc plan-small join-torch attention" [tests]="gpu-tests" [memory]="plan-cards"
-    [updates]="updates long" [speed]="head decoding trainer" [parts]="plan-parts plan-large" [nf4]="nf4"
-    [vllm]="vllm-tests vllm-sync" [engine]="vllm-engine join-vllm"
+    [first]="setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 doctor ipc"
+    [second]="setup facts gpu-tests decoding shared-prompts attention"
+    [third]="setup facts two-nodes join-nf4 nf4-tests join-torch"
+    [memory]="plan-small plan-sizes" [updates]="updates long" [speed]="head trainer"
+    [parts]="plan-parts plan-large plan-nf4" [vllm]="vllm-tests vllm-sync" [engine]="vllm-engine join-vllm"
 )
 OUT=build/gpu-proof CHOSEN=("${STEPS[@]}") LEFT=
 case "${1-}" in
 --list) printf '%s\n' "${STEPS[@]}" && exit ;;
 --bundles)
-    for name in first tests memory updates speed parts nf4 vllm engine; do echo "$name: ${BUNDLES[$name]}"; done
+    for name in first second third memory updates speed parts vllm engine; do echo "$name: ${BUNDLES[$name]}"; done
     exit
     ;;
 '' | --only | --bundle) ;;
@@ -46,48 +59,83 @@ for step in "${CHOSEN[@]}"; do
 done
 
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
-export PYTHONPATH=$PWD:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1
 KEEP=${TMPDIR:-/tmp}/swarm-node-gpu-proof
+SITE=$KEEP/site
+[ -n "$STEP" ] || export PYTHONPATH=$PWD:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}${WHEELS:+:$SITE}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 mkdir -p "$OUT" "$KEEP"
-if [ -n "${WHEELS-}" ]; then
-    [ -d "$KEEP/site" ] || "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile \
-        --target "$KEEP/site" "$WHEELS"/*.whl || exit 2
-    export PYTHONPATH=$PYTHONPATH:$KEEP/site
-fi
 python() { "$PYTHON" "$@"; }
 pytest() {
-    python -m pytest -q -m gpu -p no:cacheprovider --junitxml "$OUT/$STEP.xml" "$@" || return
-    on_card || not_run "there is no CUDA device: all skipped"
+    python -m pytest -q -p no:cacheprovider -p figures --junitxml "$OUT/$STEP.xml" "$@"
+}
+gpu_tests() {
+    pytest -m gpu "$@" || return
+    on_gpu || not_run "there is no CUDA device: all skipped"
 }
 has() { python -c "import importlib.util as i, sys; sys.exit(i.find_spec('$1') is None)"; }
-export ON_CARD=${ON_CARD-$(python -c 'import torch; print("1" * torch.cuda.is_available())')}
-# Arguments for a card, or those for a CPU.
-on_card() { [ -n "$ON_CARD" ]; }
+export ON_GPU=${ON_GPU-$(timeout 60 "$PYTHON" -c 'import torch; print("1" * torch.cuda.is_available())')}
+# Arguments for a GPU, or those for a CPU.
+on_gpu() { [ -n "$ON_GPU" ]; }
 SMALL=tiny MIDDLE=tiny BOTH=(tiny) SHIPPED=(tiny) CARD=0 CARDS=(0) GPU_TRAINER=(tiny --rows 8 --tokens 128)
 HEAD=(--tokens 64 --vocabulary 4096 --repetitions 1) LONG="256 512" NEW=32
-if on_card; then
+JOINED=least PAIRED=least FOUR_BIT=least SHARED=(--updates 2 --groups 2) ROWS=(8 16) WHOLE=least
+if on_gpu; then
     SMALL=qwen2.5-0.5b MIDDLE=qwen2.5-1.5b BOTH=(qwen2.5-{0.5b,1.5b})
     CARD=8 CARDS=(8 12 16 24) NEW=1024 LONG="2048 8192"
     SHIPPED=(tiny qwen2.5-{0.5b,1.5b,3b,7b} qwen3-{0.6b,1.7b,4b,8b})
     HEAD=(--tokens 8192) GPU_TRAINER=("$KEEP/$SMALL" --rows 64 --tokens 1024)
+    JOINED=$MIDDLE PAIRED=$SMALL FOUR_BIT=qwen3-4b SHARED=() ROWS=(64 128) WHOLE=$SMALL
 fi
 LORA=(--set training.lora_rank=32)
 plan() { python benchmarks/gpu_plan.py --keep "$KEEP" "$@"; }
 
 # One function a step. Exit 77 means not run, and the last line says why.
 not_run() { echo "NOT RUN because $*" && return 77; }
+# Entry points, without which there is no environment `drills`, are those of the tree.
+run_setup() {
+    nvidia-smi
+    free -g && df -h /dev/shm "$KEEP" && ulimit -n
+    [ -n "${WHEELS-}" ] || { echo "no WHEELS: what is installed is used" && return; }
+    [ -d "$SITE" ] && { echo "installed before" && return; }
+    rm -rf "$SITE.partial"
+    python -m pip install --quiet --no-index --no-deps --no-compile --target "$SITE.partial" "$WHEELS"/*.whl &&
+        python -c 'import setuptools; setuptools.setup()' -q egg_info --egg-base "$SITE.partial" &&
+        mv "$SITE.partial" "$SITE" || { echo "FAIL because the wheels could not be installed" && return 1; }
+}
 run_facts() { python benchmarks/gpu_proof.py facts; }
+run_doctor() { python benchmarks/gpu_proof.py doctor; }
 run_attention() { python benchmarks/gpu_proof.py attention --models "${SHIPPED[@]}"; }
 run_gpu-tests() {
-    local rooms=(tests/policy) files
-    has cryptography && rooms+=(tests/node) # node's tests import the network's keys
-    mapfile -t files < <(grep -rlE '\bmark\.gpu' "${rooms[@]}")
-    pytest "${files[@]}"
+    local files
+    mapfile -t files < <(grep -rlE '\bmark\.gpu' tests/policy tests/node | grep -v test_nf4)
+    gpu_tests "${files[@]}"
 }
-run_ipc() { pytest tests/policy/weights; }
-run_plan-small() { plan --cases plan --models "$SMALL" --cards "$CARD" --new "$NEW" --updates 2; }
-run_plan-cards() { plan --cases plan --models "$MIDDLE" --cards "${CARDS[@]}" --new "$NEW" --updates 2; }
+run_ipc() { gpu_tests tests/policy/weights; }
+# What a consumer GPU would do: those take flash attention by themselves.
+joined() {
+    on_gpu && export TORCH_CUDNN_SDPA_DEPRIORITIZED=1
+    python benchmarks/gpu_join.py "$@" --models "$KEEP/whole"
+}
+run_join-tiny() { joined tiny; }
+run_join-card-8() { joined shape --model "$JOINED" --free 8; }
+run_join-card-12() { joined shape --model "$JOINED" --free 12; }
+run_join-card-16() { joined shape --model "$JOINED" --free 16; }
+run_join-card-24() { joined shape --model "$JOINED" --free 24; }
+run_two-nodes() { joined pair --model "$PAIRED" --free 24; }
+run_join-nf4() {
+    has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }
+    joined shape --model "$FOUR_BIT" --free 12 --set training.base=nf4 training.lora_rank=32
+}
+run_nf4-tests() {
+    has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }
+    pytest tests/policy/models/test_nf4.py
+}
+run_shared-prompts() {
+    plan --cases --models "$MIDDLE" && python benchmarks/gpu_attention.py --model "$KEEP/$MIDDLE" "${SHARED[@]}"
+}
+run_decoding() { python benchmarks/gpu_proof.py decoding --models "$MIDDLE" --rows "${ROWS[@]}" --keep "$KEEP"; }
+run_plan-small() { plan --cases plan --models "$SMALL" --gib "$CARD" --new "$NEW" --updates 2; }
+run_plan-sizes() { plan --cases plan --models "$MIDDLE" --gib "${CARDS[@]}" --new "$NEW" --updates 2; }
 run_updates() { plan --cases plan --models "${BOTH[@]}" --new "$NEW" --updates 5 "${LORA[@]}"; }
 run_long() {
     local new well=0
@@ -97,64 +145,71 @@ run_long() {
     return $well
 }
 run_head() { python benchmarks/head.py "${HEAD[@]}"; }
-run_decoding() { python benchmarks/gpu_proof.py decoding --models "${BOTH[@]}" --keep "$KEEP"; }
 run_trainer() {
     plan --cases --models "$SMALL" && python benchmarks/gpu_trainer.py --model "${GPU_TRAINER[@]}"
 }
 run_plan-parts() { plan --cases parts --models "${BOTH[@]}"; }
 run_plan-large() {
-    on_card || { not_run "there is no CUDA device"; return; }
-    plan --cases plan --models qwen3-4b --cards 16 --new "$NEW" --updates 2 &&
-        plan --cases plan --models qwen3-8b --cards 24 --new "$NEW" --updates 2
+    on_gpu || { not_run "there is no CUDA device"; return; }
+    plan --cases plan --models qwen3-4b --gib 16 --new "$NEW" --updates 2 &&
+        plan --cases plan --models qwen3-8b --gib 24 --new "$NEW" --updates 2
 }
-run_nf4() {
+run_plan-nf4() {
     has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }
-    on_card || { not_run "there is no CUDA device"; return; }
-    pytest tests/policy/models/test_nf4.py &&
-        plan --cases plan --models "${BOTH[@]}" --new "$NEW" "${LORA[@]}" training.base=nf4
+    on_gpu || { not_run "there is no CUDA device"; return; }
+    plan --cases plan --models "${BOTH[@]}" --new "$NEW" "${LORA[@]}" training.base=nf4
 }
 vllm() {
-    on_card || { not_run "there is no CUDA device"; return; }
+    on_gpu || { not_run "there is no CUDA device"; return; }
     has vllm || { not_run "vLLM is not installed"; return; }
     python -c 'import sys, swarm_node.policy.sampling.vllm.engine as e
 sys.exit(e.installed_vllm().on_cpu)' || { not_run "vLLM is a build for CPUs"; return; }
 }
-run_vllm-tests() { vllm && pytest tests/integration/test_vllm_gpu.py; }
+run_vllm-tests() { vllm && gpu_tests tests/integration/test_vllm_gpu.py; }
 run_vllm-sync() { vllm && python benchmarks/vllm_sync.py; }
 run_vllm-engine() {
     vllm && plan --cases --models "$SMALL" &&
         python benchmarks/gpu_engine.py --model "$KEEP/$SMALL" --repetitions 3
 }
-join() {
-    on_card || { not_run "there is no CUDA device"; return; }
-    has hivemind || { not_run "hivemind is not installed"; return; }
-    python benchmarks/real_shapes.py --device cuda --engine "$1" --models "$KEEP/whole"
+real_shapes() {
+    local device=cuda
+    on_gpu || device=cpu
+    python benchmarks/real_shapes.py --model "$WHOLE" --device $device --engine "$1" --models "$KEEP/short" \
+        $(on_gpu || echo --new 16 --updates 2)
 }
-run_join-torch() { join torch; }
-run_join-vllm() { vllm && join vllm; }
+run_join-torch() { real_shapes torch; }
+run_join-vllm() { vllm && real_shapes vllm; }
 
 if [ -n "$STEP" ]; then "run_$STEP"; exit; fi
 failed=0
+rm -f "$OUT/running"
 : > "$OUT/summary.txt"
+if [ -n "${RETURN-}" ]; then
+    "$PYTHON" benchmarks/figures.py "$OUT" --into "$RETURN" --watch > "$OUT/watch.log" 2>&1 &
+    trap "kill $! 2> /dev/null" EXIT
+fi
 for step in "${CHOSEN[@]}"; do
-    started=$SECONDS limit=${LEFT:+$((LEFT - SECONDS))}
-    limit=${limit:-580}
-    rm -f "$OUT/$step".{jsonl,xml}
+    started=$SECONDS left=${LEFT:+$((LEFT - SECONDS))} limit=${LIMITS[$step]:-580}
+    [ -z "$left" ] || limit=$((left < limit ? left : limit))
+    rm -f "$OUT/$step".{log,jsonl,xml} "$OUT/$step".*.log
     if [ "$limit" -gt 10 ]; then
+        echo "$step" > "$OUT/running"
         FIGURES=$OUT/$step.jsonl timeout --kill-after 10 "$limit" \
-            benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1
+            bash benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1
         code=$?
     else
         echo "NOT RUN because the bundle's time was over" > "$OUT/$step.log"
         code=77
     fi
+    why=$(grep '^FAIL because ' "$OUT/$step.log" | tail -n 1)
     case $code in
-    0) verdict="PASS$([ -n "$ON_CARD" ] || echo ' on the CPU')" ;;
+    0) verdict="PASS$([ -n "$ON_GPU" ] || echo ' on the CPU')" ;;
     77) verdict=$(tail -n 1 "$OUT/$step.log") ;;
     124 | 137) verdict="FAIL: over $limit s, see $OUT/$step.log" failed=1 ;;
-    *) verdict="FAIL: exit $code, see $OUT/$step.log" failed=1 ;;
+    *) verdict="${why:-FAIL: exit $code}, see $OUT/$step.log" failed=1 ;;
     esac
-    printf '%-12s %4d s  %s\n' "$step" $((SECONDS - started)) "$verdict" | tee -a "$OUT/summary.txt"
-    python benchmarks/figures.py "$OUT" || echo "no results.json: see above" >&2
+    printf '%-14s %4d s  %s\n' "$step" $((SECONDS - started)) "$verdict" | tee -a "$OUT/summary.txt"
+    rm -f "$OUT/running"
+    python benchmarks/figures.py "$OUT" ${RETURN:+--into "$RETURN"} || echo "no results.json: see above" >&2
 done
 exit $failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -69,17 +71,32 @@ class Memory:
 @dataclass
 class NodeProcess:
     """A node with its home in `directory`. It joins as a user would, and is stopped in the end. It
-    founds a swarm, or joins that of a `ticket`. `program` takes the place of swarm-node."""
+    founds a swarm, or joins that of a `ticket`. `program` takes the place of swarm-node. Its log is
+    `log_file`, or in `directory`."""
 
     directory: Path
     assignments: Sequence[str]
     program: Sequence[str] = ("-m", "swarm_node")
     ticket: Path | None = None
+    log_file: Path | None = None
     home: Home = field(init=False)
     process: subprocess.Popen[bytes] = field(init=False)
+    _read: int = field(default=0, init=False)
 
     def start(self, wait_seconds: float = START_SECONDS) -> Snapshot:
         """Start it and wait until it trains."""
+        self.launch()
+        deadline = time.monotonic() + wait_seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(SwarmNodeError):  # not yet, or too busy to answer
+                snapshot = self.status()
+                if snapshot.state == "running" and snapshot.evals:
+                    return snapshot
+            time.sleep(0.2)
+        raise RuntimeError(f"the node did not start:\n{self.log.read_text()[-2000:]}")
+
+    def launch(self) -> None:
+        """Start it."""
         self.home = Home(self.directory / "node")
         home = ["--home", str(self.home.path)]
         if self.ticket is None:
@@ -96,18 +113,18 @@ class NodeProcess:
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        deadline = time.monotonic() + wait_seconds
-        while time.monotonic() < deadline and self.process.poll() is None:
-            with contextlib.suppress(SwarmNodeError):  # not yet, or too busy to answer
-                snapshot = self.status()
-                if snapshot.state == "running" and snapshot.evals:
-                    return snapshot
-            time.sleep(0.2)
-        raise RuntimeError(f"the node did not start:\n{self.log.read_text()[-2000:]}")
 
     @property
     def log(self) -> Path:
-        return self.directory / "node.log"
+        return self.log_file or self.directory / "node.log"
+
+    def events(self) -> list[dict[str, Any]]:
+        """Events logged since the last call, by a node whose `log_format` is "json"."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._read += len(whole) + bool(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
 
     def status(self) -> Snapshot:
         return asyncio.run(ControlClient(self.home.control_file).status())

@@ -68,19 +68,15 @@ _MIB = 2**20
 def make_directory(target: Path, config: Any, dtype: Any = None) -> Path:
     """A random model of `config` with the tiny model's tokenizer, unless it is there already."""
     import torch
-    from safetensors.torch import save_file
+    from random_model import write_weights
 
     from swarm_node.policy.models.model import resolve
-    from swarm_node.policy.models.qwen2 import Qwen2
 
     if (target / "model.safetensors").exists():
         return target
     shutil.copytree(resolve("tiny"), target, ignore=shutil.ignore_patterns("*.safetensors"))
-    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
     (target / "config.json").write_text(json.dumps({**config.to_hf(), "eos_token_id": 2}))
-    state = {name: part.to(dtype or part.dtype) for name, part in model.hf_state().items()}
-    save_file(state, target / "model.partial")
-    (target / "model.partial").rename(target / "model.safetensors")
+    write_weights(target / "model.safetensors", config, dtype or torch.float32)
     return target
 
 

@@ -31,31 +31,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import tell
+from figures import beside, tell
 from node_process import Memory, NodeProcess, cpu_seconds
-from safetensors.torch import save_file
+from random_model import write_weights
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.preflight.probe import gpu_memory
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 
 GROUP, RANK = 8, 16
+#: Seconds for a node to start; half a billion weights in float32 take minutes on a busy CPU.
+_GPU_WAIT, _CPU_WAIT = 150.0, 3600.0
 _NAMED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_LEAST = Qwen2Config(
+#: The first token that is no letter.
+_FIRST_WORD = 256
+LEAST = Qwen2Config(
     *(151_936, 16, 16, 1, 1, 1, 1e6), max_position_embeddings=4096, tie_word_embeddings=True
 )
 
 
-def make_model(target: Path, shape: Qwen2Config) -> Path:
-    """A model of random weights with a tokenizer of as many entries as the hub's."""
+def make_model(target: Path, shape: Qwen2Config, mean_answer: int = 0) -> Path:
+    """A model of random weights with a tokenizer of as many entries as the hub's. With a
+    `mean_answer`, so many tokens end an answer that answers have that length in the mean, the
+    distribution being nearly uniform; else nearly none ends before the limit."""
     if (target / "model.safetensors").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
@@ -73,10 +78,10 @@ def make_model(target: Path, shape: Qwen2Config) -> Path:
     )
     fast.save_pretrained(target)
     end = fast.convert_tokens_to_ids("<|im_end|>")
-    (target / "config.json").write_text(json.dumps({**shape.to_hf(), "eos_token_id": end}))
-    model = Qwen2(shape, generator=torch.Generator().manual_seed(0))
-    state = model.hf_state(torch.bfloat16)
-    save_file(state, target / "model.safetensors", {"format": "pt"})
+    more = range(shape.vocab_size // mean_answer if mean_answer else 0)
+    ends = [end, *(_FIRST_WORD + number for number in more)]
+    (target / "config.json").write_text(json.dumps({**shape.to_hf(), "eos_token_id": ends}))
+    write_weights(target / "model.safetensors", shape, torch.bfloat16)
     return target
 
 
@@ -122,15 +127,20 @@ def run(
         "run.checkpoint_updates": 1000,
         "run.threads": arguments.threads,
         "run.device": arguments.device,
+        "log_format": "json",
     }
     before = gpu_memory() if arguments.device != "cpu" else None
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
-        node = NodeProcess(Path(directory), [f"{key}={value}" for key, value in settings.items()])
+        node = NodeProcess(
+            Path(directory),
+            [f"{key}={value}" for key, value in settings.items()],
+            log_file=beside(f"{model.name}-{dtype}-{new}.node.log"),
+        )
         peak, lost = Memory(), 0
         marks: list[tuple[int, float, float]] = []
         try:
-            node.start(wait_seconds=3600)
-            plan = planned(node.log)
+            node.start(_GPU_WAIT if before else _CPU_WAIT)
+            plan = planned(node)
             pid, done = node.process.pid, -1
             while done < updates:
                 peak.raise_to(Memory.of(pid))
@@ -138,14 +148,17 @@ def run(
                     lost = max(lost, before.free - here.free)
                 if node.process.poll() is not None:
                     raise RuntimeError(node.log.read_text()[-2000:])
-                now = done
+                now, faults = done, {}
                 with contextlib.suppress(SwarmNodeError):  # too busy to answer
-                    now = node.status().updates
+                    snapshot = node.status()
+                    now, faults = snapshot.updates, snapshot.faults
                 if now != done:
                     done = now
                     marks.append((done, cpu_seconds(pid), time.monotonic()))
-                    told = f"{done} updates, {marks[-1][1]:.0f} CPU s, peak {peak.pss:,.0f} MiB"
-                    print(told, file=sys.stderr, flush=True)
+                    so_far = {"updates": done, "cpu_seconds": marks[-1][1], "faults": faults}
+                    so_far["peak_mib"] = lost / 2**20 if before else peak.pss
+                    tell(model=model.name, planned_mib=plan, **so_far)
+                    print(so_far, file=sys.stderr, flush=True)
                 time.sleep(0.5)
         finally:
             node.stop()
@@ -156,6 +169,7 @@ def run(
         "seconds": each[1],
         "updates": done,
         "planned": plan,
+        "faults": faults,
     }
 
 
@@ -170,10 +184,16 @@ def per_update(marks: list[tuple[int, float, float]]) -> tuple[float, float]:
     return (last[1] - first[1]) / count, (last[2] - first[2]) / count
 
 
-def planned(log: Path) -> float:
+def planned(node: NodeProcess) -> float:
     """MiB of the plan that the node made, from its first lines."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    return float(next(line["bytes"] for line in lines if line["event"] == "memory")) / 2**20
+    return float(next(e["bytes"] for e in node.events() if e["event"] == "memory")) / 2**20
+
+
+def import_environments() -> None:
+    """Let the processes that are started import this folder's modules, as environments, beside all
+    that this one can."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def main() -> None:
@@ -189,11 +209,11 @@ def main() -> None:
     parser.add_argument("--limit-gb", type=float, default=0.0)
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path[1:2]])
-    shape = _LEAST if arguments.model == "least" else known_shape(arguments.model)
+    import_environments()
+    shape = LEAST if arguments.model == "least" else known_shape(arguments.model)
     assert shape is not None, "swarm-node plan lists the names"
     directory = make_model(arguments.models / arguments.model, shape)
-    least = make_model(arguments.models / "least", _LEAST)
+    least = make_model(arguments.models / "least", LEAST)
     found = {}
     with limited(arguments.limit_gb):
         empty = run(least, arguments, "float32", updates=1, new=16)
@@ -224,6 +244,7 @@ def show(
         planned_mib=plan,
         measured_mib=measured,
         updates=found["updates"],
+        faults=found["faults"],
         update_seconds=found["seconds"],
         update_cpu_seconds=found["cpu_seconds"],
     )

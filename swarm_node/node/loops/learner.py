@@ -254,6 +254,15 @@ class Learner:
         )
         if stats.skipped is None:
             tally.last_applied = tally.last_update
+        _log.debug(
+            "update",
+            **msgspec.structs.asdict(tally.last_update),
+            version=stats.version,
+            mean_abs_delta=stats.mean_abs_delta,
+            halvings=stats.halvings,
+            external=drawn.external_count,
+            skipped=stats.skipped,
+        )
 
     def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         """Add to the sums for the history; `version` is the policy's before the update."""

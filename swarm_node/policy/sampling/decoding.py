@@ -258,7 +258,7 @@ class Decoder:
         try:
             self._graphs = self._graphs or _Graphs()
             # The rotary tables are read by address, and the model may take longer ones some day.
-            return self._graphs.capture(compute, self.model.rotary(capacity, cache.bias))
+            graph = self._graphs.capture(compute, self.model.rotary(capacity, cache.bias))
         except RuntimeError as error:
             if self._rows > _LEAST_BUCKET and out_of_memory(error):
                 raise  # fewer rows at once take smaller graphs, and are faster than eager ones
@@ -266,6 +266,8 @@ class Decoder:
             _log.warning("decoding without CUDA graphs, which is slower", error=str(error))
             self._captures = False
             return compute
+        _log.debug("CUDA graph captured", rows=rows, capacity=capacity, window=window)
+        return graph
 
 
 def _compute(tokens: Tensor, cache: KeyValueCache, model: Qwen2) -> Tensor:

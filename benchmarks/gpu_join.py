@@ -1,0 +1,351 @@
+"""`swarm-node join` as users type it, on a GPU with as much free memory as a consumer's has.
+
+    python benchmarks/gpu_join.py tiny [--updates 400]
+    python benchmarks/gpu_join.py shape [--model qwen2.5-1.5b] [--free 12] [--updates 5] [--set K=V]
+    python benchmarks/gpu_join.py pair [--model qwen2.5-0.5b] [--free 24] [--updates 5]
+
+- `tiny`: the demo's drills with the model that ships; fails unless reward on unseen tasks rises.
+- `shape`: a model of random weights with the default settings. This process first takes memory
+  until `--free` GiB are left. Answers are short and long, 128 tokens in the mean
+  (`real_shapes.make_model`); rewards are those of `hashed_questions.py`.
+- `pair`: a node, and a second one on the same GPU that joins it after its first update and plans on
+  what is free then; fails unless each trains on groups of the other.
+
+For every update it tells the memory planned and its peak so far, tokens sampled a second, seconds
+of the update, KL and mean difference of log-probs between sampler and trainer, halvings, all
+counted faults and the CUDA graphs captured. It fails, and says why, where something was counted as
+a fault, where the GPU captured no graph, where sampler and trainer disagree in the first update,
+which is made of answers of its own version, and where more memory is taken than planned.
+Without CUDA all of it runs on the CPU, where `--model least` is quick and memory is not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from figures import beside, tell
+from gpu_plan import context_bytes, leave
+from node_process import NodeProcess
+from real_shapes import LEAST, import_environments, make_model
+
+from swarm_node.errors import SwarmNodeError
+from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
+from swarm_node.node.preflight.defaults import LONGEST_ANSWER
+from swarm_node.node.preflight.probe import gpu_memory
+from swarm_node.policy.memory.footprint import CONTEXT
+from swarm_node.policy.memory.plan import SPARE
+from swarm_node.policy.models.shapes import known_shape
+
+ON_GPU = torch.cuda.is_available()
+MEAN_ANSWER = 128
+#: The most that k3 of the first update may be, in nats: half the square of the mean difference that
+#: the canary allows in bfloat16 (docs/engines.md).
+MOST_KL = 0.1**2 / 2
+#: The least rise of reward on unseen tasks that is no noise: about three standard errors.
+LEAST_RISE = 0.1
+#: Seconds until a node's first figure, and between two polls of memory and log.
+_START_SECONDS, _POLL_SECONDS = 150.0, 0.2
+_MIB, _GIB = 1 << 20, 1 << 30
+_HOUR = 3600
+#: Faults by the names under which a node counts them, in words.
+WORDS = {
+    "cuda_graph": "a CUDA graph could not be captured, and decoding went on eagerly",
+    "memory": "memory ran out in an update, and micro-batches were halved",
+    "sampler_memory": "memory ran out in the sampler, and fewer rows were sampled at once",
+    "trainer": "the trainer ended and was restarted",
+    "engine": "the engine ended and was restarted",
+    "engine_replaced": "the built-in sampler took the place of vLLM",
+    "base_copied": "the sampler has a copy of the base, where sharing was planned",
+    "canary": "the engine computed other log-probs than the trainer",
+    "checkpoint": "a checkpoint was not stored",
+}
+
+
+class MemoryPeak(threading.Thread):
+    """Polls the GPU's memory: the most bytes that were taken since it began. 0 without a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.free = torch.cuda.mem_get_info()[0] if ON_GPU else 0
+        self.taken = 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while ON_GPU and not self._ended.wait(_POLL_SECONDS):
+            self.taken = max(self.taken, self.free - torch.cuda.mem_get_info()[0])
+
+    def close(self) -> None:
+        self._ended.set()
+
+
+@dataclass
+class Watched:
+    """What a node has logged and counted so far."""
+
+    node: NodeProcess
+    name: str
+    memory: MemoryPeak
+    planned: int = 0
+    graphs: int = 0
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    snapshot: Snapshot | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def poll(self) -> None:
+        """Read what is new, and tell each update.
+
+        Raises:
+            RuntimeError: the node ended.
+        """
+        ended = self.node.process.poll()
+        with suppress(SwarmNodeError):  # not yet, or too busy to answer
+            self.snapshot = self.node.status()
+        for event in self.node.events():
+            self._take(event)
+        if ended is not None:
+            raise RuntimeError(f"the node ended:\n{self.node.log.read_text()[-3000:]}")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["level"] in ("warning", "error", "critical"):
+            self.warnings.append(f"{event['event']}: {event.get('error', '')}"[:300])
+        if event["event"] == "memory":
+            self.planned = event["bytes"]
+            tell(node=self.name, planned_mib=self.planned / _MIB, free_mib=self.memory.free / _MIB)
+        elif event["event"] == "CUDA graph captured":
+            self.graphs += 1
+        elif event["event"] == "update":
+            self.updates.append(event)
+            self._tell(event)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        now = self.snapshot
+        busy, tokens = (now.busy, now.tokens) if now else (None, None)
+        sampled = tokens.sampled / busy.sampler if tokens and busy and busy.sampler else None
+        names = ("seconds", "tokens", "kl", "mean_abs_delta", "mean_reward", "grad_norm")
+        figures = {
+            **{"node": self.name, "update": len(self.updates), "version": event["version"]},
+            **{name: event[name] for name in (*names, "halvings", "external", "skipped")},
+            **{"planned_mib": self.planned / _MIB, "peak_mib": self.memory.taken / _MIB},
+            **{"sampled_tokens_per_s": sampled, "graphs": self.graphs},
+            "faults": now.faults if now else {},
+        }
+        tell(**figures)
+        speed = f", {sampled:,.0f} tokens/s sampled" if sampled else ""
+        print(
+            f"{self.name}: update {len(self.updates)} in {event['seconds']:.2f} s{speed}, "
+            f"KL {event['kl']:.1g}, peak {self.memory.taken / _MIB:,.0f} MiB",
+            flush=True,
+        )
+
+
+def wrong(watched: Watched) -> list[str]:
+    """Why the node did not run as it should, in words; empty if it did."""
+    snapshot, found = watched.snapshot, []
+    faults = Counter(snapshot.faults if snapshot else {})
+    found += [f"{WORDS.get(name, name)} ({count} times)" for name, count in faults.items() if count]
+    if snapshot and "failed" in snapshot.engine:
+        found.append(f"a fallback was taken: {snapshot.engine}")
+    if watched.updates and watched.updates[0]["kl"] > MOST_KL:
+        kl = watched.updates[0]["kl"]
+        found.append(f"sampler and trainer disagree: KL {kl:.2g} in the first update")
+    if ON_GPU and not watched.graphs:
+        found.append("no CUDA graph was captured")
+    return found
+
+
+def too_much(memory: MemoryPeak, planned: int, context: int, nodes: int = 1) -> list[str]:
+    """Why the memory of so many nodes is more than planned; empty if it is not. A data-centre GPU's
+    `context` is larger than the planned one, by the bytes that count as planned here."""
+    planned += 2 * nodes * max(0, context - CONTEXT)
+    if memory.taken * (1 - SPARE) <= planned:
+        return []
+    taken, planned = memory.taken // _MIB, planned // _MIB
+    return [f"{taken:,} MiB were taken where {planned:,} are planned"]
+
+
+@contextmanager
+def joined(name: str, settings: dict[str, Any], ticket: Path | None = None) -> Iterator[Watched]:
+    """A node that runs with these settings, watched from its start, before its memory is taken."""
+    memory = MemoryPeak()
+    memory.start()
+    settings = {"log_format": "json", "verbose": "true", **settings}
+    with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
+        assignments = [f"{key}={value}" for key, value in settings.items()]
+        log = beside(f"{name}.node.log")
+        node = NodeProcess(Path(directory), assignments, ticket=ticket, log_file=log)
+        try:
+            node.launch()
+            yield Watched(node, name, memory)
+        finally:
+            node.stop()
+            memory.close()
+
+
+def run_until(watched: Watched, updates: int, seconds: float = 600.0) -> None:
+    """Poll until so many updates were made.
+
+    Raises:
+        RuntimeError: the first takes longer than a start may, or all longer than `seconds`.
+    """
+    began = time.monotonic()
+    while len(watched.updates) < updates:
+        watched.poll()
+        waited = time.monotonic() - began
+        if waited > (seconds if watched.updates else min(seconds, _START_SECONDS)):
+            log = watched.node.log.read_text()[-3000:]
+            raise RuntimeError(f"{len(watched.updates)} updates after {waited:.0f} s:\n{log}")
+        time.sleep(_POLL_SECONDS)
+    watched.poll()
+
+
+def tiny(arguments: argparse.Namespace) -> list[str]:
+    """The demo's drills; reward on unseen tasks must rise."""
+    settings = {"model": "tiny", "run.eval_seconds": 3}
+    with joined("tiny", settings) as watched:
+        run_until(watched, arguments.updates or 400)
+        evals = evaluated(watched, watched.updates[-1]["version"])
+    rewards = [point.all for point in evals]
+    tell(rewards=rewards, versions=[point.version for point in evals])
+    found = wrong(watched) + too_much(watched.memory, watched.planned, arguments.context)
+    if not rewards or rewards[-1] < rewards[0] + LEAST_RISE:
+        found.append(f"reward on unseen tasks did not rise: {rewards}")
+    else:
+        print(f"reward on unseen tasks: {rewards[0]:.2f} to {rewards[-1]:.2f}")
+    return found
+
+
+def evaluated(watched: Watched, version: int, seconds: float = 30.0) -> list[EvalPoint]:
+    """Poll until reward on unseen tasks was measured at `version` or later."""
+    deadline = time.monotonic() + seconds
+    while True:
+        watched.poll()
+        evals = watched.snapshot.evals if watched.snapshot else []
+        if (evals and evals[-1].version >= version) or time.monotonic() > deadline:
+            return evals
+        time.sleep(_POLL_SECONDS)
+
+
+def model_of(arguments: argparse.Namespace) -> Path:
+    shape = LEAST if arguments.model == "least" else known_shape(arguments.model)
+    assert shape is not None, "swarm-node plan lists the names"
+    place = arguments.models / f"{arguments.model}-answers"
+    return make_model(place, shape, MEAN_ANSWER)
+
+
+def shape(arguments: argparse.Namespace) -> list[str]:
+    """The default settings with a model of real shape in so much memory."""
+    model = model_of(arguments)
+    held, free = leave(arguments.free)
+    settings = {"model": model, "environment.name": "hashed_questions:create"}
+    settings |= dict(each.split("=", 1) for each in arguments.set)
+    with joined(arguments.model, settings) as watched:
+        run_until(watched, arguments.updates or 5)
+    found = wrong(watched) + too_much(watched.memory, watched.planned, arguments.context)
+    seconds = sorted(each["seconds"] for each in watched.updates[1:] or watched.updates)
+    tell(
+        model=arguments.model,
+        free_gib=round(free / _GIB, 2),
+        gib=arguments.free,
+        set=arguments.set,
+        planned_mib=watched.planned / _MIB,
+        taken_mib=watched.memory.taken / _MIB,
+        context_mib=arguments.context / _MIB,
+        new=LONGEST_ANSWER,
+        median_update_seconds=seconds[len(seconds) // 2],
+        graphs=watched.graphs,
+        warnings=watched.warnings,
+    )
+    del held
+    return found
+
+
+def pair(arguments: argparse.Namespace) -> list[str]:
+    """Two nodes on one GPU, which exchange groups."""
+    model = model_of(arguments)
+    held, _ = leave(arguments.free)
+    settings = {"model": model, "environment.name": "hashed_questions:create"}
+    settings |= dict(each.split("=", 1) for each in arguments.set)
+    with joined("first", settings) as first, tempfile.TemporaryDirectory() as work:
+        run_until(first, 1)
+        ticket = Path(work) / "ticket"
+        assert first.snapshot is not None
+        text = first.node.home.invite(
+            first.snapshot.addresses,
+            now=time.time(),
+            valid_seconds=_HOUR,
+            member_seconds=24 * _HOUR,
+        )
+        ticket.write_text(text)
+        with joined("second", settings, ticket) as second:
+            missing = exchanged(first, second, arguments.updates or 5)
+    del held
+    both = [f"{each.name}: {one}" for each in (first, second) for one in wrong(each)]
+    both += too_much(first.memory, first.planned + second.planned, arguments.context, nodes=2)
+    for each in (first, second):
+        groups = each.snapshot.groups if each.snapshot else None
+        tell(
+            node=each.name,
+            taken_mib=each.memory.taken / _MIB,
+            planned_mib=each.planned / _MIB,
+            received=groups and groups.received,
+            trained_external=groups and groups.trained_external,
+            warnings=each.warnings,
+        )
+    return both + missing
+
+
+def exchanged(first: Watched, second: Watched, updates: int, seconds: float = 240.0) -> list[str]:
+    """Poll until each made so many updates and trained on groups of the other; what is missing."""
+    run_until(second, 1)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        missing = []
+        for each in (first, second):
+            each.poll()
+            got = each.snapshot.groups.trained_external if each.snapshot else 0
+            if not got:
+                missing.append(f"{each.name}: trained on no group of the other")
+            elif len(each.updates) < updates:
+                missing.append(f"{each.name}: {len(each.updates)} of {updates} updates")
+        if not missing:
+            break
+        time.sleep(_POLL_SECONDS)
+    return missing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("tiny", "shape", "pair"))
+    parser.add_argument("--model", default="qwen2.5-1.5b")
+    parser.add_argument("--free", type=float, default=0.0, help="GiB to leave; 0: as it is")
+    parser.add_argument("--updates", type=int, default=0)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
+    arguments = parser.parse_args()
+    import_environments()
+    before = gpu_memory() if ON_GPU else None
+    arguments.context = context_bytes(before.free) if before else 0
+    tell(
+        device=torch.cuda.get_device_name() if ON_GPU else "CPU",
+        context_mib=arguments.context / _MIB,
+    )
+    found = {"tiny": tiny, "shape": shape, "pair": pair}[arguments.what](arguments)
+    tell(wrong=found)
+    if found:
+        print("FAIL because " + "; ".join(found), flush=True)
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
