@@ -67,7 +67,10 @@ def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
     activations = kept + max(16 * h * T + 6 * 2**24, again + 16 * (h + i) * T)
     sampler = 2048 * 2 * (3 * i + 4 * h) + 18 * rows * model.vocab_size
     sampler += 2 * rows * (256 + new) * layers * k
-    total = weights + 12 * adapters + 4 * layers * k * tokens + activations + sampler + 2**30
+    steps = [*(size for size in (8, 16, 32, 64) if size < rows), rows]
+    graphs = 4 * model.vocab_size * sum(steps)
+    total = weights + 12 * adapters + 4 * layers * k * tokens + activations + sampler + graphs
+    total += 2**30
     return float(total)
 
 

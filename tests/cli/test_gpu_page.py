@@ -59,7 +59,12 @@ def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
     assert vllm["fits"]
     assert built_in["rows"] <= vllm["rows"] <= 192
     if built_in["rows"] == vllm["rows"]:
-        assert built_in["parts_bytes"] == vllm["parts_bytes"]
+        differ = {
+            name
+            for name, size in built_in["parts_bytes"].items()
+            if vllm["parts_bytes"][name] != size
+        }
+        assert differ == {"reserve"}, "it has the CUDA graphs"
     else:
         assert built_in["rows"] == 128, "all that it can use"
 

@@ -196,6 +196,7 @@ def job_of(
         # No card has shown yet that a wake-up finds its memory free (docs/models.md).
         can_sleep=False,
         one_base=one_base,
+        vllm=engine.vllm,
         base=_base(settings, possible=four_bits),
         processes=settings.run.ranks,
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
