@@ -8,7 +8,7 @@ micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swarm_node.policy.models.config import Qwen2Config
@@ -54,7 +54,8 @@ class TrainingMethod:
     recomputes activations. `dtype` is the type of matrix products and of frozen weights. With
     `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base have four bits
     a weight. `processes` share all weights that are trained, their gradients and moments; adapters
-    and their base are whole in each (sharded.py)."""
+    and their base are whole in each (sharded.py). With `repeats_heads`, attention repeats keys and
+    values for each query head that shares them (attention.py)."""
 
     lora_rank: int = 0
     checkpointing: bool = False
@@ -63,6 +64,7 @@ class TrainingMethod:
     eight_bit: bool = False
     nf4: bool = False
     processes: int = 1
+    repeats_heads: bool = False
 
     @property
     def shards(self) -> int:
@@ -295,7 +297,8 @@ def logit_elements(model: Qwen2Config, training: TrainingMethod, *, longest_row:
     in pieces."""
     tokens = max(training.micro_batch_tokens, longest_row)
     room = 4 * 4 * model.intermediate_size * tokens + _matrix_gradient(model, training)
-    room += tokens * _layer_bytes(model, training) if training.checkpointing else 0
+    if training.checkpointing:  # the trainer, which asks too, does not know of repeated heads
+        room += tokens * _layer_bytes(model, replace(training, repeats_heads=False))
     room -= _head_bytes(model, training, 0)
     return max(LEAST_LOGITS, room // _logit_bytes(training))
 
@@ -328,8 +331,9 @@ def _logit_bytes(training: TrainingMethod) -> int:
 def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes that autograd keeps of one layer for one token: the input and (for the gradient of its
     weight) the scaled output of each norm, the inputs of the projections, the fused and the rotated
-    heads, copies of shared keys and values, the attended values with a number for each head, and
-    four times i in the gated MLP. Norms are float32."""
+    heads, copies of shared keys and values (with repeated heads as wide as the queries), the
+    attended values with a number for each head, and four times i in the gated MLP. Norms are
+    float32."""
     h, i, q, k = (
         model.hidden_size,
         model.intermediate_size,
@@ -339,7 +343,8 @@ def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     width = _size(training.dtype)
     norms = 4 * 2 * h
     given = h + q + h + i
-    kept = width * ((q + 2 * k) + (q + k) + SHARED_KEYS * 2 * k + 3 * i + given)
+    copied = SHARED_KEYS * 2 * (q if training.repeats_heads else k)
+    kept = width * ((q + 2 * k) + (q + k) + copied + 3 * i + given)
     kept += 4 * model.num_attention_heads
     if model.normalises_heads:
         kept += (4 + (0 if training.lora_rank else width)) * (q + k)

@@ -28,6 +28,7 @@ from swarm_node.node.preflight.fit import Machine, card, decide, job_of
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,
     REPLY_TOKENS,
+    SHARED_KEYS,
     Footprint,
     TrainingMethod,
     activation_bytes,
@@ -172,6 +173,21 @@ def test_cuda_graphs_take_memory_and_cover_all_rows() -> None:
     for way, width in ((half, 2), (TrainingMethod(32), 4)):
         logits = 2 * (8 + 16 + 32 + 64) * model.vocab_size * width
         assert reserve("cuda", False, way) == (1 << 30) + 4 * 28 * 2 * (1 << 17) + logits
+
+
+def test_repeated_heads_are_kept_for_each_copy_of_a_shared_key() -> None:
+    model, way = shape("qwen2.5-1.5b"), TrainingMethod(32, False, 2048, "bfloat16")
+    less, more = (
+        activation_bytes(model, replace(way, repeats_heads=repeats), longest_row=0)
+        for repeats in (False, True)
+    )
+    heads = model.query_size - model.key_value_size
+    assert more - less == 28 * 2048 * 2 * 2 * SHARED_KEYS * heads
+    # The trainer, which does not know of it, makes as many logits at once.
+    recomputed = replace(way, checkpointing=True)
+    assert logit_elements(model, recomputed, longest_row=0) == logit_elements(
+        model, replace(recomputed, repeats_heads=True), longest_row=0
+    )
 
 
 def test_the_plan_knows_which_sampler_has_the_graphs() -> None:
