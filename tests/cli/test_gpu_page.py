@@ -20,6 +20,9 @@ from swarm_node.policy.placement import repeats_heads, torch_version
 _MIB = 1 << 20
 _COLUMNS = ["card, GB", "model", "new tokens", "method", "weights", "optimizer", "KV"]
 _COLUMNS += ["activations", "other", "plan", "by hand", "measured", "headroom"]
+OF_THE_TABLE = pytest.mark.skipif(
+    repeats_heads(torch_version()), reason="the table is that of torch 2.12 or newer"
+)
 
 
 def rows() -> list[dict[str, str]]:
@@ -52,6 +55,7 @@ def planned(row: dict[str, str], engine: str) -> dict[str, Any]:
     return dict(plan)
 
 
+@OF_THE_TABLE
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['card, GB']}")
 def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
     if "nf4" in row["method"]:
@@ -70,9 +74,7 @@ def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
         assert built_in["rows"] == 128, "all that it can use"
 
 
-@pytest.mark.skipif(
-    repeats_heads(torch_version()), reason="the table is that of torch 2.12 or newer"
-)
+@OF_THE_TABLE
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['card, GB']}")
 def test_a_row_of_the_table_is_the_plan(row: dict[str, str]) -> None:
     plan = planned(row, "torch")
