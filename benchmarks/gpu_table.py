@@ -4,7 +4,7 @@
 
 RESULTS are files `results.json` of benchmarks/gpu_proof.sh: their figures come under "measured".
 What stands there else stays, by card, model and new tokens. The plan is that of the built-in
-sampler, so the table does not depend on this machine.
+sampler and of torch 2.12 or newer, so the table does not depend on this machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import repeats_heads, torch_version
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "one-card.md"
 #: GB of the card, model, new tokens.
@@ -67,7 +68,10 @@ def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
     activations = kept + max(16 * h * T + 6 * 2**24, again + 16 * (h + i) * T)
     sampler = 2048 * 2 * (3 * i + 4 * h) + 18 * rows * model.vocab_size
     sampler += 2 * rows * (256 + new) * layers * k
-    total = weights + 12 * adapters + 4 * layers * k * tokens + activations + sampler + 2**30
+    steps = [*(size for size in (8, 16, 32, 64) if size < rows), rows]
+    graphs = 4 * model.vocab_size * sum(steps)
+    total = weights + 12 * adapters + 4 * layers * k * tokens + activations + sampler + graphs
+    total += 2**30
     return float(total)
 
 
@@ -116,6 +120,10 @@ def measured(files: list[Path]) -> dict[tuple[str, ...], str]:
 
 
 def main() -> None:
+    if repeats_heads(torch_version()):
+        sys.exit(
+            f"the table is that of torch 2.12 or newer, and torch {torch_version()} is installed"
+        )
     text = PAGE.read_text()
     (table,) = TABLE.finditer(text)
     old = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines()[2:]]

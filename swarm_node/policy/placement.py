@@ -1,5 +1,5 @@
-"""The device and number types of the policy's computation. Pure, except for `hardware`
-and `has_bitsandbytes`."""
+"""The device and number types of the policy's computation. Pure, except for `hardware`,
+`has_bitsandbytes` and `torch_version`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Literal, NamedTuple
 
 from swarm_node.errors import ConfigError
@@ -23,6 +24,9 @@ OptimizerName = Literal["adamw", "adamw8bit"]
 #: Compute capability of the oldest cards for which torch 2.13 and bitsandbytes 0.50 have kernels
 #: (Turing), and of the first that multiply in bfloat16 (Ampere).
 LEAST_CAPABILITY, BFLOAT16_CAPABILITY = (7, 5), (8, 0)
+#: The first torch whose attention over sequences of many lengths takes fewer key heads than query
+#: heads (the argument `enable_gqa` of `varlen_attn`).
+_GROUPED_TORCH = (2, 12)
 #: bfloat16 is taken on a CPU if its products take at most this share of float32's time: what is
 #: computed between products takes longer in it.
 WORTHWHILE = 2 / 3
@@ -129,3 +133,22 @@ def count_by_bus() -> None:
 def has_bitsandbytes() -> bool:
     """Check that bitsandbytes is installed, without importing it."""
     return importlib.util.find_spec("bitsandbytes") is not None
+
+
+def torch_version() -> str:
+    """The version of the installed torch, without importing it; "" without one."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def repeats_heads(torch: str, capability: tuple[int, int] | None = None) -> bool:
+    """Check that attention on a GPU repeats keys and values for each query head that shares them
+    (`models/attention.py`), in half precision; in float32 it always does. `torch` is a version, and
+    `capability` the GPU's compute capability, None if unknown. The flash kernel, which takes fewer
+    key heads, begins with Ampere."""
+    version = re.match(r"(\d{1,4})\.(\d{1,4})", torch)
+    if version is None or (int(version[1]), int(version[2])) < _GROUPED_TORCH:
+        return True
+    return capability is not None and capability < BFLOAT16_CAPABILITY

@@ -15,10 +15,14 @@ from builders import ROOT
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
+from swarm_node.policy.placement import repeats_heads, torch_version
 
 _MIB = 1 << 20
 _COLUMNS = ["card, GB", "model", "new tokens", "method", "weights", "optimizer", "KV"]
 _COLUMNS += ["activations", "other", "plan", "by hand", "measured", "headroom"]
+OF_THE_TABLE = pytest.mark.skipif(
+    repeats_heads(torch_version()), reason="the table is that of torch 2.12 or newer"
+)
 
 
 def rows() -> list[dict[str, str]]:
@@ -51,6 +55,7 @@ def planned(row: dict[str, str], engine: str) -> dict[str, Any]:
     return dict(plan)
 
 
+@OF_THE_TABLE
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['card, GB']}")
 def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
     if "nf4" in row["method"]:
@@ -59,11 +64,17 @@ def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
     assert vllm["fits"]
     assert built_in["rows"] <= vllm["rows"] <= 192
     if built_in["rows"] == vllm["rows"]:
-        assert built_in["parts_bytes"] == vllm["parts_bytes"]
+        differ = {
+            name
+            for name, size in built_in["parts_bytes"].items()
+            if vllm["parts_bytes"][name] != size
+        }
+        assert differ == {"reserve"}, "it has the CUDA graphs"
     else:
         assert built_in["rows"] == 128, "all that it can use"
 
 
+@OF_THE_TABLE
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['card, GB']}")
 def test_a_row_of_the_table_is_the_plan(row: dict[str, str]) -> None:
     plan = planned(row, "torch")

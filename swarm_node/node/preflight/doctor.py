@@ -32,7 +32,7 @@ from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import has_bitsandbytes
+from swarm_node.policy.placement import has_bitsandbytes, repeats_heads, torch_version
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
     VLLM_VERSION,
@@ -161,8 +161,9 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     Raises:
         ConfigError: see `computed_on`.
     """
+    torch = "" if facts.torch is None else facts.torch.version
     machine = _machine(
-        settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes
+        settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes, torch
     )
     return replace(machine, products=facts.products)
 
@@ -183,7 +184,8 @@ def this_machine(settings: Settings) -> Machine:
         ConfigError: see `computed_on`.
     """
     card, _, seen = find_gpu(settings.run.device, settings.run.trainer_processes)
-    return _machine(settings, card, seen, available_memory(), installed_vllm(), has_bitsandbytes())
+    memory, vllm, four_bit = available_memory(), installed_vllm(), has_bitsandbytes()
+    return _machine(settings, card, seen, memory, vllm, four_bit, torch_version())
 
 
 def _machine(
@@ -193,10 +195,12 @@ def _machine(
     memory: int,
     vllm: VllmBuild | None,
     bitsandbytes: bool,
+    torch: str,
 ) -> Machine:
     free = (card and card.memory) or seen.memory
     where, gpu = computed_on(settings, seen.hardware, lambda *_: free)
-    return Machine(where, memory, gpu, vllm, not seen.unshared, bitsandbytes)
+    repeats = repeats_heads(torch, seen.capability)
+    return Machine(where, memory, gpu, vllm, not seen.unshared, bitsandbytes, repeats)
 
 
 def _python(facts: Facts) -> Finding:

@@ -41,6 +41,8 @@ from swarm_node.policy.placement import (
     ProductTimes,
     has_bitsandbytes,
     place,
+    repeats_heads,
+    torch_version,
 )
 from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
@@ -74,7 +76,8 @@ class GpuMemory(NamedTuple):
 class Machine:
     """Facts of a machine that decide its use: the device of the policy, the free main memory in
     bytes, the GPU's memory (of the GPU with the least free; None on a CPU), the installed vLLM,
-    `ipc` if processes share GPU memory (CUDA IPC), and `bitsandbytes` if it is installed.
+    `ipc` if processes share GPU memory (CUDA IPC), `bitsandbytes` if it is installed, and
+    `repeats_heads` if attention does so on the GPU in half precision (`placement.repeats_heads`).
     `products` are the times that products take on the CPU, if they were measured."""
 
     where: Placement
@@ -83,6 +86,7 @@ class Machine:
     vllm: VllmBuild | None
     ipc: bool = True
     bitsandbytes: bool = False
+    repeats_heads: bool = False
     products: ProductTimes | None = None
 
 
@@ -134,14 +138,19 @@ def computed_on(
 
 
 def card(settings: Settings, vram: int) -> Machine:
-    """Return a machine with plenty of main memory and a card of `vram` bytes, all free. It has this
-    machine's vLLM, or the right one if `settings` ask for vLLM."""
+    """Return a machine with plenty of main memory and a GPU of `vram` bytes, all free, of Ampere or
+    newer. It has this machine's torch and vLLM, or the right vLLM if `settings` ask for vLLM."""
     dtype, vllm = settings.training.dtype, installed_vllm()
     if settings.sampling.engine == "vllm":
         vllm = VllmBuild("vllm", VLLM_VERSION, on_cpu=False)
-    found, four_bit = GpuMemory(vram, vram), has_bitsandbytes()
-    where = Placement("cuda:0", "bfloat16" if dtype == "auto" else dtype)
-    return Machine(where, 1 << 60, found, vllm, bitsandbytes=four_bit)
+    return Machine(
+        Placement("cuda:0", "bfloat16" if dtype == "auto" else dtype),
+        1 << 60,
+        GpuMemory(vram, vram),
+        vllm,
+        bitsandbytes=has_bitsandbytes(),
+        repeats_heads=repeats_heads(torch_version()),
+    )
 
 
 def engine_of(
@@ -196,10 +205,12 @@ def job_of(
         # No card has shown yet that a wake-up finds its memory free (docs/models.md).
         can_sleep=False,
         one_base=one_base,
+        vllm=engine.vllm,
         base=_base(settings, possible=four_bits),
         processes=settings.run.ranks,
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
         turns=turns,
+        repeats_heads=machine.gpu is not None and (machine.repeats_heads or not where.half),
     )
 
 

@@ -8,7 +8,7 @@ micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swarm_node.policy.models.config import Qwen2Config
@@ -31,6 +31,9 @@ CONTEXT = 512 * _MIB
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
+#: Least rows of a decoding step of the built-in sampler (fewer take as long: a step reads all
+#: weights for few products), and windows for each number of rows, each of which has a CUDA graph.
+LEAST_BUCKET, WINDOWS = 8, 2
 #: On a CPU activations take so many percent more, in types of four bytes and of two: glibc keeps
 #: the memory freed between them (docs/research/one-card.md has the measurements).
 _KEPT = {4: 20, 2: 60}
@@ -51,7 +54,8 @@ class TrainingMethod:
     recomputes activations. `dtype` is the type of matrix products and of frozen weights. With
     `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base have four bits
     a weight. `processes` share all weights that are trained, their gradients and moments; adapters
-    and their base are whole in each (sharded.py)."""
+    and their base are whole in each (sharded.py). With `repeats_heads`, attention repeats keys and
+    values for each query head that shares them (attention.py)."""
 
     lora_rank: int = 0
     checkpointing: bool = False
@@ -60,6 +64,7 @@ class TrainingMethod:
     eight_bit: bool = False
     nf4: bool = False
     processes: int = 1
+    repeats_heads: bool = False
 
     @property
     def shards(self) -> int:
@@ -73,7 +78,7 @@ class Footprint:
     moments, `kv` keys and values, and `activations` the largest micro-batch with its logits.
     `workspace` is the sampler's temporary memory. `published` are the copies by which weights reach
     the sampler, if they are in this memory. `reserve` are the contexts of the processes, NCCL's
-    buffers, and the CUDA graphs of an engine."""
+    buffers, and the sampler's CUDA graphs."""
 
     sampler_weights: int
     trainer_weights: int
@@ -124,13 +129,15 @@ def footprint(
     rows: int,
     max_new_tokens: int,
     one_base: bool = False,
+    vllm: bool = False,
     cards: int = 1,
 ) -> Footprint:
     """The memory on `device` for training `model` and sampling `rows` answers of `max_new_tokens`
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
     do not. With adapters, these alone are published; with `one_base`, the sampler shares the
-    trainer's frozen weights. An engine is spread over `cards` GPUs: weights, keys and values."""
+    trainer's frozen weights. With `vllm`, vLLM samples and not the built-in sampler. An engine is
+    spread over `cards` GPUs: weights, keys and values."""
     width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
     trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
@@ -140,7 +147,11 @@ def footprint(
     again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
     held = -(-trained // training.shards)
     activations = activation_bytes(model, training, longest_row=context) + again
-    reserve = 2 * CONTEXT + graph_bytes(model, rows, training.lora_rank)
+    if vllm:
+        graphs = vllm_graph_bytes(model, rows, training.lora_rank)
+    else:
+        graphs = built_in_graph_bytes(model, rows, width)
+    reserve = 2 * CONTEXT + graphs
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
     kept = activations * _KEPT[width] // 100 if device == "cpu" else 0
     return Footprint(
@@ -169,15 +180,31 @@ def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = Fa
 
 
 def graph_sizes(rows: int) -> list[int]:
-    """The numbers of rows for which an engine keeps a CUDA graph of a decoding step, ascending. A
-    step with fewer rows is padded to the next number. That costs little, because decoding waits for
+    """The numbers of rows for which vLLM keeps a CUDA graph of a decoding step, ascending. A step
+    with fewer rows is padded to the next number. That costs little, because decoding waits for
     weights to be read. Each graph takes memory, so there are few."""
     return [*(size for size in (8, 16, 32, *range(64, rows, 32)) if size < rows), rows]
 
 
-def graph_bytes(model: Qwen2Config, rows: int, lora_rank: int) -> int:
-    """Bytes of an engine's CUDA graphs. With adapters it keeps each graph with and without them."""
+def bucket_sizes(rows: int) -> list[int]:
+    """The same of the built-in sampler: powers of two, which are fewer, as each has a graph for
+    each window."""
+    doubled = (LEAST_BUCKET << n for n in range(rows.bit_length()))
+    return [*(size for size in doubled if size < rows), rows]
+
+
+def vllm_graph_bytes(model: Qwen2Config, rows: int, lora_rank: int) -> int:
+    """Bytes of vLLM's CUDA graphs. With adapters it keeps each graph with and without them."""
     return len(graph_sizes(rows)) * model.num_hidden_layers * _GRAPH * (2 if lora_rank else 1)
+
+
+def built_in_graph_bytes(model: Qwen2Config, rows: int, width: int) -> int:
+    """Bytes of the built-in sampler's CUDA graphs. Each keeps its result, the logits of its rows,
+    at `width` bytes. Sequences longer than typical ones, of which there are fewer at once, have
+    graphs of their own, which are not counted."""
+    sizes = bucket_sizes(rows)
+    layers = len(sizes) * model.num_hidden_layers * _GRAPH
+    return WINDOWS * (layers + sum(sizes) * model.vocab_size * width)
 
 
 def adapter_count(model: Qwen2Config, rank: int) -> int:
@@ -270,7 +297,8 @@ def logit_elements(model: Qwen2Config, training: TrainingMethod, *, longest_row:
     in pieces."""
     tokens = max(training.micro_batch_tokens, longest_row)
     room = 4 * 4 * model.intermediate_size * tokens + _matrix_gradient(model, training)
-    room += tokens * _layer_bytes(model, training) if training.checkpointing else 0
+    if training.checkpointing:  # the trainer, which asks too, does not know of repeated heads
+        room += tokens * _layer_bytes(model, replace(training, repeats_heads=False))
     room -= _head_bytes(model, training, 0)
     return max(LEAST_LOGITS, room // _logit_bytes(training))
 
@@ -303,8 +331,9 @@ def _logit_bytes(training: TrainingMethod) -> int:
 def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes that autograd keeps of one layer for one token: the input and (for the gradient of its
     weight) the scaled output of each norm, the inputs of the projections, the fused and the rotated
-    heads, copies of shared keys and values, the attended values with a number for each head, and
-    four times i in the gated MLP. Norms are float32."""
+    heads, copies of shared keys and values (with repeated heads as wide as the queries), the
+    attended values with a number for each head, and four times i in the gated MLP. Norms are
+    float32."""
     h, i, q, k = (
         model.hidden_size,
         model.intermediate_size,
@@ -314,7 +343,8 @@ def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     width = _size(training.dtype)
     norms = 4 * 2 * h
     given = h + q + h + i
-    kept = width * ((q + 2 * k) + (q + k) + SHARED_KEYS * 2 * k + 3 * i + given)
+    copied = SHARED_KEYS * 2 * (q if training.repeats_heads else k)
+    kept = width * ((q + 2 * k) + (q + k) + copied + 3 * i + given)
     kept += 4 * model.num_attention_heads
     if model.normalises_heads:
         kept += (4 + (0 if training.lora_rank else width)) * (q + k)

@@ -53,9 +53,10 @@ class Job:
     `turns` turns, each as long as an answer. `lora_rank` is the user's choice; None leaves it to
     the plan. `dtype` is the type of matrix products and of the sampler. With `eight_bit`, the
     optimizer's moments have eight bits. With `can_sleep`, the engine can free its memory while the
-    trainer works. With `one_base`, the sampler shares the trainer's frozen weights. `base` says how
-    a frozen base may be held. `processes` processes train, each on a card of its own, and an engine
-    may be spread over `cards` of these."""
+    trainer works. With `one_base`, the sampler shares the trainer's frozen weights. With `vllm`,
+    vLLM samples. `base` says how a frozen base may be held. `processes` processes train, each on a
+    GPU of its own, and an engine may be spread over `cards` of these. For `repeats_heads` see
+    `TrainingMethod`."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -64,10 +65,12 @@ class Job:
     eight_bit: bool = False
     can_sleep: bool = False
     one_base: bool = False
+    vllm: bool = False
     base: Literal["auto", "whole", "nf4"] = "whole"
     processes: int = 1
     cards: int = 1
     turns: int = 1
+    repeats_heads: bool = False
 
     @property
     def longest(self) -> int:
@@ -201,6 +204,7 @@ def _made(model: Qwen2Config, job: Job) -> Iterator[Plan]:
                     rows=rows,
                     max_new_tokens=job.longest,
                     one_base=job.one_base,
+                    vllm=job.vllm,
                     cards=cards,
                 )
                 yield Plan(0, training, sharing, rows, longest, parts, cards)
@@ -224,7 +228,14 @@ def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[TrainingMethod
     for recompute in (False, True):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
             yield TrainingMethod(
-                rank, recompute, tokens, job.dtype, job.eight_bit, nf4, job.processes
+                lora_rank=rank,
+                checkpointing=recompute,
+                micro_batch_tokens=tokens,
+                dtype=job.dtype,
+                eight_bit=job.eight_bit,
+                nf4=nf4,
+                processes=job.processes,
+                repeats_heads=job.repeats_heads,
             )
 
 

@@ -106,9 +106,9 @@ class Spans:
         from torch.nn.attention.varlen import varlen_attn  # defines operators: only where used
 
         grouped: dict[str, Any] = {"enable_gqa": True}
-        if "enable_gqa" not in signature(varlen_attn).parameters:  # before torch 2.12
+        if not _groups_heads(varlen_attn):
             grouped, times = {}, query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+            key, value = _repeated(key, times), _repeated(value, times)
         attended = varlen_attn(
             query,
             key,
@@ -169,7 +169,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     d]; causal without a mask, and then Tq is Tk."""
     times = query.shape[2] // key.shape[2]
     if query.is_cuda and not _flash(query):
-        key, value = (part.repeat_interleave(times, dim=2) for part in (key, value))
+        key, value = _repeated(key, times), _repeated(value, times)
         times = 1
     attended = F.scaled_dot_product_attention(
         query.transpose(1, 2),
@@ -180,6 +180,17 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         enable_gqa=times > 1,
     )
     return attended.transpose(1, 2).flatten(2)
+
+
+def _repeated(part: Tensor, times: int) -> Tensor:
+    """Keys or values [..., heads, d] with each head `times` times. Autograd keeps them, which a
+    plan of the memory knows (`placement.repeats_heads`)."""
+    return part.repeat_interleave(times, dim=-2)
+
+
+def _groups_heads(varlen_attn: Callable[..., Any]) -> bool:
+    """Check that this torch's `varlen_attn` takes fewer key heads than query heads."""
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,12 +20,11 @@ import structlog
 import torch
 from torch import Tensor
 
+from swarm_node.policy.memory.footprint import LEAST_BUCKET, bucket_sizes
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.cache import KeyValueCache, KeyValueMemory
 from swarm_node.policy.models.qwen2 import Qwen2
 
-#: Fewer rows take as long: a step then reads all weights for few products.
-_LEAST_BUCKET = 8
 #: Sequences move to the begin of the cache when it is full, or when new ones come and this share of
 #: the slots in use serves none: every step reads them.
 _WASTE = 0.25
@@ -85,8 +84,8 @@ def run_size(rows: Sequence[tuple[int, int]], places: int, shape: CacheShape | N
 
 
 def bucket(rows: int, most: int) -> int:
-    """Number of rows that are computed for `rows`: a power of two, or `most`."""
-    return min(most, 1 << (max(_LEAST_BUCKET, rows) - 1).bit_length())
+    """Number of rows that are computed for `rows`, which are at most `most`."""
+    return next(size for size in bucket_sizes(most) if size >= rows)
 
 
 def window_of(used: int, capacity: int) -> int:
@@ -260,7 +259,7 @@ class Decoder:
             # The rotary tables are read by address, and the model may take longer ones some day.
             graph = self._graphs.capture(compute, self.model.rotary(capacity, cache.bias))
         except RuntimeError as error:
-            if self._rows > _LEAST_BUCKET and out_of_memory(error):
+            if self._rows > LEAST_BUCKET and out_of_memory(error):
                 raise  # fewer rows at once take smaller graphs, and are faster than eager ones
             self._faults["cuda_graph"] += 1
             _log.warning("decoding without CUDA graphs, which is slower", error=str(error))

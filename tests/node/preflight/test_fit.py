@@ -244,7 +244,11 @@ def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
     found = fit(settings, model, machine)
     assert found.vllm
     assert found.shares_base
-    assert found.plan == fit(settings, model, on_gpu(8)).plan
+    built_in = fit(settings, model, on_gpu(8)).plan
+    assert found.plan is not None
+    assert built_in is not None
+    parts = replace(built_in.parts, reserve=found.plan.parts.reserve)  # their CUDA graphs differ
+    assert found.plan == replace(built_in, parts=parts)
     with pytest.raises(ModelError, match="GiB of GPU memory"):
         fit(settings, model, replace(machine, ipc=False))
 

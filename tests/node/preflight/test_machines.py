@@ -179,6 +179,37 @@ def test_plan_says_what_join_does_of_a_machine_in_a_file(
 
 
 @pytest.mark.parametrize(
+    ("name", "torch", "dtype", "repeats"),
+    [
+        ("RTX 4090", "2.13.0+cu130", "auto", False),
+        ("RTX 4090", "2.13.0+cu130", "float32", True),
+        ("RTX 4090", "2.11.0+cu130", "auto", True),
+        ("T4", "2.13.0+cu130", "auto", True),  # flash attention begins with Ampere
+    ],
+)
+def test_plan_doctor_and_join_count_the_heads_that_attention_repeats(
+    tmp_path: Path, name: str, torch: str, dtype: str, repeats: bool
+) -> None:
+    facts = replace(machine(name, 24), torch=Torch(torch, "13.0"))
+    flags = {"training.lora_rank": 32, "training.dtype": dtype}
+    decision = decided(facts, "qwen2.5-1.5b", **flags)
+    assert decision.found is not None
+    assert decision.plan is not None
+    assert decision.job.repeats_heads is decision.found.training.repeats_heads is repeats
+    file, run = tmp_path / "facts.json", CliRunner()
+    file.write_bytes(msgspec.json.encode(FactsFile(1, stored(facts))))
+    options = ["--model", "qwen2.5-1.5b", "--facts", str(file), "--json"]
+    options += [part for key, value in flags.items() for part in ("--set", f"{key}={value}")]
+    (shown,) = json.loads(run.invoke(app, ["plan", *options]).stdout)["cards"]
+    assert shown["total_bytes"] == decision.plan.total
+    checks = json.loads(run.invoke(app, ["doctor", *options]).stdout)["checks"]
+    (said,) = (row["found"] for row in checks if row["subject"] == "model")
+    assert decision.plan.described() in said
+    on_cpu = decided(facts, "qwen2.5-1.5b", **flags, **{"run.device": "cpu"})
+    assert not on_cpu.job.repeats_heads
+
+
+@pytest.mark.parametrize(
     ("times", "dtype"),
     [
         (None, "float32"),

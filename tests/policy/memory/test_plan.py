@@ -24,14 +24,16 @@ from swarm_node.cli.verbs.plan import (
 from swarm_node.cli.views.plan_view import PlannedCard, card_view, cards_view
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.preflight.fit import Machine, card, decide
+from swarm_node.node.preflight.fit import Machine, card, decide, job_of
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,
     REPLY_TOKENS,
+    SHARED_KEYS,
     Footprint,
     TrainingMethod,
     activation_bytes,
     adapter_count,
+    bucket_sizes,
     engine_cards,
     footprint,
     graph_sizes,
@@ -45,6 +47,7 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.sampling.vllm.engine import EngineChoice
 from swarm_node.policy.training.update.optimizer import AdamW
 
 GIB = 1 << 30
@@ -151,17 +154,51 @@ def test_an_engine_gets_its_part_in_vllms_words() -> None:
     assert asleep.engine.vllm_arguments()["enable_sleep_mode"] is True
 
 
-def test_an_engines_cuda_graphs_take_memory_and_cover_all_rows() -> None:
-    assert graph_sizes(4) == [4]
-    assert graph_sizes(64) == [8, 16, 32, 64]
+def test_cuda_graphs_take_memory_and_cover_all_rows() -> None:
+    assert graph_sizes(4) == bucket_sizes(4) == [4]
+    assert graph_sizes(64) == bucket_sizes(64) == [8, 16, 32, 64]
     assert graph_sizes(100) == [8, 16, 32, 64, 96, 100]
+    assert bucket_sizes(100) == [8, 16, 32, 64, 100]
     model = shape("qwen2.5-1.5b")
-    cpu, gpu = (
-        footprint(model, TrainingMethod(32), device=device, rows=64, max_new_tokens=24).reserve
-        for device in ("cpu", "cuda")
-    )
+
+    def reserve(device: Literal["cpu", "cuda"], vllm: bool, way: TrainingMethod) -> int:
+        parts = footprint(model, way, device=device, rows=64, max_new_tokens=24, vllm=vllm)
+        return parts.reserve
+
+    half = TrainingMethod(32, dtype="bfloat16")
+    assert reserve("cpu", False, half) == reserve("cpu", True, half) == 0
     # Two contexts; four graphs of 28 layers, each with and without adapters.
-    assert (cpu, gpu) == (0, (1 << 30) + 4 * 28 * 2 * (1 << 17))
+    assert reserve("cuda", True, half) == (1 << 30) + 4 * 28 * 2 * (1 << 17)
+    # Each of two windows, with the logits that it results in.
+    for way, width in ((half, 2), (TrainingMethod(32), 4)):
+        logits = 2 * (8 + 16 + 32 + 64) * model.vocab_size * width
+        assert reserve("cuda", False, way) == (1 << 30) + 4 * 28 * 2 * (1 << 17) + logits
+
+
+def test_repeated_heads_are_kept_for_each_copy_of_a_shared_key() -> None:
+    model, way = shape("qwen2.5-1.5b"), TrainingMethod(32, False, 2048, "bfloat16")
+    less, more = (
+        activation_bytes(model, replace(way, repeats_heads=repeats), longest_row=0)
+        for repeats in (False, True)
+    )
+    heads = model.query_size - model.key_value_size
+    assert more - less == 28 * 2048 * 2 * 2 * SHARED_KEYS * heads
+    # The trainer, which does not know of it, makes as many logits at once.
+    recomputed = replace(way, checkpointing=True)
+    assert logit_elements(model, recomputed, longest_row=0) == logit_elements(
+        model, replace(recomputed, repeats_heads=True), longest_row=0
+    )
+
+
+def test_the_plan_knows_which_sampler_has_the_graphs() -> None:
+    model, settings = shape("qwen2.5-1.5b"), load_settings({}, environ={})
+    machine = card(settings, 12 * GIB)
+    built_in, vllm = (
+        job_of(settings, machine, EngineChoice(chosen, ""), model) for chosen in (False, True)
+    )
+    assert (built_in.vllm, vllm.vllm) == (False, True)
+    less, more = (least_plan(model, job, 12 * GIB).parts for job in (vllm, built_in))
+    assert more.reserve > less.reserve
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

@@ -43,6 +43,8 @@ jobs = st.builds(
     can_sleep=st.booleans(),
     one_base=st.booleans(),
     base=st.sampled_from(["auto", "whole", "nf4"]),
+    vllm=st.booleans(),
+    repeats_heads=st.booleans(),
 ).filter(lambda job: job.base != "nf4" or job.lora_rank != 0)
 cards = st.integers(GIB // 2, 200 * GIB)
 

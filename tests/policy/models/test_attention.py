@@ -11,12 +11,22 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
-from swarm_node.policy.models.attention import Attend, Masked, Spans, _visible, causal, within
+from swarm_node.policy.models.attention import (
+    Attend,
+    Masked,
+    Spans,
+    _groups_heads,
+    _visible,
+    causal,
+    within,
+)
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import ALIASES
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
+from swarm_node.policy.placement import repeats_heads, torch_version
 
 CPU = torch.device("cpu")
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -135,6 +145,29 @@ def test_the_varlen_kernel_is_called_as_torch_declares_it() -> None:
         assert [leaf.grad.shape for leaf in leaves if leaf.grad is not None] == [
             leaf.shape for leaf in leaves
         ]
+
+
+def test_a_plan_knows_whether_this_torch_repeats_heads() -> None:
+    assert repeats_heads(torch_version()) is not _groups_heads(varlen_attn)
+    assert torch_version() == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "repeats"),
+    [
+        ("2.11.0+cu130", (9, 0), True),
+        ("2.12.0+cu130", (9, 0), False),
+        ("2.13.1", None, False),
+        ("3.0.0", (8, 0), False),
+        ("2.13.0", (7, 5), True),
+        ("", None, True),
+        ("unknown", None, True),
+    ],
+)
+def test_heads_are_repeated_before_torch_2_12_and_before_ampere(
+    version: str, capability: tuple[int, int] | None, repeats: bool
+) -> None:
+    assert repeats_heads(version, capability) is repeats
 
 
 @pytest.mark.parametrize(("query", "key"), [(4, 2), (4, 1), (3, 3)])

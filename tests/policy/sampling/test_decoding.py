@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from swarm_node.policy.memory.footprint import WINDOWS, bucket_sizes
 from swarm_node.policy.models.cache import KeyValueMemory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
@@ -113,6 +114,12 @@ def test_a_bucket_holds_its_rows_and_there_are_few(rows: int, most: int) -> None
     assert min(rows, most) <= size <= most
     assert size < 2 * max(rows, 8)  # the next power of two, but where a step takes as long anyway
     assert len({bucket(n, most) for n in range(1, most + 1)}) <= 6
+
+
+@given(st.integers(1, 256), st.integers(2, 4096))
+def test_there_are_as_many_graphs_as_are_planned(most: int, capacity: int) -> None:
+    assert {bucket(n, most) for n in range(1, most + 1)} == set(bucket_sizes(most))
+    assert len({window_of(used, capacity) for used in range(1, capacity + 1)}) == WINDOWS
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 600))

@@ -51,8 +51,8 @@ class _Head(torch.autograd.Function):
             found[part], less, total = _scored(hidden[part], wanted[part], weight, temperature)
             less = less.to(weight.dtype)
             slope[part] = (less @ weight).div_(-temperature * total)
-            mean = torch.linalg.vecdot(slope[part].float(), hidden[part].float())
-            entropy[part] = mean - found[part]
+            # Not `vecdot`, which autocast takes down to half precision.
+            entropy[part] = (slope[part].float() * hidden[part].float()).sum(-1) - found[part]
         ctx.temperature, ctx.piece = temperature, piece
         again = [hidden, wanted, weight] if ctx.needs_input_grad[2] else []
         if again and len(wanted) <= piece:  # a single piece is kept for the backward pass

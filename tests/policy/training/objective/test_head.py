@@ -89,6 +89,18 @@ def test_under_autocast_products_are_cast_and_gradients_are_not(piece: int) -> N
         torch.testing.assert_close(result.double(), exact, rtol=0.05, atol=0.03)
 
 
+def test_the_entropy_under_autocast_is_that_of_the_same_numbers_without_it() -> None:
+    """It is the difference of two numbers, of up to 28 here, which bfloat16 has to an eighth."""
+    hidden, head, wanted, _ = made(torch.bfloat16)
+    hidden = (6 * hidden.detach()).requires_grad_()
+    _, exact = head_logprobs(head, hidden, wanted, 1.0, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, entropy = head_logprobs(head, hidden, wanted, 1.0, 4)
+    assert exact is not None
+    assert entropy is not None
+    torch.testing.assert_close(entropy, exact, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_all_logits_are_never_there_at_once(trained: bool) -> None:
     """In the backward pass neither."""
