@@ -10,6 +10,7 @@ FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl bench-trl-member experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
+.PHONY: gpu-call rehearse-gpu gpu-table
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
 
 setup: $(STAMP)
@@ -120,6 +121,18 @@ lock-packages check-packages: .venv-packages/.ready
 cubins: .venv-packages/.ready
 	.venv-packages/bin/python .ci/tools/cubins.py
 
+# Wheels for a GPU machine without network, in .gpu, and the commands to run there.
+gpu-call: setup
+	$(BIN)/python benchmarks/gpu_call.py
+
+# Those commands on a CPU, without network, in an environment of that machine's packages (5 GB, once).
+rehearse-gpu: setup
+	$(BIN)/python benchmarks/gpu_rehearsal.py $(REHEARSAL)
+
+# The table of docs/research/one-card.md, with what the files RESULTS measured.
+gpu-table: setup
+	$(BIN)/python benchmarks/gpu_table.py $(RESULTS)
+
 # Environments of their own, each of one file of requirements.
 .venv-trl/.ready: benchmarks/trl-requirements.txt
 .venv-trl/.ready-with-member: .venv-trl/.ready benchmarks/trl-member-requirements.txt
@@ -200,4 +213,4 @@ check-minimal:
 	.ci/tools/minimal_root.sh build/minimal
 
 clean:
-	rm -rf $(VENV) .venv-packages .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info
+	rm -rf $(VENV) .venv-gpu-machine .gpu .gpu.new .venv-packages .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info

@@ -1,9 +1,10 @@
 """Wheels of what `swarm-node join` and its tests need beside torch, for a machine without network.
 
-    python benchmarks/gpu_wheels.py DIR [--python 3.12] [--without transformers grpcio …]
+    python benchmarks/gpu_wheels.py DIR
 
-Versions are those that are installed here. A package without a wheel is built here: it must be pure
-Python. Torch and what only it needs are the other machine's own.
+gpu_call.py, which fills a folder for a whole call, begins with these. Versions are those that are
+installed here. A package without a wheel is built here: it must be pure Python. Packages that
+gpu-machine.txt calls the other machine's own are left out.
 """
 
 from __future__ import annotations
@@ -18,11 +19,36 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-#: Torch, what it alone needs, and what comes with it on machines that have a card.
-_THERE = {"torch", "triton", "setuptools", "numpy", "scipy"}
+#: The other machine's Python, and its packages.
+PYTHON = "3.12"
+MACHINE = Path(__file__).with_name("gpu-machine.txt")
+#: The line that ends the packages of which no wheel travels.
+DIVIDER = "# Wheels come first from here on."
 _TESTS = ("pytest", "pytest-timeout", "hypothesis")
-_SYSTEMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
+_SYSTEMS = (
+    *("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17"),
+    *("manylinux2014", "manylinux1"),
+)
 _ABSENT = re.compile(r"No matching distribution found for ([\w.-]+)==")
+
+
+def pins(text: str) -> dict[str, str]:
+    """Names and versions of a file of requirements of the form NAME==VERSION."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if wanted := line.partition("#")[0].strip():
+            requirement = Requirement(wanted)
+            (pin,) = requirement.specifier
+            found[canonicalize_name(requirement.name)] = pin.version
+    return found
+
+
+def own(text: str) -> dict[str, str]:
+    """The part of gpu-machine.txt of which no wheel travels."""
+    above, divider, _ = text.partition(f"\n{DIVIDER}\n")
+    if not divider:
+        raise ValueError(f"{MACHINE.name} lacks the line: {DIVIDER}")
+    return pins(above)
 
 
 def needed(without: set[str]) -> dict[str, str]:
@@ -41,15 +67,20 @@ def needed(without: set[str]) -> dict[str, str]:
     return found
 
 
+def wanted() -> dict[str, str]:
+    """Names and versions of the wheels for the machine of gpu-machine.txt."""
+    return needed(set(own(MACHINE.read_text())))
+
+
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def download(wanted: dict[str, str], directory: Path, python: str) -> list[str]:
+def download(wanted: dict[str, str], directory: Path) -> list[str]:
     """Fetch the wheels; the packages that have none."""
     systems = [word for one in _SYSTEMS for word in ("--platform", f"{one}_x86_64")]
-    target = ["--python-version", python, "--implementation", "cp", *systems]
+    target = ["--python-version", PYTHON, "--implementation", "cp", *systems]
     absent: list[str] = []
     while True:
         names = [f"{name}=={version}" for name, version in wanted.items() if name not in absent]
@@ -63,27 +94,28 @@ def download(wanted: dict[str, str], directory: Path, python: str) -> list[str]:
         absent += lacking
 
 
+def gather(wanted: dict[str, str], directory: Path) -> None:
+    """Put a wheel of each package into the directory, built here where there is none."""
+    for name in download(wanted, directory):
+        source = f"{name}=={wanted[name]}"
+        built = pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), source)
+        if built.returncode:
+            raise SystemExit(built.stderr)
+    stems = [file.stem for file in directory.glob("*.whl")]
+    here = [stem for stem in stems if not stem.endswith(("-any", "x86_64"))]
+    if here:
+        raise SystemExit(f"not for another machine: {', '.join(here)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--python", default="3.12")
-    parser.add_argument("--without", nargs="*", default=[], help="what the machine has already")
-    arguments = parser.parse_args()
-    arguments.directory.mkdir(parents=True, exist_ok=True)
-    wanted = needed(_THERE | {canonicalize_name(name) for name in arguments.without})
-    for name in download(wanted, arguments.directory, arguments.python):
-        source = f"{name}=={wanted[name]}"
-        built = pip(
-            "wheel", "--quiet", "--no-deps", "--wheel-dir", str(arguments.directory), source
-        )
-        if built.returncode:
-            raise SystemExit(built.stderr)
-    files = list(arguments.directory.glob("*.whl"))
-    here = [file.name for file in files if not file.stem.endswith(("-any", "x86_64"))]
-    if here:
-        raise SystemExit(f"not for another machine: {', '.join(here)}")
+    directory = parser.parse_args().directory
+    directory.mkdir(parents=True, exist_ok=True)
+    gather(wanted(), directory)
+    files = list(directory.glob("*.whl"))
     size = sum(file.stat().st_size for file in files)
-    print(f"{len(files)} wheels, {size / 1e6:.1f} MB, in {arguments.directory}")
+    print(f"{len(files)} wheels, {size / 1e6:.1f} MB, in {directory}")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ ELSEWHERE = {
     "trl_alone": "a child of trl_swarm",
     "gpu_table": "it writes a page, whose rows tests/cli/test_gpu_page.py compares",
     "gpu_wheels": "it downloads packages",
+    "gpu_call": "it downloads packages: tests/tools/test_gpu_call.py has the parts",
+    "gpu_rehearsal": "bundles of gpu_proof.sh: tests/tools/test_gpu_rehearsal.py has the parts",
     "figures": "tests/cli/test_gpu_page.py runs it",
 }
 

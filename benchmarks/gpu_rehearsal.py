@@ -1,0 +1,411 @@
+"""Runs the commands of gpu_call.py on a CPU, as a GPU machine without network would run them.
+
+    python benchmarks/gpu_rehearsal.py [--only first second third] [--machine DIR] [--kill SECONDS]
+
+The machine is an environment of what gpu-machine.txt names. Each command gets a fresh copy of the
+tree, and fresh folders OUT, HOME and TMPDIR. As root it also gets a fresh /tmp, and no network.
+What came back is in build/gpu-rehearsal/NAME. Each step must reach its last line, or say that
+there is no CUDA device. With --kill, each step is run alone and killed, and must leave a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gpu_call
+import gpu_wheels
+import psutil
+
+ROOT = gpu_call.ROOT
+MACHINE = ROOT / ".venv-gpu-machine"
+WHEELS = ".gpu"
+KEPT = ROOT / "build" / "gpu-rehearsal"
+DISK_BYTES = 8 * 10**9
+LIMIT_SECONDS = 600
+MOST_FILES, MOST_FILE_BYTES = 8, 16 << 20
+ARCHIVES = (".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
+FINISHED = ("PASS", "FAIL", "NOT RUN")
+NO_DEVICE = "no CUDA device"
+#: A variable by which processes of a call are found, those in sessions of their own too.
+MARK = "GPU_REHEARSAL"
+SPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+class Judged(NamedTuple):
+    """A step's row of the table; `fault` is empty if it did what it should."""
+
+    step: str
+    seconds: int
+    verdict: str
+    fault: str = ""
+
+
+def judged(results: dict[str, Any], steps: list[str]) -> list[Judged]:
+    """The steps of a bundle by its results.json."""
+    rows = []
+    for step in steps:
+        if (found := results.get("steps", {}).get(step)) is None:
+            rows.append(Judged(step, 0, "", "it is not in results.json"))
+            continue
+        verdict, why = found["verdict"], found["why"]
+        well = verdict == "PASS" or (verdict == "NOT RUN" and NO_DEVICE in why)
+        rows.append(Judged(step, found["seconds"], verdict, "" if well else why or verdict))
+    return rows
+
+
+def astray(sizes: dict[str, int]) -> list[str]:
+    """What is wrong with the files that come back, by their sizes."""
+    archives = [name for name in sizes if name.endswith(ARCHIVES)]
+    lacking = [f"no {name}" for name in ("results.json", "summary.txt") if name not in sizes]
+    lacking += [] if archives else ["no archive"]
+    others = sizes.keys() - {"results.json", "summary.txt", *archives[:1]}
+    return [
+        *lacking,
+        *(f"{name} is one file too many" for name in sorted(others)),
+        *([f"{len(sizes)} files: {MOST_FILES} come back"] if len(sizes) > MOST_FILES else []),
+        *(
+            f"{name} has {gpu_call.mib(size)}: {gpu_call.mib(MOST_FILE_BYTES)} come back"
+            for name, size in sizes.items()
+            if size > MOST_FILE_BYTES
+        ),
+    ]
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    """What OUT/results.json has; nothing where it is absent or cut off."""
+    try:
+        found = json.loads((out / "results.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def left(results: dict[str, Any], step: str) -> bool:
+    """Check that a killed step left a figure, or had ended."""
+    found = results.get("steps", {}).get(step, {})
+    return bool(found.get("figures")) or found.get("verdict") in FINISHED
+
+
+def bundles(text: str) -> dict[str, list[str]]:
+    """Steps by bundle, from what `gpu_proof.sh --bundles` prints."""
+    named = (line.partition(": ") for line in text.splitlines())
+    return {name: steps.split() for name, _, steps in named}
+
+
+def log_of(out: Path, step: str, lines: int = 20) -> str:
+    """The end of a step's log, from the archive in OUT."""
+    for file in out.iterdir():
+        if not file.name.endswith(ARCHIVES):
+            continue
+        with suppress(tarfile.TarError, EOFError, OSError), tarfile.open(file) as archive:
+            for entry in archive:
+                if Path(entry.name).name == f"{step}.log" and (log := archive.extractfile(entry)):
+                    text = log.read().decode(errors="replace")
+                    return "\n".join(text.splitlines()[-lines:])
+    return f"no {step}.log in an archive"
+
+
+class Place(NamedTuple):
+    """Folders of one call: where they are, and where its commands see them."""
+
+    real: Path
+    seen: Path
+    alone: bool
+
+    def environment(self, machine: Path) -> dict[str, str]:
+        system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {
+            "PATH": f"{machine}/bin:{system}",
+            "HOME": str(self.seen / "home"),
+            "TMPDIR": str(self.seen / "temporary"),
+            "OUT": str(self.seen / "out"),
+            "LANG": "C.UTF-8",
+            "CUDA_VISIBLE_DEVICES": "",
+            MARK: self.real.name,
+        }
+
+    def shell(self, command: str, machine: Path) -> list[str]:
+        """The process that runs the command, with a network and a /tmp of its own if it may."""
+        if not self.alone:
+            return ["bash", "-c", command]
+        lines = ["set -e", "ip link set lo up"]
+        if machine.is_relative_to("/tmp"):  # it would be hidden
+            inside = self.real / machine.relative_to("/tmp")
+            lines += [f"mkdir -p '{inside}'", f"mount --rbind '{machine}' '{inside}'"]
+        lines += [f"mount --rbind '{self.real}' /tmp", "cd /tmp/tree"]
+        # The command is no process 1, which signals end only if it catches them.
+        lines += ["set +e", 'bash -c "$0"', "exit $?"]
+        return [*SPACES, "bash", "-c", "\n".join(lines), command]
+
+
+@contextmanager
+def place(files: Iterable[Path], alone: bool) -> Iterator[Place]:
+    """A fresh machine's folders, with the tree and its wheels; removed afterwards."""
+    real = Path(tempfile.mkdtemp(prefix=f"swarm-node-rehearsal-{secrets.token_hex(4)}-"))
+    try:
+        for name in ("home", "out", "temporary"):
+            (real / name).mkdir()
+        for file in files:
+            target = real / "tree" / file.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target, follow_symlinks=False)
+        yield Place(real, Path("/tmp") if alone else real, alone)
+    finally:
+        shutil.rmtree(real, ignore_errors=True)
+
+
+@contextmanager
+def fresh(alone: bool) -> Iterator[Place]:
+    """A place with all that travels, on a machine that has kept nothing."""
+    with place([*gpu_call.tree(ROOT), *(ROOT / WHEELS).iterdir()], alone) as where:
+        if not alone:
+            shutil.rmtree(gpu_call.WORK, ignore_errors=True)
+        yield where
+
+
+class Ended(NamedTuple):
+    """A command's end: its exit status, None if it was killed."""
+
+    code: int | None
+    seconds: float
+    cpu_seconds: float
+
+
+def run(command: str, where: Place, machine: Path, limit: float) -> Ended:
+    """Run a command as the machine would; afterwards no process of it is left."""
+    began, before = time.monotonic(), os.times()
+    with (where.real / "output.log").open("wb") as log:
+        process = subprocess.Popen(
+            where.shell(command, machine),
+            cwd=where.real / "tree",
+            env=where.environment(machine),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code: int | None = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        end(process, where.real.name)
+    after = os.times()
+    cpu = after.children_user + after.children_system
+    cpu -= before.children_user + before.children_system
+    return Ended(code, time.monotonic() - began, cpu)
+
+
+def end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Kill a command's process group, and what left that group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for _ in range(100):
+        if not (alive := [one for one in psutil.process_iter() if marked(one, mark)]):
+            return
+        for one in alive:
+            with suppress(psutil.Error):
+                one.kill()
+        time.sleep(0.1)
+
+
+def marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return not ended and process.environ().get(MARK) == mark
+    except psutil.Error:
+        return False
+
+
+def can_be_alone() -> bool:
+    """Check that a process may have its own network and its own mounts: root, as a rule."""
+    tried = [*SPACES, "bash", "-c", "ip link set lo up && mount --bind /tmp /tmp"]
+    try:
+        return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def python() -> str:
+    """Path of an interpreter of the machine's version, through pyenv where that hides it."""
+    name = f"python{gpu_wheels.PYTHON}"
+    tries: list[dict[str, str]] = [{}]
+    if shutil.which("pyenv"):
+        listed = subprocess.run(
+            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False
+        ).stdout.split()
+        matching = [one for one in listed if one.startswith(f"{gpu_wheels.PYTHON}.")]
+        tries += [{"PYENV_VERSION": version} for version in matching]
+    for variables in tries if shutil.which(name) else []:
+        told = subprocess.run(
+            [name, "-c", "import sys; print(sys.executable)"],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if told.returncode == 0:
+            return told.stdout.strip()
+    raise SystemExit(f"there is no {name} on PATH: install Python {gpu_wheels.PYTHON} with venv")
+
+
+def built() -> Path:
+    """The environment of gpu-machine.txt, made anew if that file has changed."""
+    digest = hashlib.sha256(gpu_wheels.MACHINE.read_bytes()).hexdigest()
+    stamp = MACHINE / ".ready"
+    if stamp.exists() and stamp.read_text() == digest:
+        return MACHINE
+    interpreter = python()
+    shutil.rmtree(MACHINE, ignore_errors=True)
+    if (free := shutil.disk_usage(ROOT).free) < DISK_BYTES:
+        raise SystemExit(
+            f"{MACHINE.name} takes 5 GB, and as much again of downloads for a while: "
+            f"{free / 1e9:.1f} GB are free here, {DISK_BYTES / 1e9:.0f} GB are needed"
+        )
+    print(f"making {MACHINE.name}: 5 GB of disk, minutes, once", flush=True)
+    install = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--requirement"]
+    try:
+        subprocess.run([interpreter, "-m", "venv", MACHINE], check=True)
+        subprocess.run([MACHINE / "bin" / "python", *install, gpu_wheels.MACHINE], check=True)
+        stamp.write_text(digest)
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"{MACHINE.name} was not made: {error}") from error
+    finally:
+        if not stamp.exists():
+            shutil.rmtree(MACHINE, ignore_errors=True)
+    return MACHINE
+
+
+def keep(name: str, where: Place) -> Path:
+    """Copy what comes back, and what was printed, to where it stays; that folder."""
+    kept = KEPT / name
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(where.real / "out", kept)
+    shutil.copy2(where.real / "output.log", KEPT / f"{name}.output.log")
+    return kept
+
+
+class Rehearsed(NamedTuple):
+    """A bundle's end: steps that did what they should, and whether nothing else was wrong."""
+
+    steps: int
+    well: bool
+    ended: Ended
+
+
+def rehearse(name: str, steps: list[str], where: Place, machine: Path) -> Rehearsed:
+    """Run a bundle, and print its table and what is wrong."""
+    print(f"\n{name}: {' '.join(steps)}", flush=True)
+    ended = run(gpu_call.command(WHEELS, f"--bundle {name}"), where, machine, LIMIT_SECONDS)
+    out = keep(name, where)
+    rows = judged(results_of(out), steps)
+    for row in rows:
+        print(f"  {row.step:<14} {row.seconds:4d} s  {row.verdict or 'ABSENT'}")
+    wrong = [row for row in rows if row.fault]
+    for row in wrong:
+        print(f"\n{row.step}: {row.fault}\n{log_of(out, row.step)}")
+    files = [file for file in out.rglob("*") if not file.is_dir()]
+    faults = astray({str(file.relative_to(out)): file.lstat().st_size for file in files})
+    if ended.code is None:
+        faults.append(f"it was killed after {LIMIT_SECONDS} s")
+    elif ended.code:
+        faults.append(f"exit {ended.code}: see {KEPT.relative_to(ROOT)}/{name}.output.log")
+    for fault in faults:
+        print(f"{name}: {fault}")
+    return Rehearsed(len(rows) - len(wrong), not wrong and not faults, ended)
+
+
+def rehearse_all(chosen: dict[str, list[str]], machine: Path, alone: bool) -> bool:
+    """Run the bundles to their ends."""
+    done = []
+    for name, steps in chosen.items():
+        with fresh(alone) as where:
+            done.append(rehearse(name, steps, where, machine))
+    total = sum(len(steps) for steps in chosen.values())
+    seconds = sum(one.ended.seconds for one in done)
+    cpu = sum(one.ended.cpu_seconds for one in done)
+    reached = sum(one.steps for one in done)
+    told = f"{reached} of {total} steps reached their last line"
+    print(f"\n{told}, in {seconds:.0f} s ({cpu:.0f} s CPU)")
+    return all(one.well for one in done)
+
+
+def kill_all(chosen: dict[str, list[str]], machine: Path, alone: bool, seconds: float) -> bool:
+    """Run each step alone, kill it, and look at what came back."""
+    steps = [step for each in chosen.values() for step in each]
+    kept = 0
+    for step in steps:
+        with fresh(alone) as where:
+            ended = run(gpu_call.command(WHEELS, f"--only {step}"), where, machine, seconds)
+            out = keep(f"killed-{step}", where)
+        results = results_of(out)
+        well = left(results, step)
+        kept += well
+        verdict = results.get("steps", {}).get(step, {}).get("verdict", "ABSENT")
+        how = "killed" if ended.code is None else f"exit {ended.code}"
+        print(f"  {step:<14} {ended.seconds:4.0f} s  {how:<7} {verdict}", flush=True)
+        if not well:
+            print(f"{step}: no figure\n{log_of(out, step)}", flush=True)
+    print(f"\n{kept} of {len(steps)} steps leave a figure when killed after {seconds:g} s")
+    return kept == len(steps)
+
+
+def chosen_bundles(names: list[str]) -> dict[str, list[str]]:
+    told = subprocess.run(
+        ["bash", "benchmarks/gpu_proof.sh", "--bundles"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = bundles(told.stdout)
+    if missing := [name for name in names if name not in found]:
+        raise SystemExit(f"gpu_proof.sh has no bundle {', '.join(missing)}")
+    return {name: found[name] for name in names}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    calls = list(gpu_call.CALLS)
+    parser.add_argument("--only", nargs="+", choices=calls, default=calls)
+    parser.add_argument("--machine", type=Path, help="an environment that is there already")
+    parser.add_argument("--kill", type=float, metavar="SECONDS")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    chosen = chosen_bundles(arguments.only)
+    machine = arguments.machine.absolute() if arguments.machine else built()
+    if not (machine / "bin" / "python").exists():
+        raise SystemExit(f"{machine} has no bin/python")
+    gpu_call.gather(gpu_call.folder(WHEELS))
+    gpu_call.check(ROOT / WHEELS)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    alone = can_be_alone()
+    print("without network" if alone else "with the network, for want of root", flush=True)
+    try:
+        if arguments.kill is None:
+            well = rehearse_all(chosen, machine, alone)
+        else:
+            well = kill_all(chosen, machine, alone, arguments.kill)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(not well)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What a rehearsal of a GPU machine's calls accepts, and that nothing of a call is left running."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import tarfile
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+from builders import ROOT
+
+
+@pytest.fixture
+def rehearsal(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("gpu_rehearsal")
+
+
+def step(verdict: str, why: str = "", figures: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"verdict": verdict, "why": why, "seconds": 3, "figures": list(figures), "tests": None}
+
+
+def test_each_step_passes_or_says_that_there_is_no_device(rehearsal: ModuleType) -> None:
+    steps = {
+        "facts": step("PASS", "on the CPU"),
+        "nf4": step("NOT RUN", "because there is no CUDA device"),
+        "ipc": step("NOT RUN", "because the bundle's time was over"),
+        "join": step("FAIL", "exit 1, see join.log"),
+        "long": step("RUNNING"),
+    }
+    rows = rehearsal.judged({"steps": steps}, [*steps, "absent"])
+    assert [(row.step, row.verdict, row.fault) for row in rows] == [
+        ("facts", "PASS", ""),
+        ("nf4", "NOT RUN", ""),
+        ("ipc", "NOT RUN", "because the bundle's time was over"),
+        ("join", "FAIL", "exit 1, see join.log"),
+        ("long", "RUNNING", "RUNNING"),
+        ("absent", "", "it is not in results.json"),
+    ]
+    assert all(row.fault for row in rehearsal.judged({}, ["facts"]))
+
+
+def test_three_files_come_back_and_none_too_large(rehearsal: ModuleType) -> None:
+    well = {"results.json": 10, "summary.txt": 10, "proof.tgz": 16 << 20}
+    assert rehearsal.astray(well) == []
+    assert rehearsal.astray({}) == ["no results.json", "no summary.txt", "no archive"]
+    assert rehearsal.astray(well | {"proof.tgz": (16 << 20) + 1}) == [
+        "proof.tgz has 16.0 MiB: 16.0 MiB come back"
+    ]
+    assert rehearsal.astray(well | {"facts.log": 1}) == ["facts.log is one file too many"]
+    many = rehearsal.astray(well | {f"{number}.log": 1 for number in range(6)})
+    assert many[-1] == "9 files: 8 come back"
+
+
+def test_a_killed_step_leaves_a_figure_or_its_end(rehearsal: ModuleType, tmp_path: Path) -> None:
+    def left(**found: Any) -> bool:
+        (tmp_path / "results.json").write_text(json.dumps({"steps": {"facts": found}}))
+        return bool(rehearsal.left(rehearsal.results_of(tmp_path), "facts"))
+
+    assert left(**step("RUNNING", figures=({"seconds": 1},)))
+    assert left(**step("FAIL"))
+    assert not left(**step("RUNNING"))
+    assert not rehearsal.left(rehearsal.results_of(tmp_path), "ipc")
+    (tmp_path / "results.json").write_text('{"steps": {"facts"')
+    assert not rehearsal.left(rehearsal.results_of(tmp_path), "facts")
+
+
+def test_a_failed_steps_log_comes_from_the_archive(rehearsal: ModuleType, tmp_path: Path) -> None:
+    assert rehearsal.log_of(tmp_path, "facts") == "no facts.log in an archive"
+    log = "".join(f"line {number}\n" for number in range(30)).encode()
+    with tarfile.open(tmp_path / "proof.tgz", "w:gz") as archive:
+        entry = tarfile.TarInfo("proof/facts.log")
+        entry.size = len(log)
+        archive.addfile(entry, io.BytesIO(log))
+    assert rehearsal.log_of(tmp_path, "facts").splitlines() == [
+        f"line {number}" for number in range(10, 30)
+    ]
+
+
+def test_bundles_are_those_that_the_proof_prints(rehearsal: ModuleType) -> None:
+    assert rehearsal.bundles("first: facts ipc\nnf4: nf4\n") == {
+        "first": ["facts", "ipc"],
+        "nf4": ["nf4"],
+    }
+    assert "facts" in rehearsal.chosen_bundles(["first"])["first"]
+    with pytest.raises(SystemExit, match="no bundle frist"):
+        rehearsal.chosen_bundles(["frist"])
+
+
+def machine(directory: Path) -> Path:
+    """An environment whose only program is `python3`, which prints a word."""
+    program = directory / "bin" / "python3"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho the machine\n")
+    program.chmod(0o755)
+    return directory
+
+
+def test_a_command_finds_a_bare_machine(
+    rehearsal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
+    alone = rehearsal.can_be_alone()
+    command = (
+        'exec > "$OUT/told"; python3; ls -A "$HOME" "$TMPDIR" | grep -c ^[^/]; ls\n'
+        'echo "${PYTHONPATH-none} ${VIRTUAL_ENV-none}"\n'
+        'grep -c : /proc/net/dev > "$OUT/networks"; exit 3'
+    )
+    with rehearsal.place([ROOT / "pyproject.toml"], alone) as where:
+        ended = rehearsal.run(command, where, machine(tmp_path), 60)
+        told = (where.real / "out" / "told").read_text().splitlines()
+        networks = (where.real / "out" / "networks").read_text()
+    assert ended.code == 3
+    assert told == ["the machine", "0", "pyproject.toml", "none none"]
+    assert networks == "1\n" or not alone
+    assert not where.real.exists()
+
+
+@pytest.mark.slow(reason="commands that are killed after a second")
+def test_nothing_of_a_killed_command_runs_on(rehearsal: ModuleType, tmp_path: Path) -> None:
+    beats = "while sleep 0.1; do echo beat; done"
+    command = f'setsid bash -c "{beats}" >> "$OUT/away" & ({beats}) >> "$OUT/near" & sleep 600'
+    for alone in {False, rehearsal.can_be_alone()}:
+        with rehearsal.place([ROOT / "pyproject.toml"], alone) as where:
+            ended = rehearsal.run(command, where, tmp_path, 1)
+            files = [where.real / "out" / name for name in ("away", "near")]
+            before = [file.read_text() for file in files]
+            assert all(before)
+            time.sleep(0.5)
+            assert [file.read_text() for file in files] == before
+        assert ended.code is None
+        assert not [one for one in psutil.process_iter() if rehearsal.marked(one, where.real.name)]
