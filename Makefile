@@ -129,7 +129,7 @@ gpu-call: setup
 rehearse-gpu: setup
 	$(BIN)/python benchmarks/gpu_rehearsal.py $(REHEARSAL)
 
-# The table of docs/research/one-card.md, with what the files RESULTS measured.
+# The table of docs/research/one-gpu.md, with what the files RESULTS measured.
 gpu-table: setup
 	$(BIN)/python benchmarks/gpu_table.py $(RESULTS)
 

@@ -81,7 +81,7 @@ HEAD=(--tokens 64 --vocabulary 4096 --repetitions 1) LONG="256 512" NEW=32
 JOINED=least PAIRED=least FOUR_BIT=least SHARED=(--updates 2 --groups 2) ROWS=(8 16) WHOLE=least
 if on_gpu; then
     SMALL=qwen2.5-0.5b MIDDLE=qwen2.5-1.5b BOTH=(qwen2.5-{0.5b,1.5b})
-    CARD=8 CARDS=(8 12 16 24) NEW=1024 LONG="2048 8192"
+    CARD=8 CARDS=(8 12 16 24) NEW=512 LONG="2048 8192"
     SHIPPED=(tiny qwen2.5-{0.5b,1.5b,3b,7b} qwen3-{0.6b,1.7b,4b,8b})
     HEAD=(--tokens 8192) GPU_TRAINER=("$KEEP/$SMALL" --rows 64 --tokens 1024)
     JOINED=$MIDDLE PAIRED=$SMALL FOUR_BIT=qwen3-4b SHARED=() ROWS=(64 128) WHOLE=$SMALL
@@ -124,7 +124,7 @@ run_join-card-24() { joined shape --model "$JOINED" --free 24; }
 run_two-nodes() { joined pair --model "$PAIRED" --free 24; }
 run_join-nf4() {
     has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }
-    joined shape --model "$FOUR_BIT" --free 12 --set training.base=nf4 training.lora_rank=32
+    joined shape --model "$FOUR_BIT" --free 12 $(on_gpu || echo --set training.base=nf4 training.lora_rank=32)
 }
 run_nf4-tests() {
     has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }

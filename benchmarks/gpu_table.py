@@ -1,16 +1,18 @@
-"""Renews the table of docs/research/one-card.md: plans by `swarm-node plan`, and by hand.
+"""Renews the tables of docs/research/one-gpu.md: plans by `swarm-node plan` and by hand, and what a
+GPU measured.
 
-    python benchmarks/gpu_table.py [RESULTS ...]
+    make gpu-table [RESULTS="FILE ..."]
 
-RESULTS are files `results.json` of benchmarks/gpu_proof.sh: their figures come under "measured".
-What stands there else stays, by card, model and new tokens. The plan is that of the built-in
-sampler and of torch 2.12 or newer, so the table does not depend on this machine.
+RESULTS are files `results.json` of benchmarks/gpu_proof.sh: their figures come under "measured",
+and into the table of the steps that join. What stands there else stays. The plan is that of the
+built-in sampler and of torch 2.12 or newer, so the table does not depend on this machine.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,29 +21,45 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.cli.verbs.plan import shape_of
+from swarm_node.node.preflight.defaults import LONGEST_ANSWER
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import repeats_heads, torch_version
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "one-card.md"
-#: GB of the card, model, new tokens.
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "one-gpu.md"
+#: GB of the GPU, model, new tokens: as many as `join` has by default, and fewer.
 CASES = [
-    (8, "qwen2.5-0.5b", 1024),
-    *((card, "qwen2.5-1.5b", 1024) for card in (8, 12, 16, 24)),
-    (12, "qwen3-4b", 1024),
+    (8, "qwen2.5-0.5b", LONGEST_ANSWER),
+    *((gib, "qwen2.5-1.5b", LONGEST_ANSWER) for gib in (8, 12, 16, 24)),
+    (12, "qwen3-4b", LONGEST_ANSWER),
     (12, "qwen3-4b", 128),
-    (24, "qwen3-8b", 1024),
+    (24, "qwen3-8b", LONGEST_ANSWER),
 ]
 HEAD = (
-    "| card, GB | model | new tokens | method | weights | optimizer | KV | activations | other "
+    "| GPU, GB | model | new tokens | method | weights | optimizer | KV | activations | other "
     "| plan | by hand | measured | headroom |\n|" + " --- |" * 13
 )
 TABLE = re.compile(re.escape(HEAD) + r"\n(\|.*\n)*")
+#: Steps of gpu_proof.sh that join, by their names for people.
+JOINED = {
+    "join-tiny": "`tiny`, drills",
+    "join-card-8": "1.5B, 8 GiB",
+    "join-card-12": "1.5B, 12 GiB",
+    "join-card-16": "1.5B, 16 GiB",
+    "join-card-24": "1.5B, 24 GiB",
+    "two-nodes": "0.5B, two nodes, 24 GiB",
+    "join-nf4": "4B in nf4, 12 GiB",
+}
+JOINED_HEAD = (
+    "| step | what joins | GPU, torch | verdict | updates | plan | peak | tokens/s sampled "
+    "| s an update | KL at first | halvings | graphs |\n|" + " --- |" * 12
+)
+JOINED_TABLE = re.compile(re.escape(JOINED_HEAD) + r"\n(\|.*\n)*")
 _MIB = 1 << 20
 
 
-def plan_of(card: int, model: str, new: int) -> dict[str, Any]:
+def plan_of(gib: int, model: str, new: int) -> dict[str, Any]:
     """The plan as `swarm-node plan --json` gives it; the least one where none fits."""
-    command = ["plan", "--model", model, "--vram", f"{card}GB", "--json"]
+    command = ["plan", "--model", model, "--vram", f"{gib}GB", "--json"]
     command += ["--set", f"sampling.max_new_tokens={new}", "--set", "sampling.engine=torch"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     (found,) = json.loads(done.stdout)["cards"]
@@ -75,8 +93,8 @@ def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
     return float(total)
 
 
-def row_of(card: int, model: str, new: int, measured: str) -> str:
-    plan = plan_of(card, model, new)
+def row_of(gib: int, model: str, new: int, measured: str) -> str:
+    plan = plan_of(gib, model, new)
     parts, training = plan["parts_bytes"], plan["training"]
     method = f"LoRA {training['lora_rank']}" if training["lora_rank"] else "all weights"
     method += ", nf4" * training["nf4"]
@@ -93,7 +111,7 @@ def row_of(card: int, model: str, new: int, measured: str) -> str:
     )
     other = parts["workspace"] + parts["published"] + parts["reserve"]
     cells = [
-        *(str(card), model, f"{new:,}", method),
+        *(str(gib), model, f"{new:,}", method),
         *(
             f"{one / _MIB:,.0f}"
             for one in (
@@ -101,22 +119,65 @@ def row_of(card: int, model: str, new: int, measured: str) -> str:
                 *(parts["optimizer"], parts["kv"], parts["activations"], other, total),
             )
         ),
-        *(hand, measured, f"{1024 * card - total / _MIB:,.0f}"),
+        *(hand, measured, f"{1024 * gib - total / _MIB:,.0f}"),
     ]
     return "| " + " | ".join(cells) + " |"
 
 
 def measured(files: list[Path]) -> dict[tuple[str, ...], str]:
-    """MiB that plans took on a card, as cells of the table by its first three columns. Settings are
+    """MiB that plans took on a GPU, as cells of the table by its first three columns. Settings are
     those of `join`: a run with others has no row."""
     found: dict[tuple[str, ...], str] = {}
     for file in files:
         for step in json.loads(file.read_text())["steps"].values():
             for one in step["figures"]:
                 if one.get("context_mib") and "taken_mib" in one and one.get("set") == []:
-                    key = (f"{one['card']:g}", one["model"], f"{one['new']:,}")
+                    key = (f"{one['gib']:g}", one["model"], f"{one['new']:,}")
                     found[key] = f"{one['taken_mib']:,.0f}"
     return found
+
+
+def joined(files: list[Path]) -> dict[str, str]:
+    """Rows of the table of the steps that join, by step, as the files have them; a step that did
+    not run on a GPU has none."""
+    rows: dict[str, str] = {}
+    for file in files:
+        steps = json.loads(file.read_text())["steps"]
+        facts = next((one for one in told(steps, "facts") if "device" in one), {})
+        for step in JOINED.keys() & steps.keys():
+            if facts.get("device", "CPU") != "CPU" and steps[step]["verdict"] != "NOT RUN":
+                machine = f"{facts['device']}, {facts['versions']['torch']}"
+                rows[step] = joined_row(step, machine, steps[step])
+    return rows
+
+
+def told(steps: dict[str, Any], step: str) -> list[dict[str, Any]]:
+    return list(steps.get(step, {}).get("figures", ()))
+
+
+def joined_row(step: str, machine: str, found: dict[str, Any]) -> str:
+    """One step's row: plan and peak in MiB (of two nodes both), medians over the updates but the
+    first."""
+    updates = [one for one in found["figures"] if "update" in one]
+    plans = [one for one in found["figures"] if "planned_mib" in one and "free_mib" in one]
+    later = updates[1:] or updates
+    rates = [one["sampled_tokens_per_s"] for one in later if one["sampled_tokens_per_s"]]
+    cells = [
+        *(f"`{step}`", JOINED[step], machine),
+        found["verdict"] + f": {found['why']}" * (found["verdict"] != "PASS"),
+        *(f"{len(updates)}", f"{sum(one['planned_mib'] for one in plans):,.0f}"),
+        f"{max((one['peak_mib'] for one in updates), default=0):,.0f}",
+        f"{statistics.median(rates):,.0f}" if rates else "none",
+        f"{statistics.median(one['seconds'] for one in later):.2f}" if later else "none",
+        f"{updates[0]['kl']:.1g}" if updates else "none",
+        f"{sum(one['halvings'] for one in updates)}",
+        f"{max((one['graphs'] for one in updates), default=0)}",
+    ]
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def cells_of(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
 def main() -> None:
@@ -124,16 +185,23 @@ def main() -> None:
         sys.exit(
             f"the table is that of torch 2.12 or newer, and torch {torch_version()} is installed"
         )
-    text = PAGE.read_text()
+    text, files = PAGE.read_text(), [Path(name) for name in sys.argv[1:]]
     (table,) = TABLE.finditer(text)
-    old = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines()[2:]]
-    kept = {tuple(cells[:3]): cells[11] for cells in old}
-    kept |= measured([Path(name) for name in sys.argv[1:]])
+    kept = {tuple(cells[:3]): cells[11] for cells in cells_of(table[0])} | measured(files)
     rows = [
         row_of(*case, kept.get((str(case[0]), case[1], f"{case[2]:,}"), "not run yet"))
         for case in CASES
     ]
-    PAGE.write_text(text.replace(table[0], "\n".join([HEAD, *rows, ""])))
+    text = text.replace(table[0], "\n".join([HEAD, *rows, ""]))
+    (table,) = JOINED_TABLE.finditer(text)
+    old = {cells[0].strip("`"): "| " + " | ".join(cells) + " |" for cells in cells_of(table[0])}
+    old |= joined(files)
+    unknown = " |" * 9
+    lines = [
+        old.get(step, f"| `{step}` | {what} | not run yet |{unknown}")
+        for step, what in JOINED.items()
+    ]
+    PAGE.write_text(text.replace(table[0], "\n".join([JOINED_HEAD, *lines, ""])))
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def _pages(root: Path) -> dict[str, str]:
     paths = (
         root / "README.md",
         *sorted((root / "docs").glob("*.md")),
-        root / "docs/research/one-card.md",
+        root / "docs/research/one-gpu.md",
     )
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 

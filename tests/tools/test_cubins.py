@@ -63,7 +63,7 @@ def copied(place: Path, name: str, old: str, new: str) -> None:
         "requirements/cuda.txt",
         "swarm_node/policy/placement.py",
         "README.md",
-        "docs/research/one-card.md",
+        "docs/research/one-gpu.md",
     ):
         target = place / each
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ _GRAPH = _MIB // 8
 #: weights for few products), and windows for each number of rows, each of which has a CUDA graph.
 LEAST_BUCKET, WINDOWS = 8, 2
 #: On a CPU activations take so many percent more, in types of four bytes and of two: glibc keeps
-#: the memory freed between them (docs/research/one-card.md has the measurements).
+#: the memory freed between them (docs/research/one-gpu.md has the measurements).
 _KEPT = {4: 20, 2: 60}
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).

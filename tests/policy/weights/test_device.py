@@ -15,7 +15,7 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.sampling.vllm.engine import plan_engine
+from swarm_node.policy.sampling.vllm.engine import installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.canary import read_canary
@@ -32,6 +32,8 @@ from swarm_node.policy.weights.store import WeightStore
 TINY = resolve("tiny")
 ON_GPU = Placement("cuda:0", "bfloat16")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+VLLM = installed_vllm()
+NEEDS_VLLM = pytest.mark.skipif(VLLM is None or VLLM.on_cpu, reason="needs vLLM built for CUDA")
 
 
 def test_tensors_are_laid_side_by_side_and_found_again() -> None:
@@ -104,6 +106,7 @@ def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 @NEEDS_GPU
+@NEEDS_VLLM
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
     model = Qwen2.from_directory(TINY)
     plan = plan_engine(model.config, where=ON_GPU, max_rows=8, max_new_tokens=24)
