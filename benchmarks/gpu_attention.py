@@ -78,6 +78,7 @@ def measured_case(core: TrainerCore, case: str, arguments: argparse.Namespace) -
             seconds.append(time.perf_counter() - began)
             assert stats.skipped is None, stats.skipped
             halvings += stats.halvings
+            tell(case=case, flash=DEPRIORITIZED in os.environ, update_s=seconds[-1])
         passes.append(seconds)
     return {
         "case": case,
@@ -116,7 +117,7 @@ def main() -> None:
         for found in run_child(arguments, flash):
             case = found["case"]
             first, second = (statistics.median(found[f"{n}_pass_s"]) for n in ("first", "second"))
-            tell(attention=choice, on_gpu=ON_GPU, **found)
+            tell(attention=choice, **found)
             print(
                 f"{case}, {choice}: {first:.2f} s an update of new shapes, {second:.2f} s of "
                 f"known, {found['rows']} rows in {found['sequences']} sequences, "

@@ -70,8 +70,8 @@ _SMI = "name,driver_version,compute_mode,mig.mode.current,persistence_mode,memor
 
 
 def facts(_: argparse.Namespace) -> bool:
-    """The machine: what other figures were measured on. False where something is installed that
-    this project cannot import, or a GPU lets one process in only."""
+    """The machine: what other figures were measured on. False where its GPU lets one process in
+    only."""
     found: dict[str, Any] = {"python": sys.version.split()[0], "kernel": platform.release()}
     found |= {"cuda": torch.version.cuda, "device": "CPU", "cores": os.cpu_count()}
     found |= {"memory_bytes": psutil.virtual_memory().available}
@@ -92,14 +92,6 @@ def facts(_: argparse.Namespace) -> bool:
         if not well:
             print("FAIL because the GPU lets one process in only: set its compute mode to Default")
     say(**found)
-    for name in _IMPORTED:  # in a process of its own, as each child of a node is
-        began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True)
-        say(module=name, import_seconds=round(time.perf_counter() - began, 1), code=done.returncode)
-        if done.returncode:
-            print(done.stderr.decode(errors="replace")[-1000:])
-            print(f"FAIL because {name} cannot be imported")
-            well = False
     return well
 
 
@@ -110,9 +102,25 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def imports() -> bool:
+    """Seconds to import each module that a node's processes need, in a process of its own."""
+    well = True
+    for name in _IMPORTED:
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True)
+        say(module=name, import_seconds=round(time.perf_counter() - began, 1), code=done.returncode)
+        if done.returncode:
+            print(done.stderr.decode(errors="replace")[-1000:])
+            print(f"FAIL because {name} cannot be imported")
+            well = False
+    return well
+
+
 def doctor(_: argparse.Namespace) -> bool:
-    """What `swarm-node doctor` says, and its probe's seconds. False where it does not answer, and
-    where processes cannot share the GPU's memory: plans then hold a second base."""
+    """Seconds of imports; what `swarm-node doctor` says, and the seconds of that and its probe.
+    False where a module cannot be imported, where doctor does not answer, and where processes
+    cannot share the GPU's memory: plans then hold a second base."""
+    well = imports()
     began = time.perf_counter()
     # Its exit code is no verdict here: a machine without network has errors of its own.
     command = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
@@ -125,7 +133,7 @@ def doctor(_: argparse.Namespace) -> bool:
     say(seconds=seconds, **report)
     if unshared := report["facts"]["seen"]["unshared"]:
         print(f"FAIL because processes do not share the GPU's memory: {unshared}")
-    return not unshared
+    return well and not unshared
 
 
 def attention(arguments: argparse.Namespace) -> bool:
