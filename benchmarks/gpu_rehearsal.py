@@ -348,11 +348,12 @@ def rehearse_all(chosen: dict[str, list[str]], machine: Path, alone: bool) -> bo
 
 def kill_all(chosen: dict[str, list[str]], machine: Path, alone: bool, seconds: float) -> bool:
     """Run each step alone, kill it, and look at what came back."""
-    steps = [step for each in chosen.values() for step in each]
+    steps = list(dict.fromkeys(step for each in chosen.values() for step in each))
     kept = 0
     for step in steps:
+        only = " ".join(dict.fromkeys(("setup", step)))  # a bare machine has no wheels yet
         with fresh(alone) as where:
-            ended = run(gpu_call.command(WHEELS, f"--only {step}"), where, machine, seconds)
+            ended = run(gpu_call.command(WHEELS, f"--only {only}"), where, machine, seconds)
             out = keep(f"killed-{step}", where)
         results = results_of(out)
         well = left(results, step)
