@@ -53,4 +53,6 @@ CodeOption = Annotated[
 LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]
-VerboseOption = Annotated[bool | None, typer.Option("--verbose", "-v", help="Log every update and rejection.")]
+VerboseOption = Annotated[
+    bool | None, typer.Option("--verbose", "-v", help="Log every update and rejection.")
+]
