@@ -419,6 +419,11 @@ def test_a_join_ends_before_its_step_does(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(watched.updates) >= 5
 
 
+def test_facts_use_main_memory_that_may_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    assert importlib.import_module("gpu_proof").grown(1) > 0
+
+
 def test_a_node_s_peak_has_nothing_of_what_a_proof_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 80 free bytes: a second node gets a half of its own, whatever the first has taken."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
