@@ -92,10 +92,13 @@ def result(out: Path, step: str, verdict: str, why: str, seconds: int) -> dict[s
 
 
 def tests(file: Path) -> dict[str, int] | None:
-    """Tests that ran, failed and were skipped, by pytest's own report; None without one."""
+    """Tests that ran, failed and were skipped, by pytest's own report; None without a whole one."""
     if not file.exists():
         return None
-    suites = ET.parse(file).getroot().iter("testsuite")  # written by pytest a moment ago
+    try:
+        suites = [*ET.parse(file).getroot().iter("testsuite")]  # written by pytest a moment ago
+    except ET.ParseError:  # pytest is writing it, or was killed meanwhile
+        return None
     counts = [{name: int(suite.get(name, 0)) for name in _COUNTS} for suite in suites]
     return {name: sum(count[name] for count in counts) for name in _COUNTS}
 

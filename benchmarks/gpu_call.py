@@ -179,7 +179,8 @@ def main() -> None:
     print(
         f"\nThe tree and its ignored folder {directory.name} must travel. OUT must name an empty "
         "folder there:\nwhat is in it after a command comes back. Run each in the tree's root, "
-        "within ten minutes."
+        "within ten minutes. "
+        "For a shorter loan set\nBUNDLE_SECONDS to 20 less than the seconds that are left."
     )
     for name, answers in CALLS.items():
         print(f"\n# {name}: {answers}\n{command(directory.name, f'--bundle {name}')}")

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -46,6 +47,10 @@ ANSWERS = 8
 BATCHES, NEW, PROMPT = ((8, 64, 256), 256, 256) if ON_GPU else ((8, 16), 16, 32)
 
 
+#: Blocks of main memory, 12 GiB: more than a node with adapters asks for (free.py).
+_GROWN_BLOCKS = 48
+
+
 def say(**found: Any) -> None:
     print(json.dumps(found), flush=True)
     tell(**found)
@@ -69,6 +74,27 @@ _IMPORTED = ("torch", "transformers", "peft", "hivemind", "swarm_node.cli.main")
 _SMI = "name,driver_version,compute_mode,mig.mode.current,persistence_mode,memory.total"
 
 
+#: Uses main memory in blocks of 256 MiB, and waits for up to five seconds where little is left.
+_USE = """
+import sys, time, psutil
+held, waited = [], 0
+while len(held) < int(sys.argv[1]) and waited < 20:
+    if psutil.virtual_memory().available < 1 << 29:
+        waited += 1
+        time.sleep(0.25)
+    else:
+        held.append(b"1" * (1 << 28))
+"""
+
+
+def grown(blocks: int) -> int:
+    """Use main memory for a moment, and return the bytes that are available then. That of some
+    virtual machines starts small and grows as it is used, and a node first asks what is free."""
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, "-c", _USE, str(blocks)], timeout=30)
+    return int(psutil.virtual_memory().available)
+
+
 def facts(_: argparse.Namespace) -> bool:
     """The machine: what other figures were measured on. False where its GPU lets one process in
     only."""
@@ -80,6 +106,7 @@ def facts(_: argparse.Namespace) -> bool:
     found |= {"versions": {name: version_of(name) for name in _PACKAGES}}
     well = True
     if ON_GPU:
+        found |= {"grown_bytes": grown(_GROWN_BLOCKS)}
         gpu = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
         found |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}

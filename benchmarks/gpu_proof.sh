@@ -28,8 +28,8 @@ STEPS=(setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 
     vllm-tests vllm-sync vllm-engine join-vllm)
 # Each call begins with `setup` and `facts`: a machine keeps nothing from one to the next.
 declare -A BUNDLES=(
-    [first]="setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 doctor ipc"
-    [second]="setup facts gpu-tests decoding shared-prompts attention"
+    [first]="setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 doctor"
+    [second]="setup facts ipc gpu-tests decoding shared-prompts attention"
     [third]="setup facts two-nodes join-nf4 nf4-tests join-torch"
     [memory]="plan-small plan-sizes" [updates]="updates long" [speed]="head trainer"
     [parts]="plan-parts plan-large plan-nf4" [vllm]="vllm-tests vllm-sync" [engine]="vllm-engine join-vllm"
@@ -73,7 +73,8 @@ gpu_tests() {
     on_gpu || not_run "there is no CUDA device: all skipped"
 }
 has() { python -c "import importlib.util as i, sys; sys.exit(i.find_spec('$1') is None)"; }
-export ON_GPU=${ON_GPU-$(timeout 60 "$PYTHON" -c 'import torch; print("1" * torch.cuda.is_available())')}
+# The first import of torch on a cold machine takes long, and without an answer all would run on the CPU.
+export ON_GPU=${ON_GPU-$(timeout 150 "$PYTHON" -c 'import torch; print("1" * torch.cuda.is_available())')}
 # Arguments for a GPU, or those for a CPU.
 on_gpu() { [ -n "$ON_GPU" ]; }
 SMALL=tiny MIDDLE=tiny BOTH=(tiny) SHIPPED=(tiny) CARD=0 CARDS=(0) GPU_TRAINER=(tiny --rows 8 --tokens 128)
@@ -107,7 +108,7 @@ run_doctor() { python benchmarks/gpu_proof.py doctor; }
 run_attention() { python benchmarks/gpu_proof.py attention --models "${SHIPPED[@]}"; }
 run_gpu-tests() {
     local files
-    mapfile -t files < <(grep -rlE '\bmark\.gpu' tests/policy tests/node | grep -v test_nf4)
+    mapfile -t files < <(grep -rlE '\bmark\.gpu' tests/policy tests/node | grep -vE 'test_nf4|/weights/')
     gpu_tests "${files[@]}"
 }
 run_ipc() { gpu_tests tests/policy/weights; }
@@ -184,9 +185,27 @@ if [ -n "$STEP" ]; then "run_$STEP"; exit; fi
 failed=0
 rm -f "$OUT/running"
 : > "$OUT/summary.txt"
+WATCHING= RUNNING=
+# A step is in a process group of its own, that of `timeout`, which a key does not reach. A node of a
+# step that is over ends at once: the next step needs the GPU's memory.
+end_step() {
+    local tries=0
+    while kill -KILL -- "-$RUNNING" && [ $((tries += 1)) -lt 50 ]; do sleep 0.2; done 2> /dev/null
+    RUNNING=
+}
+ended() {
+    trap - EXIT INT TERM HUP
+    [ -z "$RUNNING" ] || end_step
+    [ -n "$WATCHING" ] || return
+    { kill "$WATCHING" && wait "$WATCHING"; } 2> /dev/null
+    python benchmarks/figures.py "$OUT" --into "$RETURN"
+}
+trap ended EXIT
+trap 'ended; exit 130' INT TERM HUP
 if [ -n "${RETURN-}" ]; then
+    mkdir -p "$RETURN" || exit 2
     "$PYTHON" benchmarks/figures.py "$OUT" --into "$RETURN" --watch > "$OUT/watch.log" 2>&1 &
-    trap "kill $! 2> /dev/null" EXIT
+    WATCHING=$!
 fi
 for step in "${CHOSEN[@]}"; do
     started=$SECONDS left=${LEFT:+$((LEFT - SECONDS))} limit=${LIMITS[$step]:-580}
@@ -194,9 +213,12 @@ for step in "${CHOSEN[@]}"; do
     rm -f "$OUT/$step".{log,jsonl,xml} "$OUT/$step".*.log
     if [ "$limit" -gt 10 ]; then
         echo "$step" > "$OUT/running"
-        FIGURES=$OUT/$step.jsonl timeout --kill-after 10 "$limit" \
-            bash benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1
+        FIGURES=$OUT/$step.jsonl STEP_ENDS=$(($(date +%s) + limit)) timeout --kill-after 10 "$limit" \
+            bash benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1 &
+        RUNNING=$!
+        wait "$RUNNING"
         code=$?
+        end_step
     else
         echo "NOT RUN because the bundle's time was over" > "$OUT/$step.log"
         code=77

@@ -169,11 +169,11 @@ def joined_row(step: str, machine: str, found: dict[str, Any]) -> str:
         f"{max((one['peak_mib'] for one in updates), default=0):,.0f}",
         f"{statistics.median(rates):,.0f}" if rates else "none",
         f"{statistics.median(one['seconds'] for one in later):.2f}" if later else "none",
-        f"{updates[0]['kl']:.1g}" if updates else "none",
+        f"{updates[0]['kl']:.1g}" if updates and updates[0]["kl"] is not None else "none",
         f"{sum(one['halvings'] for one in updates)}",
         f"{max((one['graphs'] for one in updates), default=0)}",
     ]
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+    return "| " + " | ".join(" ".join(cell.replace("|", "/").split()) for cell in cells) + " |"
 
 
 def cells_of(table: str) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from builders import ROOT, quiet_snapshot
 from typer.testing import CliRunner
 
@@ -263,6 +265,37 @@ def test_a_proof_that_is_killed_leaves_what_it_told(tmp_path: Path) -> None:
         assert "join-tiny.tiny.node.log" in archive.getnames()
 
 
+def test_a_report_that_pytest_had_not_written_whole_costs_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    figures = importlib.import_module("figures")
+    (tmp_path / "summary.txt").write_text("ipc              90 s  FAIL: over 90 s, see ipc.log\n")
+    (tmp_path / "ipc.xml").write_text('<?xml version="1.0"?><testsuites><testsuite tests="3"')
+    figures.collect(tmp_path, None)
+    assert results(tmp_path)["ipc"]["tests"] is None
+
+
+@pytest.mark.slow(reason="a whole node")
+def test_a_key_ends_the_proof_with_all_that_it_started(tmp_path: Path) -> None:
+    out, back = tmp_path / "out", tmp_path / "back"
+    running = subprocess.Popen(
+        ["bash", ROOT / "benchmarks" / "gpu_proof.sh", out, "--only", "join-tiny", "facts"],
+        env={**os.environ, "RETURN": str(back), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL,
+    )
+    log, deadline = out / "join-tiny.tiny.node.log", time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started = psutil.Process(running.pid).children(recursive=True)
+    assert any("swarm_node" in " ".join(one.cmdline()) for one in started)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(30) == 130
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+    assert list(results(back)) == ["join-tiny"], "no further step began"
+
+
 @pytest.mark.slow(reason="a trainer and a sampler at work")
 def test_the_results_have_each_steps_figures(tmp_path: Path) -> None:
     steps = ["facts", "ipc", "plan-small", "decoding", "shared-prompts"]
@@ -361,6 +394,57 @@ def test_a_join_fails_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "sampler and trainer disagree: KL 0.02 in the first update",
         "no CUDA graph was captured",
     ]
+    # Some groups of a first update have no advantage; a number that is none is a fault.
+    reasons = ("no informative row", None, "non-finite gradient", "non-finite gradient")
+    watched.graphs, watched.snapshot = 2, quiet_snapshot()
+    watched.updates = [{"kl": math.nan, "skipped": why} for why in reasons]
+    assert join.wrong(watched) == [
+        "sampler and trainer disagree: KL nan in the first update",
+        "2 updates were skipped: non-finite gradient",
+    ]
+
+
+def test_a_join_ends_before_its_step_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    join = importlib.import_module("gpu_join")
+    node = importlib.import_module("node_process").NodeProcess(tmp_path, [])
+    watched = join.Watched(node, "n", join.MemoryPeak())
+    monkeypatch.setattr(join.Watched, "poll", lambda it: it.updates.append({"kl": 0.0}))
+    monkeypatch.setattr(join, "_POLL_SECONDS", 0.0)
+    monkeypatch.setenv("STEP_ENDS", str(int(time.time())))
+    join.run_until(watched, 5)
+    assert len(watched.updates) == 3, "two, of which the second is no warm-up, and a last look"
+    monkeypatch.delenv("STEP_ENDS")
+    join.run_until(watched, 5)
+    assert len(watched.updates) >= 5
+
+
+def test_facts_use_main_memory_that_may_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    assert importlib.import_module("gpu_proof").grown(1) > 0
+
+
+def test_a_node_s_peak_has_nothing_of_what_a_proof_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 free bytes: a second node gets a half of its own, whatever the first has taken."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    join = importlib.import_module("gpu_join")
+    free = 80
+
+    def leave(wanted: int) -> tuple[Any, int]:
+        held = torch.empty(free - wanted, dtype=torch.uint8) if 0 < wanted < free else None
+        return held, wanted if held is not None else free
+
+    monkeypatch.setattr(join, "leave", leave)
+    filler, first = join.Filler(12), join.MemoryPeak()
+    first.free = filler.free
+    free -= 9  # by the first node
+    filler.leave(12, first)
+    second = join.MemoryPeak()
+    second.free = filler.free
+    assert (first.free - filler.free, second.free) == (9, 12)
+    free -= 10  # by the second
+    filler.leave(0, first, second)
+    assert (first.free - filler.free, second.free - filler.free) == (19, 10)
 
 
 def test_a_join_fails_that_takes_more_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
