@@ -33,7 +33,7 @@ CALLS = {
     "24, 16 GiB",
     "second": "GPU tests; CUDA graphs beside eager; flash beside cuDNN attention; training on "
     "shared prompts",
-    "third": "two nodes on one GPU; 4B in nf4 in 12 GiB; join-torch; memory by part",
+    "third": "two nodes on one GPU; 4B in nf4 in 12 GiB; 0.5B with all of the GPU",
 }
 MOST_CHARACTERS = 2000
 MOST_BYTES = 60 << 20
