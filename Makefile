@@ -114,7 +114,7 @@ site: .venv-site/.ready
 release: .venv-release/.ready
 	.venv-release/bin/python .ci/tools/release.py
 
-# The pinned sets of the images, by hash: resolved anew; compared with what resolves, and with the cards
+# The pinned sets of the images, by hash: resolved anew; compared with what resolves, and with the GPUs
 # that the pages name; the kernels of the pinned wheels listed anew, which fetches 1.4 GB.
 lock-packages check-packages: .venv-packages/.ready
 	.venv-packages/bin/python .ci/tools/packages.py $(@:-packages=)

@@ -77,12 +77,12 @@ has() { python -c "import importlib.util as i, sys; sys.exit(i.find_spec('$1') i
 export ON_GPU=${ON_GPU-$(timeout 150 "$PYTHON" -c 'import torch; print("1" * torch.cuda.is_available())')}
 # Arguments for a GPU, or those for a CPU.
 on_gpu() { [ -n "$ON_GPU" ]; }
-SMALL=tiny MIDDLE=tiny BOTH=(tiny) SHIPPED=(tiny) CARD=0 CARDS=(0) GPU_TRAINER=(tiny --rows 8 --tokens 128)
+SMALL=tiny MIDDLE=tiny BOTH=(tiny) SHIPPED=(tiny) GIB=0 SIZES=(0) GPU_TRAINER=(tiny --rows 8 --tokens 128)
 HEAD=(--tokens 64 --vocabulary 4096 --repetitions 1) LONG="256 512" NEW=32
 JOINED=least PAIRED=least FOUR_BIT=least SHARED=(--updates 2 --groups 2) ROWS=(8 16) WHOLE=least
 if on_gpu; then
     SMALL=qwen2.5-0.5b MIDDLE=qwen2.5-1.5b BOTH=(qwen2.5-{0.5b,1.5b})
-    CARD=8 CARDS=(8 12 16 24) NEW=512 LONG="2048 8192"
+    GIB=8 SIZES=(8 12 16 24) NEW=512 LONG="2048 8192"
     SHIPPED=(tiny qwen2.5-{0.5b,1.5b,3b,7b} qwen3-{0.6b,1.7b,4b,8b})
     HEAD=(--tokens 8192) GPU_TRAINER=("$KEEP/$SMALL" --rows 64 --tokens 1024)
     JOINED=$MIDDLE PAIRED=$SMALL FOUR_BIT=qwen3-4b SHARED=() ROWS=(64 128) WHOLE=$SMALL
@@ -135,8 +135,8 @@ run_shared-prompts() {
     plan --cases --models "$MIDDLE" && python benchmarks/gpu_attention.py --model "$KEEP/$MIDDLE" "${SHARED[@]}"
 }
 run_decoding() { python benchmarks/gpu_proof.py decoding --models "$MIDDLE" --rows "${ROWS[@]}" --keep "$KEEP"; }
-run_plan-small() { plan --cases plan --models "$SMALL" --gib "$CARD" --new "$NEW" --updates 2; }
-run_plan-sizes() { plan --cases plan --models "$MIDDLE" --gib "${CARDS[@]}" --new "$NEW" --updates 2; }
+run_plan-small() { plan --cases plan --models "$SMALL" --gib "$GIB" --new "$NEW" --updates 2; }
+run_plan-sizes() { plan --cases plan --models "$MIDDLE" --gib "${SIZES[@]}" --new "$NEW" --updates 2; }
 run_updates() { plan --cases plan --models "${BOTH[@]}" --new "$NEW" --updates 5 "${LORA[@]}"; }
 run_long() {
     local new well=0

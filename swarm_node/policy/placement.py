@@ -21,7 +21,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 #: The values of `training.dtype`; "auto" depends on the device.
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
-#: Compute capability of the oldest cards for which torch 2.13 and bitsandbytes 0.50 have kernels
+#: Compute capability of the oldest GPUs for which torch 2.13 and bitsandbytes 0.50 have kernels
 #: (Turing), and of the first that multiply in bfloat16 (Ampere).
 LEAST_CAPABILITY, BFLOAT16_CAPABILITY = (7, 5), (8, 0)
 #: The first torch whose attention over sequences of many lengths takes fewer key heads than query

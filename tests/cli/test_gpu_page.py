@@ -324,7 +324,7 @@ def test_the_table_takes_what_a_gpu_measured(
     ]
     figures += [plan | {"taken_mib": 2.0, "context_mib": 0.0, "gib": 12.0}]  # on a CPU
     file = tmp_path / "results.json"
-    file.write_text(json.dumps({"steps": {"plan-cards": {"figures": figures}}}))
+    file.write_text(json.dumps({"steps": {"plan-sizes": {"figures": figures}}}))
     assert measured([file]) == {("8", "qwen2.5-1.5b", "1,024"): "7,012"}
 
 

@@ -329,7 +329,7 @@ def _model(
         if whole is None or not _noticed(whole, plan):
             yield Finding("model", "ok", text)
         else:
-            remedy = f"free the whole card for {whole.described()}"
+            remedy = f"free the whole GPU for {whole.described()}"
             yield Finding("model", "warning", text, remedy)
     yield _shared(facts, shared_bytes(shape, found))
     yield _disk(facts, shape, found)
@@ -337,7 +337,7 @@ def _model(
 
 def _noticed(better: Plan, plan: Plan) -> bool:
     """Check that a user would notice the better plan. Larger micro-batches, or a few more answers
-    at once, are no reason to clear a card."""
+    at once, are no reason to clear a GPU."""
     trained = better.training.lora_rank > 0, better.sharing
     other = trained != (plan.training.lora_rank > 0, plan.sharing)
     return other or better.rows >= 2 * plan.rows

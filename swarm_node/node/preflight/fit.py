@@ -66,7 +66,7 @@ _NO_HALF = (
 
 
 class GpuMemory(NamedTuple):
-    """Free and total bytes of a card."""
+    """Free and total bytes of a GPU."""
 
     free: int
     total: int
@@ -202,7 +202,7 @@ def job_of(
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype=where.products,
         eight_bit=training.optimizer == "adamw8bit",
-        # No card has shown yet that a wake-up finds its memory free (docs/models.md).
+        # No GPU has shown yet that a wake-up finds its memory free (docs/models.md).
         can_sleep=False,
         one_base=one_base,
         vllm=engine.vllm,

@@ -27,7 +27,7 @@ KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
 CONTEXT = 512 * _MIB
-#: Bytes that NCCL takes of each card on which several processes work together, and bytes of one
+#: Bytes that NCCL takes of each GPU on which several processes work together, and bytes of one
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8

@@ -35,7 +35,7 @@ Sharing = Literal["split", "sleep"]
 DEFAULT_RANK = 32
 #: The share of memory that allocators lose to fragments and rounding.
 SPARE = 0.05
-#: vLLM refuses to start where less than this share of the card is free. With the bytes of its cache
+#: vLLM refuses to start where less than this share of the GPU is free. With the bytes of its cache
 #: given, it sizes nothing by it (vllm/v1/worker/utils.py, gpu_worker.py). It is small, so that an
 #: engine that replaces a crashed one starts beside a trainer that has grown meanwhile.
 START_SHARE = 0.02
@@ -100,7 +100,7 @@ class EngineShare:
 
     def vllm_arguments(self) -> dict[str, int | float | bool]:
         """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Its default
-        `max_num_batched_tokens`, and so its temporary memory, depend on the card. Sleep mode needs
+        `max_num_batched_tokens`, and so its temporary memory, depend on the GPU. Sleep mode needs
         CUDA; each `sleep` gives the level."""
         return {
             "max_model_len": self.max_model_len,
@@ -132,7 +132,7 @@ class Plan:
         return self.parts.total(asleep=self.sharing == "sleep")
 
     def fits(self, more: int = 0) -> bool:
-        """Check that the plan, and `more` bytes beside it, fit the card."""
+        """Check that the plan, and `more` bytes beside it, fit the GPU."""
         return self.total + more <= self.vram * (1 - SPARE)
 
     @property

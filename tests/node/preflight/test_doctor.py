@@ -223,7 +223,7 @@ def test_a_card_that_is_partly_held_says_what_it_would_do_if_free() -> None:
     model = judged(held)["model"]
     assert model.level == "warning"
     assert "LoRA rank 32" in model.found
-    assert model.remedy.startswith("free the whole card for all weights")
+    assert model.remedy.startswith("free the whole GPU for all weights")
 
 
 def test_a_container_with_a_small_dev_shm_takes_the_disk_or_is_refused() -> None:
