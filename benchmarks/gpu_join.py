@@ -13,9 +13,9 @@
 - `pair`: a node in half of `--free`, and a second one on the same GPU that joins it after its first
   update and plans on the other half; fails unless each trains on groups of the other.
 
-For every update it tells the memory planned and its peak so far, tokens sampled a second, seconds
-of the update, KL and mean difference of log-probs between sampler and trainer, halvings, all
-counted faults and the CUDA graphs captured. It fails, and says why, where something was counted as
+For every update, and one a second at most, it tells the memory planned and its peak so far, tokens
+sampled a second, seconds of the update, KL and mean difference of log-probs between sampler and
+trainer, halvings, all counted faults and the CUDA graphs captured. It fails, and says why, where something was counted as
 a fault, where the GPU captured no graph, where sampler and trainer disagree in the first update,
 which is made of answers of its own version, where an update was not finite, and where more memory
 is taken than planned. In gpu_proof.sh, which ends it at STEP_ENDS, it ends by itself before that
@@ -131,6 +131,11 @@ class Watched:
     snapshot: Snapshot | None = None
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def made(self) -> int:
+        """Number of updates, of which a node logs one a second at most."""
+        return self.snapshot.updates if self.snapshot else 0
+
     def poll(self) -> None:
         """Read what is new, and tell each update.
 
@@ -163,7 +168,7 @@ class Watched:
         sampled = tokens.sampled / busy.sampler if tokens and busy and busy.sampler else None
         names = ("seconds", "tokens", "kl", "mean_abs_delta", "mean_reward", "grad_norm")
         figures = {
-            **{"node": self.name, "update": len(self.updates), "version": event["version"]},
+            **{"node": self.name, "update": max(self.made, 1), "version": event["version"]},
             **{name: event[name] for name in (*names, "halvings", "external", "skipped")},
             **{"planned_mib": self.planned / _MIB, "peak_mib": self.memory.taken / _MIB},
             **{"sampled_tokens_per_s": sampled, "graphs": self.graphs},
@@ -172,7 +177,7 @@ class Watched:
         tell(**figures)
         speed = f", {sampled:,.0f} tokens/s sampled" if sampled else ""
         print(
-            f"{self.name}: update {len(self.updates)} in {event['seconds']:.2f} s{speed}, "
+            f"{self.name}: update {figures['update']} in {event['seconds']:.2f} s{speed}, "
             f"KL {event['kl']:.1g}, peak {self.memory.taken / _MIB:,.0f} MiB",
             flush=True,
         )
@@ -237,14 +242,14 @@ def run_until(watched: Watched, updates: int, seconds: float = 600.0) -> None:
         RuntimeError: the first takes longer than a start may, or all longer than `seconds`.
     """
     began = time.monotonic()
-    while len(watched.updates) < updates:
+    while watched.made < updates or not watched.updates:
         watched.poll()
         waited = time.monotonic() - began
-        if seconds_left() < 0 and len(watched.updates) >= _LEAST_UPDATES:
+        if seconds_left() < 0 and watched.made >= _LEAST_UPDATES and watched.updates:
             break
         if waited > (seconds if watched.updates else min(seconds, _START_SECONDS)):
             log = watched.node.log.read_text()[-3000:]
-            raise RuntimeError(f"{len(watched.updates)} updates after {waited:.0f} s:\n{log}")
+            raise RuntimeError(f"{watched.made} updates after {waited:.0f} s:\n{log}")
         time.sleep(_POLL_SECONDS)
     watched.poll()
 
@@ -253,7 +258,7 @@ def run_for(watched: Watched, updates: int, seconds: float) -> None:
     """Poll for so many seconds from the first update on, or until so many updates were made."""
     run_until(watched, 1)
     ends = time.monotonic() + min(seconds, seconds_left())
-    while len(watched.updates) < updates and time.monotonic() < ends:
+    while watched.made < updates and time.monotonic() < ends:
         watched.poll()
         time.sleep(_POLL_SECONDS)
 
@@ -371,8 +376,8 @@ def exchanged(first: Watched, second: Watched, updates: int, seconds: float = 24
             got = each.snapshot.groups.trained_external if each.snapshot else 0
             if not got:
                 missing.append(f"{each.name}: trained on no group of the other")
-            elif len(each.updates) < updates:
-                missing.append(f"{each.name}: {len(each.updates)} of {updates} updates")
+            elif each.made < updates:
+                missing.append(f"{each.name}: {each.made} of {updates} updates")
         if not missing:
             break
         time.sleep(_POLL_SECONDS)

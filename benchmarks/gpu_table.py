@@ -165,7 +165,10 @@ def joined_row(step: str, machine: str, found: dict[str, Any]) -> str:
     cells = [
         *(f"`{step}`", JOINED[step], machine),
         found["verdict"] + f": {found['why']}" * (found["verdict"] != "PASS"),
-        *(f"{len(updates)}", f"{sum(one['planned_mib'] for one in plans):,.0f}"),
+        *(
+            f"{max((one['update'] for one in updates), default=0)}",
+            f"{sum(one['planned_mib'] for one in plans):,.0f}",
+        ),
         f"{max((one['peak_mib'] for one in updates), default=0):,.0f}",
         f"{statistics.median(rates):,.0f}" if rates else "none",
         f"{statistics.median(one['seconds'] for one in later):.2f}" if later else "none",

@@ -54,5 +54,5 @@ LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]
 VerboseOption = Annotated[
-    bool | None, typer.Option("--verbose", "-v", help="Log every update and rejection.")
+    bool | None, typer.Option("--verbose", "-v", help="Log updates and every rejection.")
 ]

@@ -196,7 +196,7 @@ class Settings(Table):
     )
     verbose: bool = Field(
         False,
-        description="Log every update, rejection and failed request.",
+        description="Log every rejection and failed request, and an update a second.",
         json_schema_extra=_AT_ONCE,
     )
     log_format: Literal["auto", "text", "json"] = Field(

@@ -409,7 +409,12 @@ def test_a_join_ends_before_its_step_does(tmp_path: Path, monkeypatch: pytest.Mo
     join = importlib.import_module("gpu_join")
     node = importlib.import_module("node_process").NodeProcess(tmp_path, [])
     watched = join.Watched(node, "n", join.MemoryPeak())
-    monkeypatch.setattr(join.Watched, "poll", lambda it: it.updates.append({"kl": 0.0}))
+
+    def poll(node: Any) -> None:
+        node.updates.append({"kl": 0.0})
+        node.snapshot = quiet_snapshot(updates=len(node.updates))
+
+    monkeypatch.setattr(join.Watched, "poll", poll)
     monkeypatch.setattr(join, "_POLL_SECONDS", 0.0)
     monkeypatch.setenv("STEP_ENDS", str(int(time.time())))
     join.run_until(watched, 5)

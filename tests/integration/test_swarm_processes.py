@@ -29,9 +29,9 @@ def test_three_nodes_train_on_each_others_rollouts_and_get_better(
     ]
     swarm = [first, *others]
     for node in swarm:
-        status = node.wait(_learnt, 300)
+        # A fast machine has learnt before the third node is known.
+        status = node.wait(lambda status: _learnt(status) and len(status["peers"]) == 2, 300)
         assert status["schema"] == 1
-        assert len(status["peers"]) == 2
         own, borrowed = status["evals"][0], status["evals"][-1]
         assert borrowed["borrowed"] > own["borrowed"], "learnt from peers' rollouts alone"
     peers = json.loads(first.run("peers", "--json").stdout)
@@ -107,7 +107,11 @@ def test_a_dead_trainer_is_restarted_and_the_node_lives_on(start_node: NodeStart
     status = node.wait(lambda status: status["updates"] >= 15)
     psutil.Process(status["processes"]["trainer"]).kill()
     after = node.wait(
-        lambda now: now["trainer_restarts"] == 1 and now["updates"] > status["updates"] + 5
+        lambda now: (
+            now["trainer_restarts"] == 1
+            and now["updates"] > status["updates"] + 5
+            and "trainer" in now["processes"]
+        )
     )
     assert after["version"] > status["version"]
     assert after["processes"]["trainer"] != status["processes"]["trainer"]

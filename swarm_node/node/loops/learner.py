@@ -33,6 +33,9 @@ Reject = Callable[[Rejected, str | None], None]
 
 #: Number of groups at which the counts by author are halved.
 _RECENT_GROUPS = 4096
+#: Seconds between two updates that are logged: a small model makes dozens a second, and node.log is
+#: short.
+_LOG_SECONDS = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -65,6 +68,7 @@ class Learner:
         self.mixer = mixer
         self._rng = rng
         self._style = Style()
+        self._logged_at = float("-inf")
         #: Set while the trainer is restarted, which may take long.
         self.restarting = False
 
@@ -254,15 +258,17 @@ class Learner:
         )
         if stats.skipped is None:
             tally.last_applied = tally.last_update
-        _log.debug(
-            "update",
-            **msgspec.structs.asdict(tally.last_update),
-            version=stats.version,
-            mean_abs_delta=stats.mean_abs_delta,
-            halvings=stats.halvings,
-            external=drawn.external_count,
-            skipped=stats.skipped,
-        )
+        if tally.updated_at - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = tally.updated_at
+            _log.debug(
+                "update",
+                **msgspec.structs.asdict(tally.last_update),
+                version=stats.version,
+                mean_abs_delta=stats.mean_abs_delta,
+                halvings=stats.halvings,
+                external=drawn.external_count,
+                skipped=stats.skipped,
+            )
 
     def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         """Add to the sums for the history; `version` is the policy's before the update."""
