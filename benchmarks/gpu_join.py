@@ -15,12 +15,12 @@
 
 For every update, and one a second at most, it tells the memory planned and its peak so far, tokens
 sampled a second, seconds of the update, KL and mean difference of log-probs between sampler and
-trainer, halvings, all counted faults and the CUDA graphs captured. It fails, and says why, where something was counted as
-a fault, where the GPU captured no graph, where sampler and trainer disagree in the first update,
-which is made of answers of its own version, where an update was not finite, and where more memory
-is taken than planned. In gpu_proof.sh, which ends it at STEP_ENDS, it ends by itself before that
-and judges what there is, if that is two updates or more.
-Without CUDA all of it runs on the CPU, where `--model least` is quick and memory is not judged.
+trainer, halvings, all counted faults and the CUDA graphs captured. It fails, and says why, where
+something was counted as a fault, where the GPU captured no graph, where sampler and trainer
+disagree in the first update, which is made of answers of its own version, where an update was not
+finite, and where more memory is taken than planned. In gpu_proof.sh, which ends it at STEP_ENDS, it
+ends by itself before that and judges what there is, if that is two updates or more. Without CUDA
+all of it runs on the CPU, where `--model least` is quick and memory is not judged.
 """
 
 from __future__ import annotations
