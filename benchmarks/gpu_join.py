@@ -168,7 +168,7 @@ class Watched:
         sampled = tokens.sampled / busy.sampler if tokens and busy and busy.sampler else None
         names = ("seconds", "tokens", "kl", "mean_abs_delta", "mean_reward", "grad_norm")
         figures = {
-            **{"node": self.name, "update": max(self.made, 1), "version": event["version"]},
+            **{"node": self.name, "update": event["updates"], "version": event["version"]},
             **{name: event[name] for name in (*names, "halvings", "external", "skipped")},
             **{"planned_mib": self.planned / _MIB, "peak_mib": self.memory.taken / _MIB},
             **{"sampled_tokens_per_s": sampled, "graphs": self.graphs},
@@ -177,7 +177,7 @@ class Watched:
         tell(**figures)
         speed = f", {sampled:,.0f} tokens/s sampled" if sampled else ""
         print(
-            f"{self.name}: update {figures['update']} in {event['seconds']:.2f} s{speed}, "
+            f"{self.name}: update {event['updates']} in {event['seconds']:.2f} s{speed}, "
             f"KL {event['kl']:.1g}, peak {self.memory.taken / _MIB:,.0f} MiB",
             flush=True,
         )

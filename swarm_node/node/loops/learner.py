@@ -262,6 +262,7 @@ class Learner:
             self._logged_at = tally.updated_at
             _log.debug(
                 "update",
+                updates=tally.updates,
                 **msgspec.structs.asdict(tally.last_update),
                 version=stats.version,
                 mean_abs_delta=stats.mean_abs_delta,
