@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -177,3 +178,16 @@ def _bpe_tokenizer() -> Any:
 def random_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Qwen2 of two layers, 64 tokens and 48 positions; do not write."""
     return write_model(tmp_path_factory.mktemp("random-qwen2"))
+
+
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A test and the processes that it starts obey SIGINT, even where the tests were told to ignore
+    it.
+
+    A shell starts its background jobs so, and every child inherits it. A signal that the parent
+    handles is back at its default in the child.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -277,7 +277,7 @@ def test_a_report_that_pytest_had_not_written_whole_costs_no_results(
 
 
 @pytest.mark.slow(reason="a whole node")
-def test_a_key_ends_the_proof_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_key_ends_the_proof_with_all_that_it_started(tmp_path: Path, hears_ctrl_c: None) -> None:
     out, back = tmp_path / "out", tmp_path / "back"
     running = subprocess.Popen(
         ["bash", ROOT / "benchmarks" / "gpu_proof.sh", out, "--only", "join-tiny", "facts"],

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import CoordinatorProcess, RunningNode
-
-
-@pytest.fixture
-def hears_ctrl_c() -> Iterator[None]:
-    """A test and the processes that it starts obey SIGINT, even where the tests were told to ignore
-    it.
-
-    A shell starts its background jobs so, and every child inherits it. A signal that the parent
-    handles is back at its default in the child.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
