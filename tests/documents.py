@@ -181,8 +181,7 @@ class Reader:
             node = subprocess.Popen(
                 ["bash", "-c", command],
                 cwd=self.place,
-                # A fast machine must not have learnt all before a page says that it learns.
-                env={**self._environment(block), "SWARM_NODE_TRAINING__LEARNING_RATE": "5e-5"},
+                env=self._environment(block),
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=written,
