@@ -106,12 +106,9 @@ def limited(gigabytes: float) -> Iterator[None]:
         group.rmdir()
 
 
-def run(
-    model: Path, arguments: argparse.Namespace, dtype: str, updates: int, new: int
-) -> dict[str, Any]:
-    """Peak PSS in MiB (on a GPU, of its used memory), and CPU and wall seconds per update after the
-    first, of a node that makes `updates`."""
-    settings = {
+def settings_of(model: Path, arguments: argparse.Namespace, dtype: str, new: int) -> dict[str, Any]:
+    """The settings of a node that makes one group of `new` tokens an answer for each update."""
+    return {
         "model": model,
         "environment.name": "hashed_questions:create",
         "sampling.engine": arguments.engine,
@@ -129,6 +126,14 @@ def run(
         "run.device": arguments.device,
         "log_format": "json",
     }
+
+
+def run(
+    model: Path, arguments: argparse.Namespace, dtype: str, updates: int, new: int
+) -> dict[str, Any]:
+    """Peak PSS in MiB (on a GPU, of its used memory), and CPU and wall seconds per update after the
+    first, of a node that makes `updates`."""
+    settings = settings_of(model, arguments, dtype, new)
     before = gpu_memory() if arguments.device != "cpu" else None
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
         node = NodeProcess(
