@@ -12,7 +12,7 @@
 # PYTHON names the interpreter. With WHEELS, the folder that gpu_wheels.py filled, the step `setup`
 # installs them for the others. RETURN names a folder that gets results.json, summary.txt and
 # proof.tgz, renewed within seconds of every figure. Without CUDA (or with CUDA_VISIBLE_DEVICES=)
-# steps run on the CPU with the smallest models, and say so.
+# steps run on the CPU with the smallest models, and say so. Beside a GPU that torch does not see they fail.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -75,6 +75,10 @@ gpu_tests() {
 has() { python -c "import importlib.util as i, sys; sys.exit(i.find_spec('$1') is None)"; }
 # The first import of torch on a cold machine takes long, and without an answer all would run on the CPU.
 export ON_GPU=${ON_GPU-$(timeout 150 "$PYTHON" -c 'import torch; print("1" * torch.cuda.is_available())')}
+# Steps on the CPU prove nothing of a GPU that is there, as beside a driver too old for torch's CUDA.
+UNSEEN="FAIL because torch does not see the GPU that nvidia-smi lists"
+[ -z "$ON_GPU" ] && [ -n "${CUDA_VISIBLE_DEVICES-all}" ] &&
+    timeout 30 nvidia-smi -L 2> /dev/null | grep -q '^GPU ' || UNSEEN=
 # Arguments for a GPU, or those for a CPU.
 on_gpu() { [ -n "$ON_GPU" ]; }
 SMALL=tiny MIDDLE=tiny BOTH=(tiny) SHIPPED=(tiny) GIB=0 SIZES=(0) GPU_TRAINER=(tiny --rows 8 --tokens 128)
@@ -103,7 +107,10 @@ run_setup() {
         python -c 'import setuptools; setuptools.setup()' -q egg_info --egg-base "$SITE.partial" &&
         mv "$SITE.partial" "$SITE" || { echo "FAIL because the wheels could not be installed" && return 1; }
 }
-run_facts() { python benchmarks/gpu_proof.py facts; }
+run_facts() {
+    python benchmarks/gpu_proof.py facts || return
+    [ -z "$UNSEEN" ] || { python -c 'import torch; torch.cuda.init()'; echo "$UNSEEN" && return 1; }
+}
 run_doctor() { python benchmarks/gpu_proof.py doctor; }
 run_attention() { python benchmarks/gpu_proof.py attention --models "${SHIPPED[@]}"; }
 run_gpu-tests() {
@@ -211,7 +218,10 @@ for step in "${CHOSEN[@]}"; do
     started=$SECONDS left=${LEFT:+$((LEFT - SECONDS))} limit=${LIMITS[$step]:-580}
     [ -z "$left" ] || limit=$((left < limit ? left : limit))
     rm -f "$OUT/$step".{log,jsonl,xml} "$OUT/$step".*.log
-    if [ "$limit" -gt 10 ]; then
+    if [ -n "$UNSEEN" ] && [[ "setup facts" != *"$step"* ]]; then
+        echo "$UNSEEN" > "$OUT/$step.log"
+        code=1
+    elif [ "$limit" -gt 10 ]; then
         echo "$step" > "$OUT/running"
         FIGURES=$OUT/$step.jsonl STEP_ENDS=$(($(date +%s) + limit)) timeout --kill-after 10 "$limit" \
             bash benchmarks/gpu_proof.sh "$OUT" --step "$step" > "$OUT/$step.log" 2>&1 &

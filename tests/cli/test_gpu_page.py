@@ -117,7 +117,7 @@ def proof(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
     )
 
 
@@ -162,6 +162,24 @@ def test_a_bundle_stops_when_its_time_is_over(tmp_path: Path) -> None:
         ("NOT RUN", "because the bundle's time was over")
     }
     assert proof(str(tmp_path), "--bundle", "frist").returncode == 2
+
+
+def test_no_step_passes_on_the_cpu_beside_a_gpu_that_torch_does_not_see(tmp_path: Path) -> None:
+    listing = tmp_path / "nvidia-smi"
+    listing.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA GeForce RTX 3060 (UUID: GPU-1)'\n")
+    listing.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    unseen = path | {"CUDA_VISIBLE_DEVICES": "0", "ON_GPU": ""}
+    done = proof(str(tmp_path / "out"), "--only", "facts", "join-tiny", **unseen)
+    assert done.returncode == 1, done.stderr
+    assert list(results(tmp_path / "out")) == ["facts", "join-tiny"]
+    for step in results(tmp_path / "out").values():
+        assert step["verdict"] == "FAIL"
+        assert step["why"].startswith("because torch does not see the GPU that nvidia-smi lists")
+    facts = (tmp_path / "out" / "facts.log").read_text()
+    assert "CUDA" in facts, "torch says why it sees none"
+    proof(str(tmp_path / "cpu"), "--only", "setup", **path)
+    assert results(tmp_path / "cpu")["setup"]["verdict"] == "PASS"
 
 
 def test_a_machine_without_this_project_gets_its_entry_points(tmp_path: Path) -> None:
