@@ -49,8 +49,9 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def beside(name: str) -> Path | None:
-    """A file called `name` after the step, beside its figures; None without the variable."""
+def step_file(name: str) -> Path | None:
+    """Path of another file of the step, FIGURES with the suffix `.name`; None without the
+    variable."""
     place = os.environ.get("FIGURES")
     return Path(place).with_suffix(f".{name}") if place else None
 

@@ -55,14 +55,14 @@ def batch_of(case: str, vocabulary: int, groups: int, seed: int) -> Batch:
     return Batch(tuple(rows))
 
 
-def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The figures of each case in this process."""
     settings = {"lora_rank": 32, "micro_batch_tokens": 8192, "device": "auto", "dtype": "auto"}
     core = TrainerCore(arguments.model, trainer_settings(**settings))
-    return [measured_case(core, case, arguments) for case in CASES]
+    return [measure_case(core, case, arguments) for case in CASES]
 
 
-def measured_case(core: TrainerCore, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_case(core: TrainerCore, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each update in the first pass over the batches and in the second; tokens and
     sequences of all batches; and the peak of torch's allocator in MiB, 0 on a CPU."""
     vocabulary, halvings = core.model.config.vocab_size, 0
@@ -109,9 +109,9 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(measured(arguments)))
+        print(json.dumps(measure(arguments)))
         return
-    wrong = []
+    faults = []
     for flash in (False, True) if ON_GPU else (False,):
         choice = "flash" if flash else "torch's choice"
         for found in run_child(arguments, flash):
@@ -125,12 +125,12 @@ def main() -> None:
                 flush=True,
             )
             if found["halvings"]:
-                wrong.append(f"{case}, {choice}: micro-batches were halved")
+                faults.append(f"{case}, {choice}: micro-batches were halved")
             if case == "shared prompts" and found["sequences"] == found["rows"]:
-                wrong.append("answers were not packed with the prompt that they share")
-    if wrong:
-        print("FAIL because " + "; ".join(wrong))
-    sys.exit(bool(wrong))
+                faults.append("answers were not packed with the prompt that they share")
+    if faults:
+        print("FAIL because " + "; ".join(faults))
+    sys.exit(bool(faults))
 
 
 if __name__ == "__main__":

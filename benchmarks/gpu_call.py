@@ -65,7 +65,7 @@ def size_of(files: Iterable[Path]) -> int:
     return sum(file.lstat().st_size for file in files)
 
 
-def too_much(files: Iterable[Path], root: Path, most: int = MOST_BYTES) -> str | None:
+def size_fault(files: Iterable[Path], root: Path, most: int = MOST_BYTES) -> str | None:
     """The sentence to end with if the files are too large together; it names the largest."""
     largest = sorted(files, key=lambda file: -file.lstat().st_size)
     total = size_of(largest)
@@ -79,30 +79,32 @@ def mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
-def goes(name: str) -> bool:
+def is_foreign_library(name: str) -> bool:
     """Check that a file of the wheel is a library for another version or make of GPU."""
     file = name.rpartition("/")[2]
     return file.endswith(".so") and file not in LIBRARIES
 
 
-def cut(wheel: Path, target: Path) -> None:
+def strip_wheel(wheel: Path, target: Path) -> None:
     """Write the wheel of bitsandbytes without libraries that the machine cannot load."""
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(target, "w") as part:
-        kept = [entry for entry in whole.infolist() if not goes(entry.filename)]
+        kept = [entry for entry in whole.infolist() if not is_foreign_library(entry.filename)]
         if missing := LIBRARIES - {entry.filename.rpartition("/")[2] for entry in kept}:
             raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
         for entry in kept:
             content = whole.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
-                content = record(content.decode()).encode()
+                content = strip_record(content.decode()).encode()
             part.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
 
-def record(text: str) -> str:
+def strip_record(text: str) -> str:
     """A wheel's list of its files without those that are cut."""
     kept = io.StringIO()
     rows = csv.reader(io.StringIO(text))
-    csv.writer(kept, lineterminator="\n").writerows(row for row in rows if not goes(row[0]))
+    csv.writer(kept, lineterminator="\n").writerows(
+        row for row in rows if not is_foreign_library(row[0])
+    )
     return kept.getvalue()
 
 
@@ -114,7 +116,7 @@ def complete(directory: Path, wanted: dict[str, str]) -> bool:
         return False
     (large,) = directory.glob("bitsandbytes-*.whl")
     with zipfile.ZipFile(large) as part:
-        return not any(map(goes, part.namelist()))
+        return not any(map(is_foreign_library, part.namelist()))
 
 
 def gather(directory: Path) -> None:
@@ -136,7 +138,7 @@ def gather(directory: Path) -> None:
         gpu_wheels.gather(wanted, new)
         gpu_wheels.gather(quantized, whole)
         (wheel,) = whole.glob("*.whl")
-        cut(wheel, new / wheel.name)
+        strip_wheel(wheel, new / wheel.name)
         shutil.rmtree(whole)
         shutil.rmtree(directory, ignore_errors=True)
         new.rename(directory)
@@ -152,11 +154,11 @@ def check(directory: Path) -> None:
         f"the tree: {len(files)} files, {mib(tree_size)}; {directory.name}: {len(wheels)} wheels, "
         f"{mib(wheels_size)}; together {mib(tree_size + wheels_size)} of {mib(MOST_BYTES)}"
     )
-    if fault := too_much([*files, *wheels], ROOT):
+    if fault := size_fault([*files, *wheels], ROOT):
         raise SystemExit(fault)
 
 
-def folder(name: str) -> Path:
+def wheel_directory(name: str) -> Path:
     """The folder of this name in the tree; git must ignore it, or it would travel twice."""
     directory = ROOT / name
     ignored = (
@@ -173,7 +175,7 @@ def folder(name: str) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", nargs="?", default=".gpu")
-    directory = folder(parser.parse_args().directory)
+    directory = wheel_directory(parser.parse_args().directory)
     gather(directory)
     check(directory)
     print(

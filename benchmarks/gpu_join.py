@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import beside, tell
+from figures import step_file, tell
 from gpu_plan import context_bytes, leave
 from node_process import NodeProcess
-from real_shapes import LEAST, import_environments, make_model
+from real_shapes import import_environments, make_model, shape_named
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
@@ -50,7 +50,6 @@ from swarm_node.node.preflight.defaults import LONGEST_ANSWER
 from swarm_node.node.preflight.probe import gpu_memory
 from swarm_node.policy.memory.footprint import CONTEXT
 from swarm_node.policy.memory.plan import SPARE
-from swarm_node.policy.models.shapes import known_shape
 
 ON_GPU = torch.cuda.is_available()
 MEAN_ANSWER = 128
@@ -119,7 +118,7 @@ class Filler:
 
 
 @dataclass
-class Watched:
+class WatchedNode:
     """What a node has logged and counted so far."""
 
     node: NodeProcess
@@ -183,7 +182,7 @@ class Watched:
         )
 
 
-def wrong(watched: Watched) -> list[str]:
+def node_faults(watched: WatchedNode) -> list[str]:
     """Why the node did not run as it should, in words; empty if it did."""
     snapshot, found = watched.snapshot, []
     faults = Counter(snapshot.faults if snapshot else {})
@@ -201,7 +200,7 @@ def wrong(watched: Watched) -> list[str]:
     return found
 
 
-def too_much(memory: MemoryPeak, planned: int, context: int, nodes: int = 1) -> list[str]:
+def memory_faults(memory: MemoryPeak, planned: int, context: int, nodes: int = 1) -> list[str]:
     """Why the memory of so many nodes is more than planned; empty if it is not. A data-centre GPU's
     `context` is larger than the planned one, by the bytes that count as planned here."""
     planned += 2 * nodes * max(0, context - CONTEXT)
@@ -212,18 +211,20 @@ def too_much(memory: MemoryPeak, planned: int, context: int, nodes: int = 1) -> 
 
 
 @contextmanager
-def joined(name: str, settings: dict[str, Any], ticket: Path | None = None) -> Iterator[Watched]:
+def running_node(
+    name: str, settings: dict[str, Any], ticket: Path | None = None
+) -> Iterator[WatchedNode]:
     """A node that runs with these settings, watched from its start, before its memory is taken."""
     memory = MemoryPeak()
     memory.start()
     settings = {"log_format": "json", "verbose": "true", **settings}
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
         assignments = [f"{key}={value}" for key, value in settings.items()]
-        log = beside(f"{name}.node.log")
+        log = step_file(f"{name}.node.log")
         node = NodeProcess(Path(directory), assignments, ticket=ticket, log_file=log)
         try:
             node.launch()
-            yield Watched(node, name, memory)
+            yield WatchedNode(node, name, memory)
         finally:
             node.stop()
             memory.close()
@@ -235,7 +236,7 @@ def seconds_left() -> float:
     return float(ends) - _END_SECONDS - time.time() if ends else float("inf")
 
 
-def run_until(watched: Watched, updates: int, seconds: float = 600.0) -> None:
+def run_until(watched: WatchedNode, updates: int, seconds: float = 600.0) -> None:
     """Poll until so many updates were made, or the step is about to end and `_LEAST_UPDATES` were.
 
     Raises:
@@ -254,7 +255,7 @@ def run_until(watched: Watched, updates: int, seconds: float = 600.0) -> None:
     watched.poll()
 
 
-def run_for(watched: Watched, updates: int, seconds: float) -> None:
+def run_for(watched: WatchedNode, updates: int, seconds: float) -> None:
     """Poll for so many seconds from the first update on, or until so many updates were made."""
     run_until(watched, 1)
     ends = time.monotonic() + min(seconds, seconds_left())
@@ -266,12 +267,12 @@ def run_for(watched: Watched, updates: int, seconds: float) -> None:
 def tiny(arguments: argparse.Namespace) -> list[str]:
     """The demo's drills; reward on unseen tasks must rise."""
     settings = {"model": "tiny", "run.eval_seconds": 3}
-    with joined("tiny", settings) as watched:
+    with running_node("tiny", settings) as watched:
         run_for(watched, arguments.updates or 400, _LEARNING_SECONDS)
-        evals = evaluated(watched, watched.updates[-1]["version"])
+        evals = run_until_evaluated(watched, watched.updates[-1]["version"])
     rewards = [point.all for point in evals]
     tell(rewards=rewards, versions=[point.version for point in evals])
-    found = wrong(watched)
+    found = node_faults(watched)
     if not rewards or rewards[-1] < rewards[0] + LEAST_RISE:
         found.append(f"reward on unseen tasks did not rise: {rewards}")
     else:
@@ -279,7 +280,9 @@ def tiny(arguments: argparse.Namespace) -> list[str]:
     return found
 
 
-def evaluated(watched: Watched, version: int, seconds: float = 30.0) -> list[EvalPoint]:
+def run_until_evaluated(
+    watched: WatchedNode, version: int, seconds: float = 30.0
+) -> list[EvalPoint]:
     """Poll until reward on unseen tasks was measured at `version` or later."""
     deadline = time.monotonic() + min(seconds, seconds_left() + _END_SECONDS / 2)
     while True:
@@ -291,21 +294,23 @@ def evaluated(watched: Watched, version: int, seconds: float = 30.0) -> list[Eva
 
 
 def model_of(arguments: argparse.Namespace) -> Path:
-    shape = LEAST if arguments.model == "least" else known_shape(arguments.model)
-    assert shape is not None, "swarm-node plan lists the names"
-    place = arguments.models / f"{arguments.model}-answers"
-    return make_model(place, shape, MEAN_ANSWER)
+    directory = arguments.models / f"{arguments.model}-answers"
+    return make_model(directory, shape_named(arguments.model), MEAN_ANSWER)
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The default settings with the model of random weights, and those of `--set`."""
+    settings = {"model": model_of(arguments), "environment.name": "hashed_questions:create"}
+    return settings | dict(each.split("=", 1) for each in arguments.set)
 
 
 def shape(arguments: argparse.Namespace) -> list[str]:
     """The default settings with a model of real shape in so much memory."""
-    model = model_of(arguments)
+    settings = settings_of(arguments)
     filler = Filler(arguments.free)
-    settings = {"model": model, "environment.name": "hashed_questions:create"}
-    settings |= dict(each.split("=", 1) for each in arguments.set)
-    with joined(arguments.model, settings) as watched:
+    with running_node(arguments.model, settings) as watched:
         run_until(watched, arguments.updates or 5)
-    found = wrong(watched) + too_much(watched.memory, watched.planned, arguments.context)
+    found = node_faults(watched) + memory_faults(watched.memory, watched.planned, arguments.context)
     seconds = sorted(each["seconds"] for each in watched.updates[1:] or watched.updates)
     tell(
         model=arguments.model,
@@ -326,12 +331,10 @@ def shape(arguments: argparse.Namespace) -> list[str]:
 def pair(arguments: argparse.Namespace) -> list[str]:
     """Two nodes on one GPU, which exchange groups. The first may grow to its plan after the second
     has planned, so each has its half of the memory."""
-    model = model_of(arguments)
+    settings = settings_of(arguments)
     half = arguments.free / 2
     filler = Filler(half)
-    settings = {"model": model, "environment.name": "hashed_questions:create"}
-    settings |= dict(each.split("=", 1) for each in arguments.set)
-    with joined("first", settings) as first, tempfile.TemporaryDirectory() as work:
+    with running_node("first", settings) as first, tempfile.TemporaryDirectory() as work:
         run_until(first, 1)
         ticket = Path(work) / "ticket"
         assert first.snapshot is not None
@@ -343,14 +346,14 @@ def pair(arguments: argparse.Namespace) -> list[str]:
         )
         ticket.write_text(text)
         filler.leave(half, first.memory)
-        with joined("second", settings, ticket) as second:
+        with running_node("second", settings, ticket) as second:
             while not second.planned:
                 second.poll()
                 time.sleep(_POLL_SECONDS)
             filler.leave(0, first.memory, second.memory)
-            missing = exchanged(first, second, arguments.updates or 5)
-    both = [f"{each.name}: {one}" for each in (first, second) for one in wrong(each)]
-    both += too_much(first.memory, first.planned + second.planned, arguments.context, nodes=2)
+            missing = run_exchange(first, second, arguments.updates or 5)
+    both = [f"{each.name}: {one}" for each in (first, second) for one in node_faults(each)]
+    both += memory_faults(first.memory, first.planned + second.planned, arguments.context, nodes=2)
     for each in (first, second):
         groups = each.snapshot.groups if each.snapshot else None
         tell(
@@ -364,7 +367,9 @@ def pair(arguments: argparse.Namespace) -> list[str]:
     return both + missing
 
 
-def exchanged(first: Watched, second: Watched, updates: int, seconds: float = 240.0) -> list[str]:
+def run_exchange(
+    first: WatchedNode, second: WatchedNode, updates: int, seconds: float = 240.0
+) -> list[str]:
     """Poll until each made so many updates and trained on groups of the other; what is missing."""
     run_until(second, 1)
     missing = ["no time was left for an exchange"]

@@ -87,7 +87,7 @@ while len(held) < int(sys.argv[1]) and waited < 20:
 """
 
 
-def grown(blocks: int) -> int:
+def memory_after_growth(blocks: int) -> int:
     """Use main memory for a moment, and return the bytes that are available then. That of some
     virtual machines starts small and grows as it is used, and a node first asks what is free."""
     with suppress(subprocess.TimeoutExpired):
@@ -96,8 +96,8 @@ def grown(blocks: int) -> int:
 
 
 def facts(_: argparse.Namespace) -> bool:
-    """The machine: what other figures were measured on. False where its GPU lets one process in
-    only."""
+    """Report the machine on which the other figures were measured. False if the GPU's compute mode
+    is exclusive: a node has several processes."""
     found: dict[str, Any] = {"python": sys.version.split()[0], "kernel": platform.release()}
     found |= {"cuda": torch.version.cuda, "device": "CPU", "cores": os.cpu_count()}
     found |= {"memory_bytes": psutil.virtual_memory().available}
@@ -106,7 +106,7 @@ def facts(_: argparse.Namespace) -> bool:
     found |= {"versions": {name: version_of(name) for name in _PACKAGES}}
     well = True
     if ON_GPU:
-        found |= {"grown_bytes": grown(_GROWN_BLOCKS)}
+        found |= {"grown_bytes": memory_after_growth(_GROWN_BLOCKS)}
         gpu = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
         found |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
@@ -117,7 +117,7 @@ def facts(_: argparse.Namespace) -> bool:
         found["nvidia_smi"] = dict(zip(_SMI.split(","), answer.split(", "), strict=False))
         well = "Exclusive" not in answer
         if not well:
-            print("FAIL because the GPU lets one process in only: set its compute mode to Default")
+            print("FAIL because the GPU's compute mode is exclusive: set it to Default")
     say(**found)
     return well
 
@@ -171,14 +171,16 @@ def attention(arguments: argparse.Namespace) -> bool:
         for dtype in (torch.float32, torch.bfloat16):
             for length in LENGTHS:
                 for how in ("rows alone", "shared prompt"):
-                    found = attended(shape, dtype, length, how == "shared prompt")
+                    found = attention_operators(shape, dtype, length, how == "shared prompt")
                     bad = any("math" in one for one in found["operators"])
                     well &= not bad and bool(found["operators"])
                     say(model=name, dtype=str(dtype), tokens=length, how=how, **found, bad=bad)
     return well
 
 
-def attended(shape: Qwen2Config, dtype: torch.dtype, length: int, shared: bool) -> dict[str, Any]:
+def attention_operators(
+    shape: Qwen2Config, dtype: torch.dtype, length: int, shared: bool
+) -> dict[str, Any]:
     """One layer's attention for `length` tokens: operators, and on a GPU KiB per token at its
     peak."""
     query, key, value = (
@@ -237,7 +239,7 @@ def decoding(arguments: argparse.Namespace) -> bool:
             ):
                 cache = CacheShape(rows, PROMPT + NEW) if graphs else None
                 read = width * shape.weight_count + rows * (PROMPT + NEW / 2) * token
-                found, faults = asyncio.run(drawn(directory, where, rows, cache))
+                found, faults = asyncio.run(sampling_rate(directory, where, rows, cache))
                 limit = rows * rate / read
                 say(
                     **{"model": name, "rows": rows, "new": NEW, "device": where.device},
@@ -250,7 +252,7 @@ def decoding(arguments: argparse.Namespace) -> bool:
     return well
 
 
-async def drawn(
+async def sampling_rate(
     directory: Path, where: Placement, rows: int, cache: CacheShape | None
 ) -> tuple[float, dict[str, int]]:
     """The best of three tries, after one that warms up, in tokens per second; and faults. With a

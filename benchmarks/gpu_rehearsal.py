@@ -46,7 +46,7 @@ MARK = "GPU_REHEARSAL"
 SPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-class Judged(NamedTuple):
+class StepOutcome(NamedTuple):
     """A step's row of the table; `fault` is empty if it did what it should."""
 
     step: str
@@ -55,20 +55,20 @@ class Judged(NamedTuple):
     fault: str = ""
 
 
-def judged(results: dict[str, Any], steps: list[str]) -> list[Judged]:
+def step_outcomes(results: dict[str, Any], steps: list[str]) -> list[StepOutcome]:
     """The steps of a bundle by its results.json."""
     rows = []
     for step in steps:
         if (found := results.get("steps", {}).get(step)) is None:
-            rows.append(Judged(step, 0, "", "it is not in results.json"))
+            rows.append(StepOutcome(step, 0, "", "it is not in results.json"))
             continue
         verdict, why = found["verdict"], found["why"]
         well = verdict == "PASS" or (verdict == "NOT RUN" and NO_DEVICE in why)
-        rows.append(Judged(step, found["seconds"], verdict, "" if well else why or verdict))
+        rows.append(StepOutcome(step, found["seconds"], verdict, "" if well else why or verdict))
     return rows
 
 
-def astray(sizes: dict[str, int]) -> list[str]:
+def output_faults(sizes: dict[str, int]) -> list[str]:
     """What is wrong with the files that come back, by their sizes."""
     archives = [name for name in sizes if name.endswith(ARCHIVES)]
     lacking = [f"no {name}" for name in ("results.json", "summary.txt") if name not in sizes]
@@ -95,13 +95,13 @@ def results_of(out: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def left(results: dict[str, Any], step: str) -> bool:
+def left_a_figure(results: dict[str, Any], step: str) -> bool:
     """Check that a killed step left a figure, or had ended."""
     found = results.get("steps", {}).get(step, {})
     return bool(found.get("figures")) or found.get("verdict") in FINISHED
 
 
-def bundles(text: str) -> dict[str, list[str]]:
+def parse_bundles(text: str) -> dict[str, list[str]]:
     """Steps by bundle, from what `gpu_proof.sh --bundles` prints."""
     named = (line.partition(": ") for line in text.splitlines())
     return {name: steps.split() for name, _, steps in named}
@@ -120,41 +120,41 @@ def log_of(out: Path, step: str, lines: int = 20) -> str:
     return f"no {step}.log in an archive"
 
 
-class Place(NamedTuple):
+class CallFolders(NamedTuple):
     """Folders of one call: where they are, and where its commands see them."""
 
-    real: Path
-    seen: Path
-    alone: bool
+    path: Path
+    mounted_at: Path
+    isolated: bool
 
     def environment(self, machine: Path) -> dict[str, str]:
         system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return {
             "PATH": f"{machine}/bin:{system}",
-            "HOME": str(self.seen / "home"),
-            "TMPDIR": str(self.seen / "temporary"),
-            "OUT": str(self.seen / "out"),
+            "HOME": str(self.mounted_at / "home"),
+            "TMPDIR": str(self.mounted_at / "temporary"),
+            "OUT": str(self.mounted_at / "out"),
             "LANG": "C.UTF-8",
             "CUDA_VISIBLE_DEVICES": "",
-            MARK: self.real.name,
+            MARK: self.path.name,
         }
 
     def shell(self, command: str, machine: Path) -> list[str]:
         """The process that runs the command, with a network and a /tmp of its own if it may."""
-        if not self.alone:
+        if not self.isolated:
             return ["bash", "-c", command]
         lines = ["set -e", "ip link set lo up"]
         if machine.is_relative_to("/tmp"):  # it would be hidden
-            inside = self.real / machine.relative_to("/tmp")
+            inside = self.path / machine.relative_to("/tmp")
             lines += [f"mkdir -p '{inside}'", f"mount --rbind '{machine}' '{inside}'"]
-        lines += [f"mount --rbind '{self.real}' /tmp", "cd /tmp/tree"]
+        lines += [f"mount --rbind '{self.path}' /tmp", "cd /tmp/tree"]
         # The command is no process 1, which signals end only if it catches them.
         lines += ["set +e", 'bash -c "$0"', "exit $?"]
         return [*SPACES, "bash", "-c", "\n".join(lines), command]
 
 
 @contextmanager
-def place(files: Iterable[Path], alone: bool) -> Iterator[Place]:
+def call_folders(files: Iterable[Path], isolated: bool) -> Iterator[CallFolders]:
     """A fresh machine's folders, with the tree and its wheels; removed afterwards."""
     real = Path(tempfile.mkdtemp(prefix=f"swarm-node-rehearsal-{secrets.token_hex(4)}-"))
     try:
@@ -164,21 +164,21 @@ def place(files: Iterable[Path], alone: bool) -> Iterator[Place]:
             target = real / "tree" / file.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target, follow_symlinks=False)
-        yield Place(real, Path("/tmp") if alone else real, alone)
+        yield CallFolders(real, Path("/tmp") if isolated else real, isolated)
     finally:
         shutil.rmtree(real, ignore_errors=True)
 
 
 @contextmanager
-def fresh(alone: bool) -> Iterator[Place]:
+def fresh_machine(isolated: bool) -> Iterator[CallFolders]:
     """A place with all that travels, on a machine that has kept nothing."""
-    with place([*gpu_call.tree(ROOT), *(ROOT / WHEELS).iterdir()], alone) as where:
-        if not alone:
+    with call_folders([*gpu_call.tree(ROOT), *(ROOT / WHEELS).iterdir()], isolated) as folders:
+        if not isolated:
             shutil.rmtree(gpu_call.WORK, ignore_errors=True)
-        yield where
+        yield folders
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """A command's end: its exit status, None if it was killed."""
 
     code: int | None
@@ -186,14 +186,14 @@ class Ended(NamedTuple):
     cpu_seconds: float
 
 
-def run(command: str, where: Place, machine: Path, limit: float) -> Ended:
+def run(command: str, folders: CallFolders, machine: Path, limit: float) -> CommandResult:
     """Run a command as the machine would; afterwards no process of it is left."""
     began, before = time.monotonic(), os.times()
-    with (where.real / "output.log").open("wb") as log:
+    with (folders.path / "output.log").open("wb") as log:
         process = subprocess.Popen(
-            where.shell(command, machine),
-            cwd=where.real / "tree",
-            env=where.environment(machine),
+            folders.shell(command, machine),
+            cwd=folders.path / "tree",
+            env=folders.environment(machine),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -204,20 +204,20 @@ def run(command: str, where: Place, machine: Path, limit: float) -> Ended:
     except subprocess.TimeoutExpired:
         code = None
     finally:
-        end(process, where.real.name)
+        kill_command(process, folders.path.name)
     after = os.times()
     cpu = after.children_user + after.children_system
     cpu -= before.children_user + before.children_system
-    return Ended(code, time.monotonic() - began, cpu)
+    return CommandResult(code, time.monotonic() - began, cpu)
 
 
-def end(process: subprocess.Popen[bytes], mark: str) -> None:
+def kill_command(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill a command's process group, and what left that group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for _ in range(100):
-        if not (alive := [one for one in psutil.process_iter() if marked(one, mark)]):
+        if not (alive := [one for one in psutil.process_iter() if has_mark(one, mark)]):
             return
         for one in alive:
             with suppress(psutil.Error):
@@ -225,53 +225,53 @@ def end(process: subprocess.Popen[bytes], mark: str) -> None:
         time.sleep(0.1)
 
 
-def marked(process: psutil.Process, mark: str) -> bool:
+def has_mark(process: psutil.Process, mark: str) -> bool:
     try:
-        ended = process.status() == psutil.STATUS_ZOMBIE
-        return not ended and process.environ().get(MARK) == mark
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not is_zombie and process.environ().get(MARK) == mark
     except psutil.Error:
         return False
 
 
-def can_be_alone() -> bool:
+def can_isolate() -> bool:
     """Check that a process may have its own network and its own mounts: root, as a rule."""
-    tried = [*SPACES, "bash", "-c", "ip link set lo up && mount --bind /tmp /tmp"]
+    command = [*SPACES, "bash", "-c", "ip link set lo up && mount --bind /tmp /tmp"]
     try:
-        return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False
 
 
-def python() -> str:
+def find_python() -> str:
     """Path of an interpreter of the machine's version, through pyenv where that hides it."""
     name = f"python{gpu_wheels.PYTHON}"
     tries: list[dict[str, str]] = [{}]
     if shutil.which("pyenv"):
-        listed = subprocess.run(
+        installed = subprocess.run(
             ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False
         ).stdout.split()
-        matching = [one for one in listed if one.startswith(f"{gpu_wheels.PYTHON}.")]
-        tries += [{"PYENV_VERSION": version} for version in matching]
+        versions = [one for one in installed if one.startswith(f"{gpu_wheels.PYTHON}.")]
+        tries += [{"PYENV_VERSION": version} for version in versions]
     for variables in tries if shutil.which(name) else []:
-        told = subprocess.run(
+        answer = subprocess.run(
             [name, "-c", "import sys; print(sys.executable)"],
             env={**os.environ, **variables},
             capture_output=True,
             text=True,
             check=False,
         )
-        if told.returncode == 0:
-            return told.stdout.strip()
+        if answer.returncode == 0:
+            return answer.stdout.strip()
     raise SystemExit(f"there is no {name} on PATH: install Python {gpu_wheels.PYTHON} with venv")
 
 
-def built() -> Path:
+def build_machine() -> Path:
     """The environment of gpu-machine.txt, made anew if that file has changed."""
     digest = hashlib.sha256(gpu_wheels.MACHINE.read_bytes()).hexdigest()
     stamp = MACHINE / ".ready"
     if stamp.exists() and stamp.read_text() == digest:
         return MACHINE
-    interpreter = python()
+    interpreter = find_python()
     shutil.rmtree(MACHINE, ignore_errors=True)
     if (free := shutil.disk_usage(ROOT).free) < DISK_BYTES:
         raise SystemExit(
@@ -292,75 +292,79 @@ def built() -> Path:
     return MACHINE
 
 
-def keep(name: str, where: Place) -> Path:
+def copy_output(name: str, folders: CallFolders) -> Path:
     """Copy what comes back, and what was printed, to where it stays; that folder."""
     kept = KEPT / name
     shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(where.real / "out", kept)
-    shutil.copy2(where.real / "output.log", KEPT / f"{name}.output.log")
+    shutil.copytree(folders.path / "out", kept)
+    shutil.copy2(folders.path / "output.log", KEPT / f"{name}.output.log")
     return kept
 
 
-class Rehearsed(NamedTuple):
+class BundleResult(NamedTuple):
     """A bundle's end: steps that did what they should, and whether nothing else was wrong."""
 
     steps: int
     well: bool
-    ended: Ended
+    result: CommandResult
 
 
-def rehearse(name: str, steps: list[str], where: Place, machine: Path) -> Rehearsed:
+def rehearse_bundle(
+    name: str, steps: list[str], folders: CallFolders, machine: Path
+) -> BundleResult:
     """Run a bundle, and print its table and what is wrong."""
     print(f"\n{name}: {' '.join(steps)}", flush=True)
-    ended = run(gpu_call.command(WHEELS, f"--bundle {name}"), where, machine, LIMIT_SECONDS)
-    out = keep(name, where)
-    rows = judged(results_of(out), steps)
+    result = run(gpu_call.command(WHEELS, f"--bundle {name}"), folders, machine, LIMIT_SECONDS)
+    out = copy_output(name, folders)
+    rows = step_outcomes(results_of(out), steps)
     for row in rows:
         print(f"  {row.step:<14} {row.seconds:4d} s  {row.verdict or 'ABSENT'}")
     wrong = [row for row in rows if row.fault]
     for row in wrong:
         print(f"\n{row.step}: {row.fault}\n{log_of(out, row.step)}")
     files = [file for file in out.rglob("*") if not file.is_dir()]
-    faults = astray({str(file.relative_to(out)): file.lstat().st_size for file in files})
-    if ended.code is None:
+    faults = output_faults({str(file.relative_to(out)): file.lstat().st_size for file in files})
+    if result.code is None:
         faults.append(f"it was killed after {LIMIT_SECONDS} s")
-    elif ended.code:
-        faults.append(f"exit {ended.code}: see {KEPT.relative_to(ROOT)}/{name}.output.log")
+    elif result.code:
+        faults.append(f"exit {result.code}: see {KEPT.relative_to(ROOT)}/{name}.output.log")
     for fault in faults:
         print(f"{name}: {fault}")
-    return Rehearsed(len(rows) - len(wrong), not wrong and not faults, ended)
+    return BundleResult(len(rows) - len(wrong), not wrong and not faults, result)
 
 
-def rehearse_all(chosen: dict[str, list[str]], machine: Path, alone: bool) -> bool:
+def rehearse_all(chosen: dict[str, list[str]], machine: Path, isolated: bool) -> bool:
     """Run the bundles to their ends."""
-    done = []
+    results = []
     for name, steps in chosen.items():
-        with fresh(alone) as where:
-            done.append(rehearse(name, steps, where, machine))
+        with fresh_machine(isolated) as folders:
+            results.append(rehearse_bundle(name, steps, folders, machine))
     total = sum(len(steps) for steps in chosen.values())
-    seconds = sum(one.ended.seconds for one in done)
-    cpu = sum(one.ended.cpu_seconds for one in done)
-    reached = sum(one.steps for one in done)
-    told = f"{reached} of {total} steps reached their last line"
-    print(f"\n{told}, in {seconds:.0f} s ({cpu:.0f} s CPU)")
-    return all(one.well for one in done)
+    seconds = sum(one.result.seconds for one in results)
+    cpu = sum(one.result.cpu_seconds for one in results)
+    reached = sum(one.steps for one in results)
+    summary = f"{reached} of {total} steps reached their last line"
+    print(f"\n{summary}, in {seconds:.0f} s ({cpu:.0f} s CPU)")
+    return all(one.well for one in results)
 
 
-def kill_all(chosen: dict[str, list[str]], machine: Path, alone: bool, seconds: float) -> bool:
+def kill_each_step(
+    chosen: dict[str, list[str]], machine: Path, isolated: bool, seconds: float
+) -> bool:
     """Run each step alone, kill it, and look at what came back."""
     steps = list(dict.fromkeys(step for each in chosen.values() for step in each))
     kept = 0
     for step in steps:
         only = " ".join(dict.fromkeys(("setup", step)))  # a bare machine has no wheels yet
-        with fresh(alone) as where:
-            ended = run(gpu_call.command(WHEELS, f"--only {only}"), where, machine, seconds)
-            out = keep(f"killed-{step}", where)
+        with fresh_machine(isolated) as folders:
+            result = run(gpu_call.command(WHEELS, f"--only {only}"), folders, machine, seconds)
+            out = copy_output(f"killed-{step}", folders)
         results = results_of(out)
-        well = left(results, step)
+        well = left_a_figure(results, step)
         kept += well
         verdict = results.get("steps", {}).get(step, {}).get("verdict", "ABSENT")
-        how = "killed" if ended.code is None else f"exit {ended.code}"
-        print(f"  {step:<14} {ended.seconds:4.0f} s  {how:<7} {verdict}", flush=True)
+        how = "killed" if result.code is None else f"exit {result.code}"
+        print(f"  {step:<14} {result.seconds:4.0f} s  {how:<7} {verdict}", flush=True)
         if not well:
             print(f"{step}: no figure\n{log_of(out, step)}", flush=True)
     print(f"\n{kept} of {len(steps)} steps leave a figure when killed after {seconds:g} s")
@@ -368,14 +372,14 @@ def kill_all(chosen: dict[str, list[str]], machine: Path, alone: bool, seconds: 
 
 
 def chosen_bundles(names: list[str]) -> dict[str, list[str]]:
-    told = subprocess.run(
+    listing = subprocess.run(
         ["bash", "benchmarks/gpu_proof.sh", "--bundles"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    found = bundles(told.stdout)
+    found = parse_bundles(listing.stdout)
     if missing := [name for name in names if name not in found]:
         raise SystemExit(f"gpu_proof.sh has no bundle {', '.join(missing)}")
     return {name: found[name] for name in names}
@@ -390,19 +394,19 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen = chosen_bundles(arguments.only)
-    machine = arguments.machine.absolute() if arguments.machine else built()
+    machine = arguments.machine.absolute() if arguments.machine else build_machine()
     if not (machine / "bin" / "python").exists():
         raise SystemExit(f"{machine} has no bin/python")
-    gpu_call.gather(gpu_call.folder(WHEELS))
+    gpu_call.gather(gpu_call.wheel_directory(WHEELS))
     gpu_call.check(ROOT / WHEELS)
     KEPT.mkdir(parents=True, exist_ok=True)
-    alone = can_be_alone()
-    print("without network" if alone else "with the network, for want of root", flush=True)
+    isolated = can_isolate()
+    print("without network" if isolated else "with the network, for want of root", flush=True)
     try:
         if arguments.kill is None:
-            well = rehearse_all(chosen, machine, alone)
+            well = rehearse_all(chosen, machine, isolated)
         else:
-            well = kill_all(chosen, machine, alone, arguments.kill)
+            well = kill_each_step(chosen, machine, isolated, arguments.kill)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     sys.exit(not well)

@@ -137,13 +137,13 @@ def measured(files: list[Path]) -> dict[tuple[str, ...], str]:
     return found
 
 
-def joined(files: list[Path]) -> dict[str, str]:
+def joined_rows(files: list[Path]) -> dict[str, str]:
     """Rows of the table of the steps that join, by step, as the files have them; a step that did
     not run on a GPU has none."""
     rows: dict[str, str] = {}
     for file in files:
         steps = json.loads(file.read_text())["steps"]
-        facts = next((one for one in told(steps, "facts") if "device" in one), {})
+        facts = next((one for one in figures_of(steps, "facts") if "device" in one), {})
         for step in JOINED.keys() & steps.keys():
             if facts.get("device", "CPU") != "CPU" and steps[step]["verdict"] != "NOT RUN":
                 machine = f"{facts['device']}, {facts['versions']['torch']}"
@@ -151,7 +151,7 @@ def joined(files: list[Path]) -> dict[str, str]:
     return rows
 
 
-def told(steps: dict[str, Any], step: str) -> list[dict[str, Any]]:
+def figures_of(steps: dict[str, Any], step: str) -> list[dict[str, Any]]:
     return list(steps.get(step, {}).get("figures", ()))
 
 
@@ -198,7 +198,7 @@ def main() -> None:
     text = text.replace(table[0], "\n".join([HEAD, *rows, ""]))
     (table,) = JOINED_TABLE.finditer(text)
     old = {cells[0].strip("`"): "| " + " | ".join(cells) + " |" for cells in cells_of(table[0])}
-    old |= joined(files)
+    old |= joined_rows(files)
     unknown = " |" * 9
     lines = [
         old.get(step, f"| `{step}` | {what} | not run yet |{unknown}")

@@ -43,7 +43,7 @@ def pins(text: str) -> dict[str, str]:
     return found
 
 
-def own(text: str) -> dict[str, str]:
+def machine_packages(text: str) -> dict[str, str]:
     """The part of gpu-machine.txt of which no wheel travels."""
     above, divider, _ = text.partition(f"\n{DIVIDER}\n")
     if not divider:
@@ -51,7 +51,7 @@ def own(text: str) -> dict[str, str]:
     return pins(above)
 
 
-def needed(without: set[str]) -> dict[str, str]:
+def required_packages(without: set[str]) -> dict[str, str]:
     """Names and versions that `swarm-node` and its tests need, by what is installed here."""
     found: dict[str, str] = {}
     waiting = [*(distribution("swarm-node").requires or ()), *_TESTS]
@@ -69,7 +69,7 @@ def needed(without: set[str]) -> dict[str, str]:
 
 def wanted() -> dict[str, str]:
     """Names and versions of the wheels for the machine of gpu-machine.txt."""
-    return needed(set(own(MACHINE.read_text())))
+    return required_packages(set(machine_packages(MACHINE.read_text())))
 
 
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:

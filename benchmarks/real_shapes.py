@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import beside, tell
+from figures import step_file, tell
 from node_process import Memory, NodeProcess, cpu_seconds
 from random_model import write_weights
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -55,6 +55,18 @@ _FIRST_WORD = 256
 LEAST = Qwen2Config(
     *(151_936, 16, 16, 1, 1, 1, 1e6), max_position_embeddings=4096, tie_word_embeddings=True
 )
+
+
+def shape_named(name: str) -> Qwen2Config:
+    """The shape of a short name of `swarm-node plan`, or of `least`, the smallest.
+
+    Raises:
+        SystemExit: there is no such name.
+    """
+    shape = LEAST if name == "least" else known_shape(name)
+    if shape is None:
+        raise SystemExit(f"no shape is called {name}: docs/models.md has the names")
+    return shape
 
 
 def make_model(target: Path, shape: Qwen2Config, mean_answer: int = 0) -> Path:
@@ -139,7 +151,7 @@ def run(
         node = NodeProcess(
             Path(directory),
             [f"{key}={value}" for key, value in settings.items()],
-            log_file=beside(f"{model.name}-{dtype}-{new}.node.log"),
+            log_file=step_file(f"{model.name}-{dtype}-{new}.node.log"),
         )
         peak, lost = Memory(), 0
         marks: list[tuple[int, float, float]] = []
@@ -215,9 +227,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
     import_environments()
-    shape = LEAST if arguments.model == "least" else known_shape(arguments.model)
-    assert shape is not None, "swarm-node plan lists the names"
-    directory = make_model(arguments.models / arguments.model, shape)
+    directory = make_model(arguments.models / arguments.model, shape_named(arguments.model))
     least = make_model(arguments.models / "least", LEAST)
     found = {}
     with limited(arguments.limit_gb):

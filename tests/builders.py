@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]
+#: The fixture `load_benchmark`: imports a module of benchmarks/ by its name.
+LoadBenchmark = Callable[[str], ModuleType]
 
 
 def completion(

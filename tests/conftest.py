@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +16,7 @@ import pytest
 import structlog
 import typer.main
 import typer.testing
-from builders import write_model
+from builders import ROOT, LoadBenchmark, write_model
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no bug: no example has a deadline, and none is drawn too slowly.
@@ -178,6 +179,13 @@ def _bpe_tokenizer() -> Any:
 def random_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Qwen2 of two layers, 64 tokens and 48 positions; do not write."""
     return write_model(tmp_path_factory.mktemp("random-qwen2"))
+
+
+@pytest.fixture
+def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> LoadBenchmark:
+    """Imports a module of benchmarks/ by its name; its neighbours can be imported for one test."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ class Settings(Table):
     )
     verbose: bool = Field(
         False,
-        description="Log every rejection and failed request, and an update a second.",
+        description="Log every rejection and failed request, and at most one update a second.",
         json_schema_extra=_AT_ONCE,
     )
     log_format: Literal["auto", "text", "json"] = Field(

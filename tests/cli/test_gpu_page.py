@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from builders import ROOT, quiet_snapshot
+from builders import ROOT, LoadBenchmark, quiet_snapshot
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
@@ -215,10 +214,11 @@ def test_a_machine_without_this_project_gets_its_entry_points(tmp_path: Path) ->
     assert not site.exists(), "the next call on this machine would take it as complete"
 
 
-def test_children_of_a_benchmark_import_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+def test_children_of_a_benchmark_import_what_it_can(
+    load_benchmark: LoadBenchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/the/wheels")
-    importlib.import_module("real_shapes").import_environments()
+    load_benchmark("real_shapes").import_environments()
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [
         str(ROOT / "benchmarks"),
         "/the/wheels",
@@ -284,10 +284,9 @@ def test_a_proof_that_is_killed_leaves_what_it_told(tmp_path: Path) -> None:
 
 
 def test_a_report_that_pytest_had_not_written_whole_costs_no_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, load_benchmark: LoadBenchmark
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    figures = importlib.import_module("figures")
+    figures = load_benchmark("figures")
     (tmp_path / "summary.txt").write_text("ipc              90 s  FAIL: over 90 s, see ipc.log\n")
     (tmp_path / "ipc.xml").write_text('<?xml version="1.0"?><testsuites><testsuite tests="3"')
     figures.collect(tmp_path, None)
@@ -330,11 +329,8 @@ def test_the_results_have_each_steps_figures(tmp_path: Path) -> None:
     assert cases == ["shared prompts", "rows of their own"]
 
 
-def test_the_table_takes_what_a_gpu_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    measured = importlib.import_module("gpu_table").measured
+def test_the_table_takes_what_a_gpu_measured(tmp_path: Path, load_benchmark: LoadBenchmark) -> None:
+    measured = load_benchmark("gpu_table").measured
     plan = {"model": "qwen2.5-1.5b", "gib": 8.0, "new": 1024, "context_mib": 400.0, "set": []}
     figures = [
         plan | {"taken_mib": 7012.4},
@@ -379,32 +375,32 @@ def joined_results(**facts: Any) -> dict[str, Any]:
 
 
 def test_the_table_of_joins_has_what_a_gpu_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, load_benchmark: LoadBenchmark
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    table, file = importlib.import_module("gpu_table"), tmp_path / "results.json"
+    table, file = load_benchmark("gpu_table"), tmp_path / "results.json"
     file.write_text(json.dumps(joined_results()))
-    assert table.joined([file]) == {
+    assert table.joined_rows([file]) == {
         "join-card-12": "| `join-card-12` | 1.5B, 12 GiB | NVIDIA H100, 2.11.0 | "
         "FAIL: because of / that | 3 | 9,000 | 8,003 | 6,000 | 1.50 | 2e-05 | 0 | 3 |"
     }
     file.write_text(json.dumps(joined_results(device="CPU")))
-    assert table.joined([file]) == {}
+    assert table.joined_rows([file]) == {}
 
 
-def test_a_join_fails_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    join = importlib.import_module("gpu_join")
-    node = importlib.import_module("node_process").NodeProcess(tmp_path, [])
-    watched = join.Watched(node, "n", join.MemoryPeak(), graphs=2, updates=[{"kl": 1e-5}])
+def test_a_join_fails_in_words(
+    tmp_path: Path, load_benchmark: LoadBenchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = load_benchmark("gpu_join")
+    node = load_benchmark("node_process").NodeProcess(tmp_path, [])
+    watched = join.WatchedNode(node, "n", join.MemoryPeak(), graphs=2, updates=[{"kl": 1e-5}])
     monkeypatch.setattr(join, "ON_GPU", True)
     watched.snapshot = quiet_snapshot()
-    assert join.wrong(watched) == []
+    assert join.node_faults(watched) == []
     watched.graphs, watched.updates = 0, [{"kl": 0.02}, {"kl": 1e-5}]
     watched.snapshot = quiet_snapshot(
         faults={"cuda_graph": 1, "memory": 2, "new": 3}, engine="torch (vLLM failed: gone)"
     )
-    assert join.wrong(watched) == [
+    assert join.node_faults(watched) == [
         "a CUDA graph could not be captured, and decoding went on eagerly (1 times)",
         "memory ran out in an update, and micro-batches were halved (2 times)",
         "new (3 times)",
@@ -416,23 +412,24 @@ def test_a_join_fails_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     reasons = ("no informative row", None, "non-finite gradient", "non-finite gradient")
     watched.graphs, watched.snapshot = 2, quiet_snapshot()
     watched.updates = [{"kl": math.nan, "skipped": why} for why in reasons]
-    assert join.wrong(watched) == [
+    assert join.node_faults(watched) == [
         "sampler and trainer disagree: KL nan in the first update",
         "2 updates were skipped: non-finite gradient",
     ]
 
 
-def test_a_join_ends_before_its_step_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    join = importlib.import_module("gpu_join")
-    node = importlib.import_module("node_process").NodeProcess(tmp_path, [])
-    watched = join.Watched(node, "n", join.MemoryPeak())
+def test_a_join_ends_before_its_step_does(
+    tmp_path: Path, load_benchmark: LoadBenchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = load_benchmark("gpu_join")
+    node = load_benchmark("node_process").NodeProcess(tmp_path, [])
+    watched = join.WatchedNode(node, "n", join.MemoryPeak())
 
     def poll(node: Any) -> None:
         node.updates.append({"kl": 0.0})
         node.snapshot = quiet_snapshot(updates=len(node.updates))
 
-    monkeypatch.setattr(join.Watched, "poll", poll)
+    monkeypatch.setattr(join.WatchedNode, "poll", poll)
     monkeypatch.setattr(join, "_POLL_SECONDS", 0.0)
     monkeypatch.setenv("STEP_ENDS", str(int(time.time())))
     join.run_until(watched, 5)
@@ -442,15 +439,15 @@ def test_a_join_ends_before_its_step_does(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(watched.updates) >= 5
 
 
-def test_facts_use_main_memory_that_may_have_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    assert importlib.import_module("gpu_proof").grown(1) > 0
+def test_facts_use_main_memory_that_may_have_to_grow(load_benchmark: LoadBenchmark) -> None:
+    assert load_benchmark("gpu_proof").memory_after_growth(1) > 0
 
 
-def test_a_node_s_peak_has_nothing_of_what_a_proof_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_s_peak_has_nothing_of_what_a_proof_holds(
+    load_benchmark: LoadBenchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 80 free bytes: a second node gets a half of its own, whatever the first has taken."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    join = importlib.import_module("gpu_join")
+    join = load_benchmark("gpu_join")
     free = 80
 
     def leave(wanted: int) -> tuple[Any, int]:
@@ -470,15 +467,14 @@ def test_a_node_s_peak_has_nothing_of_what_a_proof_holds(monkeypatch: pytest.Mon
     assert (first.free - filler.free, second.free - filler.free) == (19, 10)
 
 
-def test_a_join_fails_that_takes_more_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    join = importlib.import_module("gpu_join")
+def test_a_join_fails_that_takes_more_than_planned(load_benchmark: LoadBenchmark) -> None:
+    join = load_benchmark("gpu_join")
     memory = join.MemoryPeak()
     memory.taken = 10_500 << 20
-    assert join.too_much(memory, 10_000 << 20, context=512 << 20) == []
+    assert join.memory_faults(memory, 10_000 << 20, context=512 << 20) == []
     memory.taken = 11_000 << 20
-    assert join.too_much(memory, 10_000 << 20, context=512 << 20) == [
+    assert join.memory_faults(memory, 10_000 << 20, context=512 << 20) == [
         "11,000 MiB were taken where 10,000 are planned"
     ]
     # A data-centre GPU's contexts: of the two processes of a node each took 712 MiB.
-    assert join.too_much(memory, 10_100 << 20, context=712 << 20) == []
+    assert join.memory_faults(memory, 10_100 << 20, context=712 << 20) == []

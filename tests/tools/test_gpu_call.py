@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from builders import ROOT
+from builders import ROOT, LoadBenchmark
 
 _CUDA, _CPU = "libbitsandbytes_cuda130.so", "libbitsandbytes_cpu.so"
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("gpu_call")
+def call(load_benchmark: LoadBenchmark) -> ModuleType:
+    return load_benchmark("gpu_call")
 
 
 @pytest.fixture
-def wheels(call: ModuleType) -> ModuleType:
-    return importlib.import_module("gpu_wheels")
+def wheels(load_benchmark: LoadBenchmark) -> ModuleType:
+    return load_benchmark("gpu_wheels")
 
 
 def wheel(directory: Path, *libraries: str) -> Path:
@@ -41,19 +39,19 @@ def test_the_machine_has_its_own_packages_and_others_that_wheels_come_before(
     wheels: ModuleType,
 ) -> None:
     text = wheels.MACHINE.read_text()
-    own, whole = wheels.own(text), wheels.pins(text)
+    own, whole = wheels.machine_packages(text), wheels.pins(text)
     assert own["torch"] == "2.11.0"
     assert own["huggingface-hub"] == "1.33.0"
     assert whole["protobuf"].startswith("7."), "newer than pyproject.toml allows"
     assert "protobuf" not in own
     with pytest.raises(ValueError, match="lacks the line"):
-        wheels.own("torch==2.11.0\n")
+        wheels.machine_packages("torch==2.11.0\n")
 
 
 def test_what_is_the_machines_own_does_not_travel(wheels: ModuleType) -> None:
     wanted = wheels.wanted()
     assert {"hivemind", "peft", "pytest", "protobuf"} <= wanted.keys()
-    assert not wanted.keys() & wheels.own(wheels.MACHINE.read_text()).keys()
+    assert not wanted.keys() & wheels.machine_packages(wheels.MACHINE.read_text()).keys()
     assert "torch" not in wanted
     assert "accelerate" not in wanted
 
@@ -63,7 +61,7 @@ def test_a_cut_wheel_has_the_libraries_for_one_cuda_and_the_cpu(
 ) -> None:
     whole = wheel(tmp_path, _CPU, "libbitsandbytes_cuda128.so", _CUDA, "libbitsandbytes_rocm72.so")
     part = tmp_path / "part.whl"
-    call.cut(whole, part)
+    call.strip_wheel(whole, part)
     with zipfile.ZipFile(part) as file:
         assert file.testzip() is None
         names = file.namelist()
@@ -73,7 +71,7 @@ def test_a_cut_wheel_has_the_libraries_for_one_cuda_and_the_cpu(
         *(f"bitsandbytes/{name}" for name in (_CPU, _CUDA))
     }
     with pytest.raises(SystemExit, match=_CUDA):
-        call.cut(wheel(tmp_path, _CPU), part)
+        call.strip_wheel(wheel(tmp_path, _CPU), part)
 
 
 def test_a_folder_is_complete_with_exactly_its_wheels_and_one_cut(
@@ -108,8 +106,8 @@ def test_what_is_too_large_is_refused_by_name(call: ModuleType, tmp_path: Path) 
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(bytes(1 << 20))
     large.write_bytes(bytes(3 << 20))
-    assert call.too_much([small, large], tmp_path, most=(4 << 20) + 1) is None
-    lines = call.too_much([small, large], tmp_path, most=4 << 20).splitlines()
+    assert call.size_fault([small, large], tmp_path, most=(4 << 20) + 1) is None
+    lines = call.size_fault([small, large], tmp_path, most=4 << 20).splitlines()
     assert lines[0] == "4.0 MiB are too much: 4.0 MiB may travel. The largest:"
     assert [line.split() for line in lines[1:]] == [
         *(["3.0", "MiB", "large"], ["1.0", "MiB", "small"])
@@ -119,10 +117,10 @@ def test_what_is_too_large_is_refused_by_name(call: ModuleType, tmp_path: Path) 
 def test_git_ignores_the_folder_that_is_filled(call: ModuleType) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("the tree is not a clone")
-    assert call.folder(".gpu") == ROOT / ".gpu"
+    assert call.wheel_directory(".gpu") == ROOT / ".gpu"
     for name in ("benchmarks", "wheels", "build/gpu"):
         with pytest.raises(SystemExit, match="git ignores"):
-            call.folder(name)
+            call.wheel_directory(name)
 
 
 def test_a_folder_with_other_files_is_left_alone(call: ModuleType, tmp_path: Path) -> None:

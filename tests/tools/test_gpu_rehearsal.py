@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import tarfile
@@ -13,13 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
-from builders import ROOT
+from builders import ROOT, LoadBenchmark
 
 
 @pytest.fixture
-def rehearsal(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("gpu_rehearsal")
+def rehearsal(load_benchmark: LoadBenchmark) -> ModuleType:
+    return load_benchmark("gpu_rehearsal")
 
 
 def step(verdict: str, why: str = "", figures: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def test_each_step_passes_or_says_that_there_is_no_device(rehearsal: ModuleType)
         "join": step("FAIL", "exit 1, see join.log"),
         "long": step("RUNNING"),
     }
-    rows = rehearsal.judged({"steps": steps}, [*steps, "absent"])
+    rows = rehearsal.step_outcomes({"steps": steps}, [*steps, "absent"])
     assert [(row.step, row.verdict, row.fault) for row in rows] == [
         ("facts", "PASS", ""),
         ("nf4", "NOT RUN", ""),
@@ -43,32 +41,32 @@ def test_each_step_passes_or_says_that_there_is_no_device(rehearsal: ModuleType)
         ("long", "RUNNING", "RUNNING"),
         ("absent", "", "it is not in results.json"),
     ]
-    assert all(row.fault for row in rehearsal.judged({}, ["facts"]))
+    assert all(row.fault for row in rehearsal.step_outcomes({}, ["facts"]))
 
 
 def test_three_files_come_back_and_none_too_large(rehearsal: ModuleType) -> None:
     well = {"results.json": 10, "summary.txt": 10, "proof.tgz": 16 << 20}
-    assert rehearsal.astray(well) == []
-    assert rehearsal.astray({}) == ["no results.json", "no summary.txt", "no archive"]
-    assert rehearsal.astray(well | {"proof.tgz": (16 << 20) + 1}) == [
+    assert rehearsal.output_faults(well) == []
+    assert rehearsal.output_faults({}) == ["no results.json", "no summary.txt", "no archive"]
+    assert rehearsal.output_faults(well | {"proof.tgz": (16 << 20) + 1}) == [
         "proof.tgz has 16.0 MiB: 16.0 MiB come back"
     ]
-    assert rehearsal.astray(well | {"facts.log": 1}) == ["facts.log is one file too many"]
-    many = rehearsal.astray(well | {f"{number}.log": 1 for number in range(6)})
+    assert rehearsal.output_faults(well | {"facts.log": 1}) == ["facts.log is one file too many"]
+    many = rehearsal.output_faults(well | {f"{number}.log": 1 for number in range(6)})
     assert many[-1] == "9 files: 8 come back"
 
 
 def test_a_killed_step_leaves_a_figure_or_its_end(rehearsal: ModuleType, tmp_path: Path) -> None:
     def left(**found: Any) -> bool:
         (tmp_path / "results.json").write_text(json.dumps({"steps": {"facts": found}}))
-        return bool(rehearsal.left(rehearsal.results_of(tmp_path), "facts"))
+        return bool(rehearsal.left_a_figure(rehearsal.results_of(tmp_path), "facts"))
 
     assert left(**step("RUNNING", figures=({"seconds": 1},)))
     assert left(**step("FAIL"))
     assert not left(**step("RUNNING"))
-    assert not rehearsal.left(rehearsal.results_of(tmp_path), "ipc")
+    assert not rehearsal.left_a_figure(rehearsal.results_of(tmp_path), "ipc")
     (tmp_path / "results.json").write_text('{"steps": {"facts"')
-    assert not rehearsal.left(rehearsal.results_of(tmp_path), "facts")
+    assert not rehearsal.left_a_figure(rehearsal.results_of(tmp_path), "facts")
 
 
 def test_a_failed_steps_log_comes_from_the_archive(rehearsal: ModuleType, tmp_path: Path) -> None:
@@ -84,7 +82,7 @@ def test_a_failed_steps_log_comes_from_the_archive(rehearsal: ModuleType, tmp_pa
 
 
 def test_bundles_are_those_that_the_proof_prints(rehearsal: ModuleType) -> None:
-    assert rehearsal.bundles("first: facts ipc\nnf4: nf4\n") == {
+    assert rehearsal.parse_bundles("first: facts ipc\nnf4: nf4\n") == {
         "first": ["facts", "ipc"],
         "nf4": ["nf4"],
     }
@@ -107,33 +105,35 @@ def test_a_command_finds_a_bare_machine(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
-    alone = rehearsal.can_be_alone()
+    isolated = rehearsal.can_isolate()
     command = (
         'exec > "$OUT/told"; python3; ls -A "$HOME" "$TMPDIR" | grep -c ^[^/]; ls\n'
         'echo "${PYTHONPATH-none} ${VIRTUAL_ENV-none}"\n'
         'grep -c : /proc/net/dev > "$OUT/networks"; exit 3'
     )
-    with rehearsal.place([ROOT / "pyproject.toml"], alone) as where:
-        ended = rehearsal.run(command, where, machine(tmp_path), 60)
-        told = (where.real / "out" / "told").read_text().splitlines()
-        networks = (where.real / "out" / "networks").read_text()
-    assert ended.code == 3
+    with rehearsal.call_folders([ROOT / "pyproject.toml"], isolated) as folders:
+        result = rehearsal.run(command, folders, machine(tmp_path), 60)
+        told = (folders.path / "out" / "told").read_text().splitlines()
+        networks = (folders.path / "out" / "networks").read_text()
+    assert result.code == 3
     assert told == ["the machine", "0", "pyproject.toml", "none none"]
-    assert networks == "1\n" or not alone
-    assert not where.real.exists()
+    assert networks == "1\n" or not isolated
+    assert not folders.path.exists()
 
 
 @pytest.mark.slow(reason="commands that are killed after a second")
 def test_nothing_of_a_killed_command_runs_on(rehearsal: ModuleType, tmp_path: Path) -> None:
     beats = "while sleep 0.1; do echo beat; done"
     command = f'setsid bash -c "{beats}" >> "$OUT/away" & ({beats}) >> "$OUT/near" & sleep 600'
-    for alone in {False, rehearsal.can_be_alone()}:
-        with rehearsal.place([ROOT / "pyproject.toml"], alone) as where:
-            ended = rehearsal.run(command, where, tmp_path, 1)
-            files = [where.real / "out" / name for name in ("away", "near")]
+    for isolated in {False, rehearsal.can_isolate()}:
+        with rehearsal.call_folders([ROOT / "pyproject.toml"], isolated) as folders:
+            result = rehearsal.run(command, folders, tmp_path, 1)
+            files = [folders.path / "out" / name for name in ("away", "near")]
             before = [file.read_text() for file in files]
             assert all(before)
             time.sleep(0.5)
             assert [file.read_text() for file in files] == before
-        assert ended.code is None
-        assert not [one for one in psutil.process_iter() if rehearsal.marked(one, where.real.name)]
+        assert result.code is None
+        assert not [
+            one for one in psutil.process_iter() if rehearsal.has_mark(one, folders.path.name)
+        ]
