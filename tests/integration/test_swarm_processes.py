@@ -14,6 +14,8 @@ import pytest
 
 Families = "doubling,largest,position", "initials,sorting", "reversal"
 NodeStarter = Callable[..., Any]
+#: p2pd; trainer and environment with a guard each; the environment's two judges.
+_CHILDREN = 7
 
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
@@ -41,15 +43,25 @@ def test_three_nodes_train_on_each_others_rollouts_and_get_better(
     }
     point = json.loads(others[0].run("eval", "--json").stdout)
     assert set(point["families"]) >= set(Families[0].split(","))
-    for node in swarm:
-        children = psutil.Process(node.process.pid).children(recursive=True)
-        # p2pd; trainer and environment with a guard each; the environment's two judges.
-        assert len(children) == 7
+    processes = [_children(node) for node in swarm]
+    for node, children in zip(swarm, processes, strict=True):
+        assert len(children) == _CHILDREN
         assert node.stop() == 0, node.log()
         # A guard outlives the node that it guards, and waits for init to take note of its end.
         _, alive = psutil.wait_procs(children, timeout=10)
         assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
         assert node.run("status").returncode == 1
+
+
+def _children(node: Any) -> list[psutil.Process]:
+    """The processes of a running node. A judge ends after 256 groups, and the next one is forked
+    when it is needed: until then there is one process less."""
+    parent, deadline = psutil.Process(node.process.pid), time.monotonic() + 60
+    while True:
+        children = parent.children(recursive=True)
+        if len(children) == _CHILDREN or time.monotonic() > deadline:
+            return children
+        time.sleep(0.05)
 
 
 def _learnt(status: dict[str, Any]) -> bool:
