@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import psutil
 from builders import ROOT
+
+from swarm_node.p2p.addresses.addresses import unused_port
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<marks>[^\n]*) -->\n)?^```console\n(?P<code>.*?)^```$"
@@ -92,13 +93,6 @@ def says(printed: str, block: Block) -> bool:
     return shown.fullmatch(printed + "\n") is not None
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @dataclass
 class Reader:
     """Somebody who types what a page says, on machines that share a folder and have homes.
@@ -107,7 +101,7 @@ class Reader:
     /media/stick a folder."""
 
     place: Path
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=unused_port)
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

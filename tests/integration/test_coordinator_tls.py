@@ -21,6 +21,8 @@ from coordinator_runs import issuer_file, swarm_file
 from running import CoordinatorProcess
 from swarm_keys import Swarm
 
+from swarm_node.p2p.addresses.addresses import unused_port
+
 CADDY = shutil.which("caddy")
 pytestmark = [
     pytest.mark.skipif(CADDY is None, reason="NOT RUN: needs Debian's package caddy"),
@@ -35,8 +37,7 @@ def proxy(place: Path, upstream: str) -> Iterator[tuple[int, Path]]:
     page = (ROOT / "docs" / "coordinator.md").read_text()
     (shown,) = re.findall(r"```\n(swarm\.example .*?)```", page, re.DOTALL)
     assert (ROOT / "docker" / "Caddyfile").read_text().count("max_size 64KB") == 1
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     local = shown.replace("swarm.example {", f"https://localhost:{port} {{\n\ttls internal", 1)
     local = local.replace("127.0.0.1:8470", upstream)
     place.mkdir()

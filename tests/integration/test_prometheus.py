@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -18,6 +17,8 @@ import pytest
 from coordinator_runs import Hand, coordinator
 from page_server import served, snapshot
 from swarm_keys import Swarm
+
+from swarm_node.p2p.addresses.addresses import unused_port
 
 PROMETHEUS = shutil.which("prometheus")
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
@@ -46,8 +47,7 @@ def _value(port: int, figure: str, seconds: float = 60.0) -> float:
 @contextmanager
 def _scraping(place: Path, config: str) -> Iterator[int]:
     """A Prometheus with this configuration; gives its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     place.mkdir()
     file = place / "prometheus.yml"
     file.write_text(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import psutil
 import pytest
 from running import COMMAND
 
+from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.p2p.membership.ticket import parse_ticket
 
 
@@ -66,9 +66,7 @@ def test_a_join_without_flags_keeps_port_settings_and_tickets(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:
     home, ticket = tmp_path / "owner", tmp_path / "alice.ticket"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     run_init = subprocess.run([*COMMAND, "init", "team", "--home", str(home)], timeout=240)
     assert run_init.returncode == 0
     flags = ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--own", "3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from swarm_node.p2p.addresses.addresses import unused_port
 
 
 @pytest.mark.slow(reason="starts a node, which imports torch")
@@ -28,8 +29,7 @@ def test_a_node_that_waits_for_its_hosts_ends_when_it_is_told(
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{unused_port()}"
 
 
 @pytest.mark.slow(reason="starts a node and a second host of its trainer, which import torch")

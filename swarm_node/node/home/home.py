@@ -23,7 +23,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from swarm_node.durable import open_lock, open_regular, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
-from swarm_node.p2p.addresses.addresses import coordinator_url
+from swarm_node.p2p.addresses.addresses import coordinator_url, unused_port
 from swarm_node.p2p.membership.membership import (
     IssuerBody,
     MemberBody,
@@ -394,9 +393,7 @@ class Home(PrivateDirectory):
         kept = self.kept_port()
         if kept:
             return kept
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
+        port = unused_port()
         self.save("port", f"{port}\n".encode())
         return port
 

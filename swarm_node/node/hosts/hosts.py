@@ -21,6 +21,7 @@ import psutil
 import structlog
 
 from swarm_node.errors import ChildError, ConfigError, words_of
+from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.policy.training.processes.launching import Rendezvous
 from swarm_node.process.frames import HEAD, framed, read_head
 from swarm_node.version import __version__
@@ -213,7 +214,7 @@ class Hosts:
         self._running = self._waiting[: self.count - 1]
         del self._waiting[: self.count - 1]
         self._lost = lost
-        port = _free_port(address)
+        port = unused_port(address)
         for index, host in enumerate(self._running, start=1):
             needs = self._needs
             task = HostWork(index, self.count, needs.processes, needs.device, needs.threads, port)
@@ -300,9 +301,3 @@ class Hosts:
             if self._lost is not None:
                 _log.warning("a trainer host is gone: its connection closed")
                 await self._lost()
-
-
-def _free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port

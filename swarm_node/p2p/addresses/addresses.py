@@ -7,8 +7,10 @@ accepted; an address to dial must end in /p2p/<peer id>.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import ipaddress
+import random
 import re
 import socket
 from collections.abc import Iterable
@@ -24,6 +26,9 @@ _RESOLVE_SECONDS = 3.0
 #: Peers choose the names, and a lookup may block its thread longer than the caller waits. So
 #: lookups have threads of their own, and slow names delay only other lookups.
 _LOOKUPS = ThreadPoolExecutor(4, "lookup")
+#: Ports that no system gives away unasked: outgoing connections get theirs from 32768 (Linux) or
+#: 49152 (RFC 6335) up, Kubernetes' services from 30000.
+_LISTEN_PORTS = range(20_000, 30_000)
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
 #: A coordinator's URL, and the multiaddr under which a ticket carries it.
 COORDINATOR_URL = r"https?://([A-Za-z0-9.-]{1,120}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?"
@@ -171,6 +176,25 @@ def coordinator_url(address: str) -> str | None:
         return None
     host = f"[{match[2]}]" if match[1] == "ip6" else match[2]
     return f"{match[4]}://{host}:{match[3]}"
+
+
+def unused_port(host: str = "") -> int:
+    """Choose a TCP port to listen on, at this IPv4 address or at all. Unlike one that the system
+    gives for port 0, no outgoing connection gets it before it is used.
+
+    Raises:
+        OSError: a hundred are in use, or the address is not of this machine.
+    """
+    for port in random.SystemRandom().sample(_LISTEN_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):  # EACCES: Windows reserved it
+                    continue
+                raise
+            return port
+    raise OSError(errno.EADDRINUSE, "no unused port found")
 
 
 def require_free_ports(listen: Iterable[str]) -> None:

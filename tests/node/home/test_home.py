@@ -114,6 +114,7 @@ def test_small_files_that_cannot_be_written_are_said_in_a_line(tmp_path: Path) -
 def test_the_port_is_kept(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert home.port() == home.port()
+    assert home.port() < 30_000, "another program's outgoing connection may get one above"
 
 
 def test_the_key_of_a_site_is_kept_and_private(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -37,6 +36,7 @@ from swarm_node.node.hosts.hosts import (
     send,
     shut,
 )
+from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
@@ -71,8 +71,7 @@ def batch(seed: int) -> Batch:
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{unused_port()}"
 
 
 def hosts_at(address: str, device: str = "cpu", count: int = 2) -> Hosts:
