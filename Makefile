@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl bench-trl-member experiments frontier flood image clean
+.PHONY: setup setup-reasoning-gym setup-tests demo test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
 .PHONY: gpu-call rehearse-gpu gpu-table
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
@@ -59,8 +59,16 @@ $(TEST_STAMP): $(GYM_STAMP) tests/requirements-library.txt tests/requirements-li
 demo: setup
 	$(BIN)/swarm-node demo $(DEMO)
 
+# What a run leaves behind, a process or shared memory, is an error. Two workers keep two cores busy.
+RUN_TESTS = $(BIN)/python .ci/tools/leftovers.py $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+# What a change must pass.
 test: setup-tests
-	$(BIN)/python -m pytest $(PYTEST)
+	$(RUN_TESTS) -m "not nightly" $(PYTEST)
+
+# Everything, before a release and every night: campaigns, studies, benchmarks, typed pages, sites.
+test-all: setup-tests
+	$(RUN_TESTS) $(PYTEST)
 
 # Containers often keep Python from storing what it compiled. Then both workers and hundreds of child
 # processes would compile every module anew.
@@ -68,13 +76,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # All but what is marked slow, starts whole nodes or builds networks: for while you write.
 test-fast: setup-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/integration -m "not slow and not sites" \
-		--numprocesses 2 --dist loadfile --quiet $(PYTEST)
+	OMP_NUM_THREADS=1 $(RUN_TESTS) --ignore tests/integration \
+		-m "not slow and not sites and not nightly" --quiet $(PYTEST)
 
 # Nodes behind NAT, in network namespaces: as root, with iproute2, nftables and conntrack.
 test-sites: setup-tests
 	cd tests && $(abspath $(BIN))/python -m sites.bed
-	$(BIN)/python -m pytest tests/sites --scenarios $(PYTEST)
+	$(BIN)/python -m pytest tests/sites $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -35,10 +35,6 @@ _FAST_SECONDS = 5.0
 _TEXTS = ["How many apples are left? 12 + 7 = 19", "The answer is 42.", "user\nassistant\n"] * 3
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--scenarios", action="store_true", help="also what takes minutes")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Imports every test module, torch too, without looking for garbage among what stays."""
@@ -50,12 +46,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Scenarios take minutes and much memory: `make test-sites` asks for them."""
-    left_out = [item for item in items if item.get_closest_marker("scenario")]
-    if left_out and not config.getoption("--scenarios"):
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests come first, so that no worker is left with one at the end. Those that share what
+    their module sets up run on one worker."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        if isinstance(item, pytest.Function) and _shares_set_up(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shares_set_up(item: pytest.Function) -> bool:
+    module = item.nodeid.partition("::")[0]
+    definitions = (found[-1] for found in item._fixtureinfo.name2fixturedefs.values())
+    return any(each.scope != "function" and each.baseid == module for each in definitions)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ from sites.scene import row, scene, until
 
 pytestmark = [
     pytest.mark.sites,
-    pytest.mark.scenario,
+    pytest.mark.nightly(reason="a network between sites, for minutes"),
     pytest.mark.slow(reason="starts three real nodes whose answers have 900 tokens"),
     pytest.mark.timeout(1200),
 ]

@@ -15,7 +15,7 @@ from sites.test_three_sites import CANARIES
 
 pytestmark = [
     pytest.mark.sites,
-    pytest.mark.scenario,
+    pytest.mark.nightly(reason="a network between sites, for minutes"),
     pytest.mark.slow(reason="starts real nodes, each of four processes that import torch"),
     pytest.mark.timeout(1200),
 ]

@@ -16,7 +16,7 @@ from swarm_node.p2p.peers.peers import OFFERS_PER_PEER
 
 pytestmark = [
     pytest.mark.sites,
-    pytest.mark.scenario,
+    pytest.mark.nightly(reason="a network between sites, for minutes"),
     pytest.mark.slow(reason="three real nodes, one of which is away for four minutes"),
     pytest.mark.timeout(1800),
 ]

@@ -35,7 +35,7 @@ EXPECTED = {
     Nat.NO_UDP: ("relayed", "restricted"),
 }
 
-pytestmark = [pytest.mark.sites, pytest.mark.scenario]
+pytestmark = [pytest.mark.sites, pytest.mark.nightly(reason="every kind of NAT takes minutes")]
 
 
 class ProbingNode:

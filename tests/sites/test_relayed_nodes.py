@@ -15,7 +15,7 @@ from sites.scene import Scene, row, scene, until
 
 pytestmark = [
     pytest.mark.sites,
-    pytest.mark.scenario,
+    pytest.mark.nightly(reason="a network between sites, for minutes"),
     pytest.mark.slow(reason="starts four real nodes, each of four processes that import torch"),
     pytest.mark.timeout(1200),
 ]

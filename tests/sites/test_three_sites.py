@@ -11,7 +11,7 @@ from sites.scene import Scene, groups_by_author, scene, until
 
 pytestmark = [
     pytest.mark.sites,
-    pytest.mark.scenario,
+    pytest.mark.nightly(reason="a network between sites, for minutes"),
     pytest.mark.slow(reason="starts seven real nodes, each of four processes that import torch"),
     pytest.mark.timeout(2400),
 ]
