@@ -81,6 +81,7 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
 
 @pytest.mark.slow(reason="runs a whole swarm of real nodes")
 @pytest.mark.timeout(1800)
+@pytest.mark.nightly(reason="a second demo")
 def test_the_demo_of_games_shows_each_nodes_reward_on_its_peers_games(tmp_path: Path) -> None:
     command = [*COMMAND[:-2], "--environment", "games", "--minutes", "1"]
     done = subprocess.run(
