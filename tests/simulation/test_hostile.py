@@ -166,6 +166,7 @@ def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> 
     storage.close()
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates a swarm of four nodes")
 def test_a_flood_has_a_small_part_of_what_others_train_on() -> None:
     scenario = Scenario(nodes=4, rounds=24, seed=1, eval_rounds=24, hostile=("easy",))

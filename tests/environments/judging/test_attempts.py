@@ -225,6 +225,7 @@ def test_a_slice_of_single_faults_of_the_own_machine_blames_nobody(machine: Mach
     assert asyncio.run(blamed_for(machine, len(FAULTS), seed=0)) == []
 
 
+@pytest.mark.nightly(reason="a campaign, of which the test above is a slice")
 @pytest.mark.slow(reason="a hundred faults, of which some are waited out")
 @pytest.mark.timeout(1200)
 def test_a_hundred_single_faults_of_the_own_machine_blame_nobody(machine: Machine) -> None:

@@ -57,6 +57,7 @@ def test_what_an_update_took_is_tabled_and_the_lags_are_drawn_in_two_panels() ->
     assert len(figure.axes) == 2
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_it_runs_shows_lags_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
