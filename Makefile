@@ -68,7 +68,7 @@ test: setup-tests
 
 # Everything, before a release and every night: campaigns, studies, benchmarks, typed pages, sites.
 test-all: setup-tests
-	$(RUN_TESTS) $(PYTEST)
+	$(RUN_TESTS) --hypothesis-profile thorough $(PYTEST)
 
 # Containers often keep Python from storing what it compiled. Then both workers and hundreds of child
 # processes would compile every module anew.

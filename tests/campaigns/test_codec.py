@@ -6,10 +6,11 @@ import time
 
 import msgpack
 import pytest
+from builders import examples
 from campaigns import bits, fuzz
 from campaigns.mutator import Mutator
 from campaigns.targets import CARRIED, FuzzTarget, targets
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.p2p.wire.envelope import Kind
@@ -50,7 +51,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.sampled_from([target for target in targets() if target.structured]), values)
 def test_no_structure_raises(target: FuzzTarget, value: object) -> None:
     target.run(target.wrap(msgpack.packb(value)))

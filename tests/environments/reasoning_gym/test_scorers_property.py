@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.environments.answers import final_answer, last_tagged
@@ -136,7 +137,7 @@ def test_the_verdict_is_the_packages_on_honest_answers(family: str, share: float
     assert right or family in ("rush_hour",)  # random moves hardly ever solve a board
 
 
-@settings(max_examples=2000)
+@examples(2000)
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "<answer", ">", "a", "\n"]), max_size=12))
 def test_the_last_answer_in_tags_is_what_the_expression_finds(parts: list[str]) -> None:
     text = "".join(parts)
@@ -152,7 +153,7 @@ def every_own() -> tuple[Environment, list[Task]]:
     return environment, [environment.derive(ref) for ref in refs]
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     st.text(alphabet="0123456789+-*/(). ^%xCsin\N{NOT SIGN}\N{LOGICAL AND}AB[],'\"", max_size=40)
 )

@@ -48,7 +48,7 @@ from swarm_node.rollout import Provenance
 
 pytestmark = pytest.mark.slow(reason="processes wait for each other over sockets")
 
-MORE = pytest.mark.nightly(reason="test_sharded.py has it on one host, and \"one each\" has hosts")
+MORE = pytest.mark.nightly(reason='test_sharded.py has it on one host, and "one each" has hosts')
 
 torch.set_num_threads(1)
 KEY = bytes(range(32))

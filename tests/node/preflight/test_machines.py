@@ -43,7 +43,7 @@ GENERATIONS: dict[str, tuple[tuple[int, int], list[Precision]]] = {
     "RTX 5090": ((12, 0), ["float32", "bfloat16", "float16"]),
 }
 MEMORIES, MAIN_MEMORIES = (6, 8, 12, 16, 24), (8, 16, 32, 64)
-MODELS = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-4b", "qwen3-8b")
+OTHER_MODELS = pytest.mark.nightly(reason="the same table with another model")
 FOR_GPU = VllmBuild("vllm", "0.32.0", on_cpu=False, torch="2.13.0")
 
 
@@ -134,7 +134,16 @@ def applied(facts: Facts, model: str, changed: dict[str, Any], more: bool, **fla
 FLAGS: list[dict[str, Any]] = [{}, {"training.lora_rank": 0}, {"training.base": "whole"}]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        "qwen2.5-1.5b",
+        *(
+            pytest.param(model, marks=OTHER_MODELS)
+            for model in ("qwen2.5-0.5b", "qwen3-4b", "qwen3-8b")
+        ),
+    ],
+)
 def test_doctor_and_join_decide_alike_and_every_printed_remedy_fits(model: str) -> None:
     refused = 0
     for facts, flags in product(table(), FLAGS):
