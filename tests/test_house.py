@@ -310,6 +310,7 @@ def test_every_slow_test_says_why() -> None:
     assert offenders == [], 'write @pytest.mark.slow(reason="one line")'
 
 
+@pytest.mark.slow(reason="checks the contracts of two copies of the package")
 def test_a_planted_import_breaks_the_contracts(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     skipped = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.json")

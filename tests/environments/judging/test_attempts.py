@@ -221,6 +221,7 @@ async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
     return blamed
 
 
+@pytest.mark.slow(reason="waits faults out")
 def test_a_slice_of_single_faults_of_the_own_machine_blames_nobody(machine: Machine) -> None:
     assert asyncio.run(blamed_for(machine, len(FAULTS), seed=0)) == []
 
@@ -241,7 +242,7 @@ def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_again(
 
         async def kill() -> None:
             rng = random.Random(2)
-            while len(killed) < 20:
+            while len(killed) < 8:
                 await asyncio.sleep(rng.uniform(0.02, 0.15))
                 pid = await machine.pid("judge_peers")
                 await machine.send(signal.SIGKILL)
@@ -256,7 +257,7 @@ def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_again(
                     assert judged.rewards == REWARDS or judged.unjudged == "killed"
                     scored += not judged.unjudged
             assert (await judge(machine)).rewards == REWARDS
-        assert len(killed) == 20
+        assert len(killed) == 8
         assert scored > 0
 
     asyncio.run(main())

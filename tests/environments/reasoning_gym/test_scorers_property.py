@@ -137,7 +137,7 @@ def test_the_verdict_is_the_packages_on_honest_answers(family: str, share: float
     assert right or family in ("rush_hour",)  # random moves hardly ever solve a board
 
 
-@examples(2000)
+@examples(400)
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "<answer", ">", "a", "\n"]), max_size=12))
 def test_the_last_answer_in_tags_is_what_the_expression_finds(parts: list[str]) -> None:
     text = "".join(parts)
