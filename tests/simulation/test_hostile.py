@@ -30,6 +30,7 @@ from swarm_node.simulation.swarm import describe, simulate
 from swarm_node.simulation.unguarded import GUARDS, without
 from swarm_node.storage import Storage
 
+SAME_GUARD = pytest.mark.nightly(reason="a second attack on the same guard")
 LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
 
 
@@ -45,15 +46,15 @@ def refused(report: SimulationReport) -> Counter[str]:
     return counts
 
 
-@pytest.mark.slow(reason="simulates seven swarms of three nodes")
+@pytest.mark.slow(reason="simulates swarms of three nodes")
 @pytest.mark.parametrize(
     ("kind", "reason", "guard"),
     [
         ("large", "too_large", "size"),
-        ("within", "implausible", "likelihood"),
+        pytest.param("within", "implausible", "likelihood", marks=SAME_GUARD),
         ("hidden", "implausible", "likelihood"),
         ("lazy", "repeated", "content"),
-        ("copier", "own_copied", "content"),
+        pytest.param("copier", "own_copied", "content", marks=SAME_GUARD),
     ],
 )
 def test_each_kind_is_refused_for_what_it_does_unless_its_guard_is_out(

@@ -112,7 +112,9 @@ def honest(family: str, entry: dict[str, Any], rng: random.Random) -> Iterator[s
     "share",
     [
         0.02,
-        pytest.param(1.0, marks=pytest.mark.slow(reason="the package simplifies and searches")),
+        pytest.param(
+            1.0, marks=pytest.mark.nightly(reason="the same with fifty times the answers")
+        ),
     ],
 )
 @pytest.mark.parametrize("family", SEEDS)

@@ -257,7 +257,8 @@ async def _ended(reader: asyncio.StreamReader) -> None:
 def test_a_key_that_does_not_arrive_holds_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.node.control.control._BODY_SECONDS", 0.3)
+    monkeypatch.setattr("swarm_node.node.control.control._BODY_SECONDS", 0.2)
+    monkeypatch.setattr("swarm_node.page.listening._LINGERING_SECONDS", 0.1)
 
     async def main() -> None:
         async with serving(tmp_path), asyncio.timeout(60):
@@ -345,6 +346,7 @@ def test_a_page_that_stopped_reading_does_not_hold_up_the_end_of_a_node(
 ) -> None:
     """A tunnel to a laptop that sleeps keeps the connection and takes nothing."""
     monkeypatch.setattr("swarm_node.page.events.PERIOD", 0.001)
+    monkeypatch.setattr("swarm_node.page.listening._LAST_SECONDS", 0.2)
     told: list[int] = []
 
     async def main() -> None:
