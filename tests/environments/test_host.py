@@ -141,7 +141,7 @@ def lasting(hostile: str) -> Iterator[LastingHost]:
 
 @pytest.fixture(scope="module")
 def impatient(hostile: str) -> Iterator[LastingHost]:
-    limits = {"derive_seconds": 0.5, "score_seconds": 0.3}
+    limits = {"derive_seconds": 0.3, "score_seconds": 0.15}
     with lasting_host(ProcessEnvironmentHost(hostile, {}, FAMILIES, **limits)) as host:
         yield host
 
@@ -200,7 +200,7 @@ def test_a_batch_of_groups_is_judged_as_each_alone_in_one_request(hostile: str) 
 @pytest.fixture
 def little_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judges may sleep for little longer than they may compute."""
-    monkeypatch.setattr(processes, "_SLACK_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "_SLACK_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("text", ["exit", "loop", "wait"])
@@ -328,13 +328,13 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(
 def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
     hostile: str, text: str
 ) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.5, score_seconds=0.5)
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.3, score_seconds=0.3)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text]))
     assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "asleep")
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
     # Another reason than "asleep" would say that all patience was used up.
     assert (judged.rewards, judged.lost, judged.unjudged) == ((0.0, 0.0, 0.0), "asleep", "")
-    assert judged.seconds > 2 * (0.5 + 0.3), "two judges"
+    assert judged.seconds > 2 * (0.3 + 0.2), "two judges"
 
 
 @pytest.mark.parametrize("text", ["exit", "leave", "segfault"])

@@ -67,6 +67,7 @@ def test_each_kind_is_refused_for_what_it_does_unless_its_guard_is_out(
     assert refused(attacked(kind, guard))[reason] == 0
 
 
+@pytest.mark.slow(reason="simulates a swarm of three nodes")
 def test_a_liar_is_not_found_out_and_does_no_harm_by_lying() -> None:
     report = attacked("liar")
     assert not {"implausible", "own_copied", "repeated"} & refused(report).keys()

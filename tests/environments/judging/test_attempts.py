@@ -233,6 +233,7 @@ def test_a_hundred_single_faults_of_the_own_machine_blame_nobody(machine: Machin
     assert asyncio.run(blamed_for(machine, 100, seed=1)) == []
 
 
+@pytest.mark.slow(reason="a judge is killed and forked again, eight times")
 def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_again(
     machine: Machine,
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_running_node_writes_rows_of_both_kinds_of_groups(tmp_path: Path) -> N
     run_virtual(scenario)
 
 
+@pytest.mark.slow(reason="a node waits on the real clock until it wrote two rows")
 def test_a_disk_that_is_full_stops_no_node(tmp_path: Path) -> None:
     class Full(MetricsFile):
         tries = 0
