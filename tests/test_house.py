@@ -16,6 +16,9 @@ import pytest
 from builders import ROOT
 from sources import COORDINATOR, PACKAGE, nodes
 
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
+
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *COORDINATOR.rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 #: Programs and helpers of tests that build on modules of the package, beside tests of single rooms.

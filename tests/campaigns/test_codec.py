@@ -51,6 +51,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow(reason="a slice of a campaign")
 @examples(200)
 @given(st.sampled_from([target for target in targets() if target.structured]), values)
 def test_no_structure_raises(target: FuzzTarget, value: object) -> None:

@@ -126,7 +126,10 @@ def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None
     in_swarm(body, tmp_path, LIVE)
 
 
-@pytest.mark.parametrize(("outage", "patience"), [(60.0, 20.0), (240.0, 60.0)])
+@pytest.mark.parametrize(
+    ("outage", "patience"),
+    [(60.0, 20.0), pytest.param(240.0, 60.0, marks=pytest.mark.slow(reason="more virtual time"))],
+)
 def test_two_sites_that_were_cut_apart_find_each_other_again(
     tmp_path: Path, outage: float, patience: float
 ) -> None:

@@ -234,6 +234,7 @@ def test_keys_of_one_issuer_displace_no_records_of_others_and_a_sample_has_all_i
         assert sum(name in flood for name in found) <= 1
 
 
+@pytest.mark.slow(reason="fills a table some hundred times")
 def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:
     found = 0
     for _ in range(8):  # holders
