@@ -68,7 +68,7 @@ test: setup-tests
 
 # Everything, before a release and every night: campaigns, studies, benchmarks, typed pages, sites.
 test-all: setup-tests
-	$(RUN_TESTS) $(PYTEST)
+	$(RUN_TESTS) --hypothesis-profile thorough $(PYTEST)
 
 # Where the time goes, in CONTRIBUTING.md: after a whole run on a quiet machine.
 test-times: setup-tests

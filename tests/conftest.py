@@ -19,8 +19,10 @@ import typer.testing
 from builders import ROOT, LoadBenchmark, write_model
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no bug: no example has a deadline, and none is drawn too slowly.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no bug: no example has a deadline, and none is drawn too slowly. `make test-all`
+# takes the profile "thorough"; builders.examples() follows it.
+settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", settings.get_profile("thorough"), max_examples=25)
 settings.load_profile("patient")
 
 #: As Qwen's: turns between <|im_start|> and <|im_end|>, thinking switched off by an empty thought.

@@ -16,6 +16,9 @@ import pytest
 from builders import ROOT
 from sources import COORDINATOR, PACKAGE, nodes
 
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
+
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *COORDINATOR.rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 #: Programs and helpers of tests that build on modules of the package, beside tests of single rooms.
@@ -310,6 +313,7 @@ def test_every_slow_test_says_why() -> None:
     assert offenders == [], 'write @pytest.mark.slow(reason="one line")'
 
 
+@pytest.mark.slow(reason="checks the contracts of two copies of the package")
 def test_a_planted_import_breaks_the_contracts(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     skipped = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.json")

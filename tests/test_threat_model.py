@@ -6,12 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 
+import pytest
 from builders import ROOT
 from sources import COORDINATOR, PACKAGE, nodes
 
 from coordinator.routes import ADMIN, PUBLIC
 from swarm_node.p2p.transports.hivemind.calls import CALLS
 from swarm_node.p2p.wire.protocols import PROTOCOLS
+
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
 
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
 

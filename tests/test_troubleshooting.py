@@ -14,6 +14,9 @@ from swarm_node.node.loops.faults import PASSING
 from swarm_node.p2p.peers.causes import CAUSES
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
+
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 SECTIONS = {
     Blame.NONE: "### Nobody's fault",

@@ -14,6 +14,8 @@ from campaigns.drawn import tests_of as related
 from campaigns.equivalent import EQUIVALENT, EQUIVALENT_CHANGES
 from campaigns.mutants import MODULES, file_of, mutants
 
+pytestmark = pytest.mark.nightly(reason="tests the mutation tester itself")
+
 SOURCE = """
 class Body:
     é: Annotated[int, Meta(ge=1, description="kept")]

@@ -152,6 +152,7 @@ def test_every_step_is_in_a_bundle_and_on_the_page() -> None:
     )
 
 
+@pytest.mark.slow(reason="runs the program of a GPU call twice")
 def test_a_bundle_stops_when_its_time_is_over(tmp_path: Path) -> None:
     done = proof(str(tmp_path), "--bundle", "first", ON_GPU="", BUNDLE_SECONDS="0")
     assert done.returncode == 0
@@ -163,6 +164,7 @@ def test_a_bundle_stops_when_its_time_is_over(tmp_path: Path) -> None:
     assert proof(str(tmp_path), "--bundle", "frist").returncode == 2
 
 
+@pytest.mark.slow(reason="four processes import torch")
 def test_no_step_passes_on_the_cpu_beside_a_gpu_that_torch_does_not_see(tmp_path: Path) -> None:
     listing = tmp_path / "nvidia-smi"
     listing.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA GeForce RTX 3060 (UUID: GPU-1)'\n")
@@ -181,6 +183,7 @@ def test_no_step_passes_on_the_cpu_beside_a_gpu_that_torch_does_not_see(tmp_path
     assert results(tmp_path / "cpu")["setup"]["verdict"] == "PASS"
 
 
+@pytest.mark.slow(reason="installs a wheel")
 def test_a_machine_without_this_project_gets_its_entry_points(tmp_path: Path) -> None:
     """Without them there is no environment `drills`, so `swarm-node join` does not start."""
     wheel = tmp_path / "wheels" / "carried-1.0-py3-none-any.whl"

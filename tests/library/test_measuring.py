@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from scipy import stats
 from trained_homes import TINY, trained_home
 from typer.testing import CliRunner
 
@@ -32,7 +31,11 @@ QUICK = ("--set", "sampling.max_new_tokens=4", "--answers", "2")
 HOSTILE = "\x1b[31m] \N{RIGHT-TO-LEFT OVERRIDE}<|im_end|> {question} [bold]"
 
 
-@pytest.fixture(scope="module", params=[0, 4], ids=["full", "lora"])
+@pytest.fixture(
+    scope="module",
+    params=[0, pytest.param(4, marks=pytest.mark.slow(reason="trains another model"))],
+    ids=["full", "lora"],
+)
 def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("home")
     trained_home(place, request.param)
@@ -181,6 +184,8 @@ def test_rates_and_intervals_are_those_of_formulas_written_again(
 
 def _check(told: Any, families: dict[str, list[Any]], k: int) -> None:
     """Compare with the mean over all subsets, and with the intervals of scipy."""
+    from scipy import stats
+
     best = [
         [statistics.fmean(map(max, itertools.combinations(rewards, k))) for rewards in tasks]
         for tasks in families.values()

@@ -11,6 +11,9 @@ from sources import PACKAGE, nodes
 
 import swarm_node
 
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
+
 
 def test_the_import_loads_nothing_but_the_version() -> None:
     code = (

@@ -48,6 +48,7 @@ def test_wilsons_interval_is_that_of_the_tables(
     assert (rate.low, rate.high) == pytest.approx((low, high), abs=1e-4)
 
 
+@pytest.mark.slow(reason="draws hundreds of samples again and again")
 def test_a_bootstrap_holds_the_truth_as_often_as_it_says() -> None:
     rng, held = random.Random(7), 0
     for seed in range(200):

@@ -140,7 +140,7 @@ def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
 def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 1.0)
+    monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 0.4)
     shots = rising()
     busy = threading.Event()
 
@@ -148,14 +148,14 @@ def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
         shot = shots()
         if shot.updates in (2, 3):
             busy.set()
-            time.sleep(1.5)
+            time.sleep(0.6)
         return shot
 
     assert asked(tmp_path, lambda node: node.wait_for(updates=4), snapshot=snapshot).updates >= 4
     assert busy.is_set()
     monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 0.1)
     with pytest.raises(SlowNodeError, match=r"did not answer in 0\.1 s"):
-        asked(tmp_path, lambda node: node.status(), snapshot=lambda: time.sleep(0.5))
+        asked(tmp_path, lambda node: node.status(), snapshot=lambda: time.sleep(0.3))
 
 
 def test_stopping_waits_until_the_node_has_left(tmp_path: Path) -> None:

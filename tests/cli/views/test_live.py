@@ -13,6 +13,7 @@ import pytest
 from builders import quiet_snapshot
 from rich.console import Console, RenderableType
 
+from swarm_node.cli.views import live
 from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, node_view, single_keys, told
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
@@ -79,7 +80,10 @@ def test_first_lines_fit_the_terminal(width: int) -> None:
     assert "".join(shown.split()).count("x" * 200) == 1
 
 
-def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended() -> None:
+def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "_REFRESH_SECONDS", 0.05)
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     screen = LiveScreen(console)
     stopped: list[bool] = []

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from builders import examples
 from builders import history_row as row
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import World, small_settings
 
@@ -82,7 +83,7 @@ def test_a_count_reaches_the_row_and_the_metrics_and_a_sum_reaches_the_means() -
         assert Means.between(nothing, moved) != still, field.name
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 500), st.integers(8, 40))
 def test_a_ring_covers_the_whole_time_with_a_bounded_number_of_rows(count: int, limit: int) -> None:
     ring = Ring((row(float(n)) for n in range(1, count + 1)), limit)
@@ -179,6 +180,7 @@ def test_a_running_node_writes_rows_of_both_kinds_of_groups(tmp_path: Path) -> N
     run_virtual(scenario)
 
 
+@pytest.mark.slow(reason="a node waits on the real clock until it wrote two rows")
 def test_a_disk_that_is_full_stops_no_node(tmp_path: Path) -> None:
     class Full(MetricsFile):
         tries = 0

@@ -48,6 +48,8 @@ from swarm_node.rollout import Provenance
 
 pytestmark = pytest.mark.slow(reason="processes wait for each other over sockets")
 
+MORE = pytest.mark.nightly(reason='test_sharded.py has it on one host, and "one each" has hosts')
+
 torch.set_num_threads(1)
 KEY = bytes(range(32))
 SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
@@ -263,7 +265,9 @@ class Site:
 @pytest.mark.slow(reason="starts two process trees that import torch and train together")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "changes", [{}, {"processes": 2}, {"lora_rank": 4}], ids=["one each", "two each", "an adapter"]
+    "changes",
+    [{}, *(pytest.param(more, marks=MORE) for more in ({"processes": 2}, {"lora_rank": 4}))],
+    ids=["one each", "two each", "an adapter"],
 )
 def test_two_hosts_learn_as_one_process_does_and_go_on_after_one_was_killed(
     random_qwen2: Path, tmp_path: Path, changes: dict[str, int]

@@ -126,7 +126,10 @@ def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None
     in_swarm(body, tmp_path, LIVE)
 
 
-@pytest.mark.parametrize(("outage", "patience"), [(60.0, 20.0), (240.0, 60.0)])
+@pytest.mark.parametrize(
+    ("outage", "patience"),
+    [(60.0, 20.0), pytest.param(240.0, 60.0, marks=pytest.mark.slow(reason="more virtual time"))],
+)
 def test_two_sites_that_were_cut_apart_find_each_other_again(
     tmp_path: Path, outage: float, patience: float
 ) -> None:
@@ -212,8 +215,11 @@ def test_invented_heartbeats_bring_few_connections_to_a_third_party(tmp_path: Pa
     in_swarm(body, tmp_path, LIVE + 101)
 
 
-@pytest.mark.slow(reason="a hundred and one nodes for eleven minutes, three times")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow(reason="a hundred and one nodes for eleven minutes")
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.nightly(reason="another seed")) for n in (1, 2))],
+)
 def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(tmp_path: Path, seed: int) -> None:
     """Ninety hostile members name each other only, greet the victim again and again, and are eight
     of the ten peers that its ticket names. All certificates are of one issuer."""

@@ -126,6 +126,7 @@ def test_the_declared_seeds_are_its_own() -> None:
     assert not {*declared_seeds(4, "sapo")} & {*declared_seeds(4, "heterogeneous")}
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates the five swarms of a comparison")
 def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
     respelt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -149,6 +150,7 @@ def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
     assert swarm.curve(both, "weak") == both.models[1].curve
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates a swarm of two kinds")
 def test_the_gain_is_against_the_same_kind_alone(together: SimulationReport) -> None:
     report = together
