@@ -2,7 +2,8 @@
 nodes trade; what `status --json` and `samples --json` say of one is kept, and shown by the shipped
 views in terminals of several widths. `join` draws in terminals of these widths, too.
 
-`python -m screens VIEW` shows one view of what was kept, in this terminal."""
+`python -m screens VIEW` shows one view of what was kept, in this terminal. `python -m screens
+findings` writes only `findings.txt`, what `status` says first of many nodes."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console, RenderableType
+from verdict_cases import all_told
 
 from swarm_node.cli.views.live import node_view
 from swarm_node.cli.views.samples_view import samples_view
@@ -24,6 +26,7 @@ from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import Snapshot
 
 PLACE = Path(__file__).with_name("cli") / "screens"
+FINDINGS = PLACE / "findings.txt"
 WIDTHS = (60, 80, 120, 200)
 _JOIN = "join --model tiny --listen /ip4/127.0.0.1/tcp/0 --set run.device=cpu"
 
@@ -106,6 +109,7 @@ def _traded(place: Path) -> None:
 
 def main() -> None:
     PLACE.mkdir(exist_ok=True)
+    FINDINGS.write_text(all_told())
     _tmux("new-session", "-d", "-s", "screens", "sleep 3600")  # a server that stays
     try:
         with tempfile.TemporaryDirectory() as directory:
@@ -126,7 +130,9 @@ def _keep(place: Path, width: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["findings"]:
+        FINDINGS.write_text(all_told())
+    elif len(sys.argv) > 1:
         Console(highlight=False).print(VIEWS[sys.argv[1]]())
     else:
         main()

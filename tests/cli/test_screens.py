@@ -12,7 +12,8 @@ import sys
 import pytest
 from builders import ROOT
 from rich.console import Console
-from screens import PLACE, VIEWS, WIDTHS
+from screens import FINDINGS, PLACE, VIEWS, WIDTHS
+from verdict_cases import all_told
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -27,6 +28,11 @@ def test_a_view_is_what_the_terminal_showed(view: str, width: int) -> None:
     assert max(map(len, kept)) <= width
 
 
+def test_what_is_said_of_a_node_is_what_was_kept() -> None:
+    kept = FINDINGS.read_text()
+    assert all_told() == kept, "run `python -m screens findings` in tests, and look at what changed"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_join_ticks_its_steps_draws_and_says_how_it_ended(width: int) -> None:
     text = (PLACE / f"join-{width}.txt").read_text()
@@ -37,8 +43,8 @@ def test_join_ticks_its_steps_draws_and_says_how_it_ended(width: int) -> None:
         for said in ("✓ trainer", "✓ network", "listening", "▲ learning alone", "unseen", "----")
     ]
     assert places == sorted(places)
-    assert re.search(r"stopped: update [\d,]+ finished, checkpoint stored \(\d+\.\d s\)\.", words)
-    assert "swarm-node export DIR" in words
+    assert re.search(r"stopped: update [\d,]+ .* \(\d+\.\d s\)", words)
+    assert "export DIR" in words
     assert "swarm1-" not in text, "no ticket"
     assert "error" not in text.lower()
 

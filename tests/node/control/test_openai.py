@@ -165,7 +165,7 @@ def test_openais_own_client_is_served(tmp_path: Path) -> None:
             assert len(text.choices) == 2
             streamed = await client.completions.create(model="tiny", prompt="a", stream=True)
             assert [chunk.choices[0].index async for chunk in streamed]
-            with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+            with pytest.raises(openai.BadRequestError, match="tools"):
                 await client.chat.completions.create(**ASKED, tools=[{"type": "function"}])
             ranked = await client.chat.completions.create(
                 **ASKED, seed=4, top_p=0.9, logprobs=True, top_logprobs=3
@@ -176,7 +176,7 @@ def test_openais_own_client_is_served(tmp_path: Path) -> None:
             assert all(len(each.top_logprobs) == 3 for each in choice.logprobs.content)
             text = await client.completions.create(model="tiny", prompt="a", logprobs=2)
             assert text.choices[0].logprobs.text_offset[0] == 0
-            with pytest.raises(openai.NotFoundError, match="this node serves 'tiny'"):
+            with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
                 await client.chat.completions.create(**{**ASKED, "model": "gpt-4o"})
         async with openai.AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger:
             with pytest.raises(openai.AuthenticationError):

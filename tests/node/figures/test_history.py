@@ -125,7 +125,7 @@ def test_a_line_that_a_crash_cut_costs_no_other_line(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(HomeError, match=r"cannot write .*metrics\.jsonl"):
+    with pytest.raises(HomeError, match=r"metrics\.jsonl"):
         MetricsFile(tmp_path / "nowhere" / "metrics.jsonl").append(row(1.0))
 
 

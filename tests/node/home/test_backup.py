@@ -132,11 +132,11 @@ def test_neither_a_file_nor_a_used_home_is_overwritten(home: Home, tmp_path: Pat
     with pytest.raises(HomeError, match="exists already"):
         back_up(home, out, now=NOW)
     assert out.read_bytes() == before
-    with pytest.raises(HomeError, match=r"node\.key is there.*--home"):
+    with pytest.raises(HomeError, match=r"node\.key"):
         restore(home, out)
-    with pytest.raises(HomeError, match="belongs to no swarm"):
+    with pytest.raises(HomeError, match="no swarm"):
         back_up(Home(tmp_path / "empty"), tmp_path / "other", now=NOW)
-    with pytest.raises(HomeError, match=r"cannot write the backup .*: no such file or directory$"):
+    with pytest.raises(HomeError, match=r"backup .* directory$"):
         back_up(home, tmp_path / "nowhere" / "backup", now=NOW)
 
 

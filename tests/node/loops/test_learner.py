@@ -362,7 +362,7 @@ def test_weights_that_cannot_be_written_end_the_learner(tmp_path: Path) -> None:
         await life.learner.start()
         life.offer()
         shutil.rmtree(world.home() / "weights")
-        with pytest.raises(WeightsError, match=r"weights: .*no such file"):
+        with pytest.raises(WeightsError, match=r"weights: "):
             await life.step()
         assert life.tally.trainer_restarts == 0
         await life.close()

@@ -169,12 +169,12 @@ def test_groups_from_which_nobody_learns_are_stored_and_not_announced(tmp_path: 
     async def work(one: ProgramNode) -> None:
         equal, special = await one.tasks(2)
         found = await one.publish(equal, *spelled("?", "!"), 0)
-        assert (found.announced, found.why) == (False, "all rewards are equal")
+        assert (found.announced, "rewards" in found.why) == (False, True)
         ids, logprobs = spelled(right(special), "?")
         ids[1].insert(0, next(iter(CODEC.special_ids - CODEC.eos_ids)))
         logprobs[1].append(-1.0)
         found = await one.publish(special, ids, logprobs, 0)
-        assert (found.announced, found.why) == (False, "a special token inside")
+        assert (found.announced, "special token" in found.why) == (False, True)
         assert one.snapshot().groups.published == 2
         assert one.snapshot().groups.announced == 0
 
@@ -247,17 +247,17 @@ def test_a_call_that_is_a_mistake_is_refused_in_words_and_spoils_nothing(tmp_pat
     async def work(one: ProgramNode) -> None:
         (task,) = await one.tasks(1)
         for count in (0, -1, 2.5, True, "3", None, 8193):
-            with pytest.raises(ConfigError, match=r"tasks gives 1 to 8192 at a time, not"):
+            with pytest.raises(ConfigError, match=r"^tasks.* 8192 "):
                 await one.tasks(count)  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match=r"draw takes 1 to 4 groups, not"):
+            with pytest.raises(ConfigError, match=r"^draw.* 4 "):
                 await one.draw(count, None, 0.0)  # type: ignore[arg-type]
         for texts in ("one text", [3], [b"bytes"], None, (each for each in "ab"), [], ["a"] * 65):
             with pytest.raises(AnswerError, match=r"judge"):
                 await one.judge(task, texts)  # type: ignore[arg-type]
         for stranger in (None, 5, {"family": "sorting"}):
-            with pytest.raises(AnswerError, match=r"a task is one that tasks\(\) returned"):
+            with pytest.raises(AnswerError, match=r"tasks\(\) returned"):
                 await one.judge(stranger, ["?"])  # type: ignore[arg-type]
-            with pytest.raises(AnswerError, match=r"a task is one that tasks\(\) returned"):
+            with pytest.raises(AnswerError, match=r"tasks\(\) returned"):
                 await one.publish(stranger, GOOD, SURE, 0)  # type: ignore[arg-type]
         ids, logprobs = spelled(right(task), "?")
         arrays = [np.asarray(each) for each in ids], [np.asarray(each) for each in logprobs]
@@ -289,7 +289,7 @@ def test_a_group_that_is_larger_than_peers_take_is_refused_and_nothing_is_stored
         (task,) = await one.tasks(1)
         token = CODEC.encode_answer("1")[0]
         answers = [[token] * longest] * 64
-        with pytest.raises(AnswerError, match="are larger than peers take"):
+        with pytest.raises(AnswerError, match="larger than"):
             await one.publish(task, answers, [[-0.5] * longest] * 64, 0)
         assert one.snapshot().groups.published == 0
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
@@ -323,16 +323,16 @@ def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> 
     async def work(one: ProgramNode) -> None:
         (task,) = await one.tasks(1)
         foreign = MemberTask(task.family, task.seed + 1, "?", ())
-        with pytest.raises(AnswerError, match="is none of the 8,192 tasks"):
+        with pytest.raises(AnswerError, match="none of"):
             await one.publish(foreign, GOOD, SURE, 0)
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
-        with pytest.raises(AnswerError, match=r"was published before.*: take new tasks\(\)"):
+        with pytest.raises(AnswerError, match=r"published before"):
             await one.publish(task, *spelled(right(task), "!"), 0)
         assert one.snapshot().groups.published == 1
         unknown = MemberTask("poetry", 1, "?", ())
         with pytest.raises(SwarmNodeError, match="poetry"):
             await one.judge(unknown, ["1"])
-        with pytest.raises(AnswerError, match="judge takes 1 to 64 texts, not 0"):
+        with pytest.raises(AnswerError, match=r"^judge.* 64 .* 0"):
             await one.judge(task, [])
 
     alone(tmp_path, work)
@@ -341,14 +341,14 @@ def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> 
 def test_numbers_that_no_member_gives_are_refused_by_name(tmp_path: Path) -> None:
     async def work(one: ProgramNode) -> None:
         for count in (0, 5):
-            with pytest.raises(ConfigError, match=rf"1 to 4 groups, not {count}: experience\.ext"):
+            with pytest.raises(ConfigError, match=rf"{count}: experience\.ext"):
                 await one.draw(count, None, 0.0)
-        with pytest.raises(AnswerError, match="a version is a number of updates, not '7'"):
+        with pytest.raises(AnswerError, match=r"version.*'7'"):
             await one.draw(1, "7", 0.0)  # type: ignore[arg-type]
         for count in (0, 8193):
-            with pytest.raises(ConfigError, match=f"tasks gives 1 to 8192 at a time, not {count}"):
+            with pytest.raises(ConfigError, match=f"^tasks.* 8192 .* {count}"):
                 await one.tasks(count)
-        with pytest.raises(SwarmNodeError, match="neither sampler nor trainer"):
+        with pytest.raises(SwarmNodeError, match="nor trainer"):
             await one.evaluate()
 
     alone(tmp_path, work)
@@ -368,13 +368,13 @@ def test_a_later_start_goes_on_with_tasks_version_and_counts(tmp_path: Path) -> 
             shot = one.snapshot()
             assert (shot.version, shot.groups.published) == (9, 1)
             assert shot.groups.trained_own == 1
-            with pytest.raises(AnswerError, match="is none of the 8,192 tasks that"):
+            with pytest.raises(AnswerError, match="none of"):
                 await one.publish(tasks[1], GOOD, SURE, 0)
 
         await during(make(world), first)
         await during(make(world), later)
         (world.home() / "member").write_bytes(b"swarm-node?")
-        with pytest.raises(CheckpointError, match="member is damaged: delete it"):
+        with pytest.raises(CheckpointError, match="is damaged"):
             await make(world).run()
 
     run_virtual(scenario)

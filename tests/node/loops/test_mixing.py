@@ -179,7 +179,7 @@ def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
     flags = {"experience.own": 4, "experience.external": 4}
     buffer = ReplayBuffer(replay_settings(load_settings(flags, environ={})))
     for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
-        with pytest.raises(ValueError, match=r"must be|holds"):
+        with pytest.raises(ValueError, match=r"must|holds"):
             buffer.aim(wrong)
     buffer.aim(Mixture(8, 0))
     assert not buffer.ready(0)

@@ -45,7 +45,7 @@ def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> Non
         verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
         assert [each for each, _ in groupby(verdicts)] == [("alone", "warning"), ("revoked", "bad")]
         assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
-        assert progress[-1]["said"].endswith("verdict revoked (bad)")
+        assert progress[-1]["said"].endswith("revoked (bad)")
 
     run_virtual(scenario)
 

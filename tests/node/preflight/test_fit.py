@@ -183,7 +183,7 @@ def test_engine_and_cache_have_room_for_all_turns_of_a_dialogue() -> None:
 
 def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:
     wanted = settings_of(sampling__engine="vllm")
-    with pytest.raises(ModelError, match="built for the CPU only"):
+    with pytest.raises(ModelError, match="the CPU"):
         fit(wanted, shape_of("tiny"), on_gpu(8, vllm=FOR_CPU))
 
 
@@ -228,12 +228,12 @@ def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
     assert not found.vllm
     assert found.shares_base
     assert found.training.nf4
-    assert "does not fit the card" in found.why
+    assert "not fit" in found.why
     wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
+    with pytest.raises(ModelError, match="GPU memory"):
         fit(wanted, model, machine)
     assert fit(settings, model, on_gpu(24, vllm=FOR_GPU)).vllm
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
+    with pytest.raises(ModelError, match="GPU memory"):
         fit(settings, shape_of("qwen3-8b"), machine)
 
 
@@ -249,7 +249,7 @@ def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
     assert built_in is not None
     parts = replace(built_in.parts, reserve=found.plan.parts.reserve)  # their CUDA graphs differ
     assert found.plan == replace(built_in, parts=parts)
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
+    with pytest.raises(ModelError, match="GPU memory"):
         fit(settings, model, replace(machine, ipc=False))
 
 
@@ -262,10 +262,10 @@ def test_on_a_gpu_vllm_takes_no_adapters_in_float32() -> None:
     assert fit(whole, shape, card).vllm
     assert fit(adapters, shape, on_gpu(24, vllm=FOR_GPU)).vllm
     forced = settings_of(training__lora_rank=8, sampling__engine="vllm")
-    with pytest.raises(ModelError, match=r"no adapters in float32: set training\.dtype"):
+    with pytest.raises(ModelError, match=r"training\.dtype"):
         engine_of(forced, card, shape)  # `plan` says so too
     several = settings_of(training__lora_rank=8, sampling__engine="vllm", run__trainer_processes=2)
-    with pytest.raises(ModelError, match="no adapters in float32"):
+    with pytest.raises(ModelError, match="in float32"):
         fit(several, shape, card)
 
 
@@ -279,9 +279,9 @@ def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
     assert asked(settings_of(training__base="whole"), ready).base == "whole"
     assert asked(settings_of(training__base="nf4"), on_gpu(12)).base == "nf4"
     model, long = shape_of("qwen3-4b"), settings_of(sampling__max_new_tokens=1024)
-    with pytest.raises(ModelError, match=r"four bits, which bitsandbytes has: `pip install"):
+    with pytest.raises(ModelError, match=r"bitsandbytes .*`pip"):
         fit(long, model, on_gpu(12))
-    with pytest.raises(ModelError, match=r"four bits \(training\.base = nf4\)"):
+    with pytest.raises(ModelError, match=r"base = nf4"):
         fit(
             settings_of(sampling__max_new_tokens=1024, training__base="whole"),
             model,
@@ -320,7 +320,7 @@ def test_on_a_cpu_four_bits_need_less_memory() -> None:
         settings = settings_of(training__lora_rank=16, training__base=base)
         made = trainer_settings(settings, fit(settings, model, replace(machine, free=gib * GIB)))
         assert (made.base, made.published) == (expected, "shared")
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(training__lora_rank=16, training__base="whole"), model, machine)
 
 
@@ -332,9 +332,9 @@ def test_what_main_memory_must_hold_follows_the_plan() -> None:
         found = fit(settings_of(), model, machine)
         assert found.plan is not None
         assert found.plan.training.lora_rank == DEFAULT_RANK
-        with pytest.raises(ModelError, match="GB of memory here"):
+        with pytest.raises(ModelError, match="of memory"):
             fit(settings_of(), model, replace(machine, free=2 * GIB))
-    with pytest.raises(ModelError, match=r"GB of memory here.*training\.lora_rank"):
+    with pytest.raises(ModelError, match=r"lora_rank"):
         fit(settings_of(training__lora_rank=0), model, replace(on_gpu(80), free=13 * GIB))
 
 
@@ -342,7 +342,7 @@ def test_on_a_cpu_adapters_need_their_base_once() -> None:
     model, settings = shape_of("qwen2.5-1.5b"), settings_of(training__lora_rank=16)
     machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
     assert fit(settings, model, machine).plan is None
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(training__lora_rank=0), model, machine)
 
 
@@ -353,15 +353,10 @@ def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() ->
     every = Fit(ON_CPU, vllm=False, training=TrainingMethod())
     assert check_disk(home, shape, every, 3 * each) is None
     few = check_disk(home, shape, every, 3 * each - 1)
-    assert few == (
-        "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
-        "than 3 will be kept"
-    )
+    assert few is not None
+    assert [*re.findall(r"[\d.]+ GB|/\w+", few)] == ["18.5 GB", "55.6 GB", "/somewhere"]
     assert check_disk(home, shape, every, 2 * each) is not None
-    refusal = (
-        r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
-    )
-    with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
+    with pytest.raises(HomeError, match=r"18\.5 .* 36\.0 .* 1\.0 .* 32.* 0\.4 GB"):
         check_disk(home, shape, every, 2 * each - 10**9)
     eight = replace(every, job=Job(eight_bit=True))
     assert check_disk(home, shape, eight, 3 * each // 2) is None
@@ -399,7 +394,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
     plenty = lambda *asked: replace(gathered(*asked), memory=1 << 62)  # noqa: E731
     monkeypatch.setattr(joining, "resolve", refused)
     monkeypatch.setattr(joining, "gather", plenty)
-    with pytest.raises(HomeError, match="where two must fit"):
+    with pytest.raises(HomeError, match="two must"):
         joining.join_swarm(settings_of(home=str(tmp_path)), Sources({}))
     assert fetched == []
 
@@ -408,7 +403,7 @@ def test_on_a_cpu_the_machines_memory_decides() -> None:
     machine = Machine(ON_CPU, 4 * GIB, None, vllm=FOR_GPU)
     found = fit(settings_of(), shape_of("tiny"), machine)
     assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(), HUGE, machine)
 
 
@@ -416,7 +411,7 @@ def test_on_a_gpu_its_memory_decides() -> None:
     found = fit(settings_of(), shape_of("qwen2.5-1.5b"), on_gpu(12))
     assert found.plan is not None
     assert found.plan.total < found.plan.vram == 12 * GIB
-    with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
+    with pytest.raises(ModelError, match=r"GPU memory"):
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
 
 
@@ -485,14 +480,14 @@ def test_several_cards_are_planned_by_the_first() -> None:
     assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
     assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
     assert trainer_settings(hosts, found).hosts == 8
-    with pytest.raises(ModelError, match=r"GPU memory on the first of 2 cards .* LoRA"):
+    with pytest.raises(ModelError, match=r"2 cards .* LoRA"):
         fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
     adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}
     found = fit(settings_of(**adapters), model, on_gpu(12))
     assert found.plan is not None
     assert found.plan.parts.trainer_weights > 2 * model.weight_count
     assert not found.ipc
-    with pytest.raises(ModelError, match="GiB of GPU memory on the first of 4 cards"):
+    with pytest.raises(ModelError, match="of 4 cards"):
         fit(settings_of(**adapters), model, on_gpu(6))
 
 
@@ -582,7 +577,7 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     monkeypatch.setattr("swarm_node.node.start.derive.stored_rank", lambda root: 16)
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
     machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(training__lora_rank=0), shape, machine)
     going_on = resumed(settings, Path("checkpoints"))
     assert going_on.training.lora_rank == 16
