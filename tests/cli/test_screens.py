@@ -12,8 +12,7 @@ import sys
 import pytest
 from builders import ROOT
 from rich.console import Console
-from screens import FINDINGS, PLACE, VIEWS, WIDTHS
-from verdict_cases import all_told
+from screens import PLACE, TEXTS, VIEWS, WIDTHS
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -28,9 +27,10 @@ def test_a_view_is_what_the_terminal_showed(view: str, width: int) -> None:
     assert max(map(len, kept)) <= width
 
 
-def test_what_is_said_of_a_node_is_what_was_kept() -> None:
-    kept = FINDINGS.read_text()
-    assert all_told() == kept, "run `python -m screens findings` in tests, and look at what changed"
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_said_of_a_node_is_what_was_kept(name: str) -> None:
+    kept = (PLACE / f"{name}.txt").read_text()
+    assert TEXTS[name]() == kept, "run `python -m screens texts` in tests, and look at what changed"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -124,8 +124,7 @@ def test_waiting_returns_the_status_that_reaches_both(
 
 
 def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
-    old = EvalPoint(1.0, 3, 0.9, 0.9, None, {}, split=0)  # of texts that occur in training
-    shot = quiet_snapshot(evals=[old])
+    shot = quiet_snapshot()
     with pytest.raises(SlowNodeError, match=r"0\.2 s: 3 .* 0\.5; "):
         asked(tmp_path, lambda node: node.wait_for(reward=0.5, timeout=0.2), snapshot=lambda: shot)
     with pytest.raises(ConfigError, match="updates=NUMBER"):

@@ -32,8 +32,7 @@ class EvalPoint(msgspec.Struct, frozen=True):
     family. `alone`: no group of a peer was trained on until then.
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out. At 0, tasks were held out by seed, and their texts occur in
-    training.
+    which texts are held out.
     """
 
     seconds: float
@@ -82,22 +81,12 @@ class Saved(msgspec.Struct):
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Self:
-        """Read a checkpoint's `extra`. Points from before texts were held out say `unseen` for the
-        families that are `borrowed` now.
+        """Read a checkpoint's `extra`.
 
         Raises:
             msgspec.ValidationError: it holds something else.
         """
-        evals = extra.get("evals")
-        if isinstance(evals, list):
-            extra = {**extra, "evals": [_renamed(point) for point in evals]}
         return msgspec.convert(extra, cls)
-
-
-def _renamed(point: Any) -> Any:
-    if not isinstance(point, dict) or "unseen" not in point:
-        return point
-    return {"borrowed": point["unseen"], **point}
 
 
 class PeerRow(msgspec.Struct, frozen=True):
