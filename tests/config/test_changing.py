@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from swarm_node.config import load_settings
 from swarm_node.config.changing import change_file
-from swarm_node.config.model import at_once
 from swarm_node.config.sources import MAX_FILE_BYTES, lines_of
 from swarm_node.errors import ConfigError
 
@@ -115,10 +114,3 @@ def test_lines_count_from_the_beginning_of_the_file(above: int, between: int) ->
     text = "#\n" * above + "[run]\n" + "\n" * between + "seed = 1\nupdates = 2\n"
     begin = above + between + 2
     assert lines_of(text) == {"run.seed": begin, "run.updates": begin + 1}
-
-
-def test_few_keys_are_taken_over_by_a_running_node() -> None:
-    assert at_once("run.updates")
-    assert at_once("verbose")
-    assert not at_once("experience.own")
-    assert not at_once("home")

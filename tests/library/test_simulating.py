@@ -76,11 +76,11 @@ def test_an_interrupt_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"nodes": 0}, ConfigError, "at least 1 node"),
-        ({"loss": 2.0}, ConfigError, "a loss within 0 and 1"),
+        ({"nodes": 0}, ConfigError, "1 node"),
+        ({"loss": 2.0}, ConfigError, "within 0"),
         ({"external": "some"}, ConfigError, r"experience\.external"),
         ({"settings": {"experience.owm": 1}}, ConfigError, r"experience\.owm"),
-        ({"model": ["tiny"] * 9}, ConfigError, "9 models are dealt to 8 nodes"),
+        ({"model": ["tiny"] * 9}, ConfigError, "9 .* 8 nodes"),
         ({"model": "/no/such/model"}, ModelError, "/no/such/model"),
     ],
 )

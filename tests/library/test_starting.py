@@ -24,11 +24,11 @@ from swarm_node.library.starting import _toml
     ("settings", "words"),
     [
         ({"experience.own": -1}, r"experience\.own"),
-        ({"experience.owm": 4}, r"experience\.owm: .*did you mean experience\.own"),
-        ({"experience.own": {1, 2}}, r"experience\.own: \{1, 2\} is no value of a setting"),
-        ({"experience.own": None}, r"experience\.own: None is no value of a setting"),
-        ({"ticket": "secret"}, "ticket is an argument of start"),
-        ({"home": "/tmp"}, "home is an argument of start"),
+        ({"experience.owm": 4}, r"owm: .*experience\.own"),
+        ({"experience.own": {1, 2}}, r"own: \{1, 2\} "),
+        ({"experience.own": None}, r"own: None "),
+        ({"ticket": "secret"}, "ticket .*start"),
+        ({"home": "/tmp"}, "home .*start"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_before_a_process_starts(

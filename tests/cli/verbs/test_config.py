@@ -57,14 +57,6 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     assert "secret" not in shown.stdout + listed.stdout
 
 
-def test_a_value_has_a_line_and_no_restart_is_said(tmp_path: Path) -> None:
-    file = tmp_path / "node.toml"
-    file.write_text("[run]\n\nupdates = 5\n")
-    shown = CliRunner().invoke(app, ["config", "--config", str(file)], env={"COLUMNS": "300"})
-    assert f"5 (default 0; {file}:3)" in shown.stdout
-    assert "No restart" in shown.stdout
-
-
 def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path) -> None:
     file, home = tmp_path / "node.toml", tmp_path / "home"
     home.mkdir()

@@ -85,34 +85,6 @@ def test_what_makes_a_start_impossible_is_marked(
     assert re.search(rf"^✗ +({subject}) ", shown, re.M), shown
 
 
-def test_a_model_whose_size_the_hub_knows_is_no_error(tmp_path: Path) -> None:
-    code, shown = run(tmp_path, "--model", "organisation/name", "--set", "run.device=cpu")
-    assert code == 0
-    assert "config.json" in " ".join(shown.split())
-
-
-def test_a_ticket_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    code, shown = run(tmp_path, "--ticket-file", str(tmp_path / "missing"))
-    assert code == 1
-    assert "ticket file" in shown
-
-
-def test_a_home_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    code, shown = run(tmp_path / "file" / "home")
-    assert code == 1
-    assert "a directory; " in " ".join(shown.split())
-
-
-def test_before_a_start_the_network_is_that_of_the_nodes_to_dial(tmp_path: Path) -> None:
-    address = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
-    code, shown = run(tmp_path, "--network", "--set", f'network.bootstrap=["{address}"]')
-    assert code == 1  # nobody is reached
-    subjects = re.findall(r"^[✓!✗▲] +(\w+) ", shown, re.M)
-    assert subjects == ["reach", "address", "reached", "clock", "port"]
-    assert "127.0.0.1:1 refuses" in shown
-
-
 def test_before_a_start_the_coordinator_and_the_peers_of_before_are_tried(tmp_path: Path) -> None:
     home, peer = tmp_path / "home", Identity.generate().peer_id
     Home(home).begin()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
-from swarm_node.environments.extras import installed
 from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.preflight.env_check import check_environment, milliseconds
 from swarm_node.policy.models.model import resolve
@@ -275,22 +273,3 @@ def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> N
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc", "weigh"]
     refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
     assert (refused.level, "no roles" in refused.text) == ("bad", True)
-
-
-@pytest.mark.slow(reason="starts two environments that run programs, and a model that talks")
-@pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
-def test_programs_of_two_turns_replay_in_two_processes() -> None:
-    options = {"path": str(ROOT / "examples" / "exams.jsonl"), "turns": 2}
-    given = {"sampling.group_size": 4, "sampling.max_new_tokens": 8}
-    sampling = load_settings(given, environ={}).sampling
-    found = asyncio.run(
-        check_environment("programs", options, (), resolve("tiny-talk"), sampling, 16)
-    )
-    kinds = {said.kind: said for said in found}
-    assert kinds["derive"].level == "good", found
-    assert re.findall(r"\d", kinds["rows"].text) == ["5", "1"]
-    # Nothing that this model says is a right program. It hears so after each turn that it ended.
-    replay = r"exams: .* 2 turns, (1\.[1-9]|2\.0) .*; 16 .*"
-    assert kinds["replay"].level == "good", found
-    assert re.fullmatch(replay, kinds["replay"].text)
-    assert "0 of 16" in kinds["family"].text

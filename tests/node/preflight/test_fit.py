@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from swarm_node.cli.main import app
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight import fit as fitting
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import (
@@ -338,14 +334,6 @@ def test_what_main_memory_must_hold_follows_the_plan() -> None:
         fit(settings_of(training__lora_rank=0), model, replace(on_gpu(80), free=13 * GIB))
 
 
-def test_on_a_cpu_adapters_need_their_base_once() -> None:
-    model, settings = shape_of("qwen2.5-1.5b"), settings_of(training__lora_rank=16)
-    machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
-    assert fit(settings, model, machine).plan is None
-    with pytest.raises(ModelError, match="of memory"):
-        fit(settings_of(training__lora_rank=0), model, machine)
-
-
 def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
     shape = shape_of("qwen2.5-1.5b")
     settings, home = settings_of(), Path("/somewhere")
@@ -542,34 +530,6 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(on_cpu, sampling__engine="vllm") == "merged"
 
 
-@pytest.mark.parametrize("vllm", [None, FOR_GPU])
-@pytest.mark.parametrize("gib", [8, 12, 16, 24])
-@pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["training.dtype=float32"]])
-def test_the_verb_prints_what_join_would_do(
-    monkeypatch: pytest.MonkeyPatch, vllm: VllmBuild | None, gib: int, assign: list[str]
-) -> None:
-    """On every card, with and without vLLM and bfloat16, for a model that may not fit."""
-    monkeypatch.setattr(fitting, "installed_vllm", lambda: vllm)
-    options = [part for item in assign for part in ("--set", item)]
-    done = CliRunner().invoke(
-        app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
-    )
-    (shown,) = json.loads(done.stdout)["cards"]
-    shape = shape_of("qwen2.5-1.5b")
-    settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
-    try:
-        joined = fit(settings, shape, card(settings, gib * GIB))
-    except ModelError:
-        assert not shown["fits"]
-        return
-    plan = joined.plan
-    assert plan is not None
-    assert shown["fits"]
-    assert shown["training"] == asdict(plan.training)
-    assert (shown["sharing"], shown["rows"]) == (plan.sharing, plan.rows)
-    assert shown["engine"] == joined.engine._asdict()
-
-
 def test_what_was_begun_with_adapters_is_checked_as_adapters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -597,27 +557,6 @@ def test_with_a_gpu_this_machine_is_planned_for() -> None:
     plan = fit(settings, shape_of("tiny"), this_machine(settings)).plan
     assert plan is not None
     assert plan.total < plan.vram
-
-
-def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
-    settings = settings_of(training__learning_rate=1e-4)
-    plain = trainer_settings(settings)
-    assert plain.lora_rank == 0
-    found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10))
-    planned = trainer_settings(settings, found)
-    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
-    assert (planned.device, planned.dtype) == ("cuda:0", "bfloat16")
-    same = replace(
-        planned,
-        lora_rank=plain.lora_rank,
-        published=plain.published,
-        device=plain.device,
-        dtype=plain.dtype,
-        activation_checkpointing=plain.activation_checkpointing,
-        micro_batch_tokens=plain.micro_batch_tokens,
-        canary=plain.canary,
-    )
-    assert same == plain
 
 
 def test_what_nvidia_smi_says_is_read_with_care() -> None:

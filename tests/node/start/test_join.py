@@ -129,23 +129,15 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        (
-            "environment.name",
-            "drill",
-            r"'drill': did you mean drills\? There are drills, .*:factory",
-        ),
-        ("environment.name", "nowhere:create", r"'nowhere:create' cannot be imported \(No module"),
-        ("environment.name", "json:nothing", r"'json:nothing' cannot be imported .*no attribute"),
-        (
-            "environment.name",
-            "swarm_node.environments.jsonl:create",
-            r"environment.options for swarm_node.environments.jsonl:create: missing .* it takes",
-        ),
-        ("environment.name", "decimal:Decimal.x", r"cannot be imported"),
-        ("environment.name", "fractions:Fraction", r"returns is no environment: it has no 'name'"),
-        ("environment.name", "os:abort", r"'os:abort' cannot be made \(it ended the process\)"),
-        ("environment.options", {"preset": "shrot"}, r"'shrot': did you mean short\? There are "),
-        ("environment.families", ["revers"], "has no family 'revers': did you mean reversal"),
+        ("environment.name", "drill", r"'drill'.* drills, .*:factory"),
+        ("environment.name", "nowhere:create", "'nowhere:create' .*No module"),
+        ("environment.name", "json:nothing", "'json:nothing' .*no attribute"),
+        ("environment.name", "swarm_node.environments.jsonl:create", "jsonl:create: missing"),
+        ("environment.name", "decimal:Decimal.x", "be imported"),
+        ("environment.name", "fractions:Fraction", "no 'name'"),
+        ("environment.name", "os:abort", "'os:abort' .*the process"),
+        ("environment.options", {"preset": "shrot"}, r"'shrot'.* short\?"),
+        ("environment.families", ["revers"], "'revers'.* reversal"),
     ],
 )
 def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_printed(
@@ -166,16 +158,8 @@ def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_pri
 @pytest.mark.parametrize(
     ("flags", "error", "told"),
     [
-        (
-            {"model": "tiny"},
-            ModelError,
-            r"tiny cannot play games: .*chat template cannot be continued .*such as tiny-talk",
-        ),
-        (
-            {"model": "tiny-talk", "sampling.max_new_tokens": 600},
-            ConfigError,
-            r"2 turns of games exceed the model's 1024 positions: at most 510",
-        ),
+        ({"model": "tiny"}, ModelError, "tiny .*games: .*tiny-talk"),
+        ({"model": "tiny-talk", "sampling.max_new_tokens": 600}, ConfigError, "1024 .* 510"),
     ],
 )
 def test_a_model_that_cannot_play_the_dialogues_is_refused_before_a_swarm_is_founded(
