@@ -147,9 +147,12 @@ def test_addresses_at_which_nobody_is_are_told_each_with_its_cause(
         ):
             has(node, code, where=f"127.0.0.1:{ports[name]}")
         is_first(node, "alone", "bad")
-        done = node.run("doctor", "--network")
+        done = node.run("doctor", "--network", "--json")
         assert done.returncode == 1, done.stdout
-        assert done.stdout.count(f"127.0.0.1:{ports['closed']} refuses") == 1
+        rows = json.loads(done.stdout)["checks"]
+        assert "error" in {row["level"] for row in rows if row["subject"] == "reached"}
+        told = [row["subject"] for row in rows if f":{ports['closed']} " in row["found"]]
+        assert told == ["alone", "address"]
 
 
 @pytest.mark.slow(reason="starts a real node of four processes that import torch")

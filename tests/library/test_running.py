@@ -152,21 +152,18 @@ def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
         asked(tmp_path, lambda node: node.status(), snapshot=lambda: time.sleep(0.5))
 
 
-def test_stopping_waits_until_the_node_has_left(tmp_path: Path) -> None:
-    async def main() -> None:
-        leaving = asyncio.Event()
-        async with serving(tmp_path, stop=leaving.set):
-            node = await asyncio.to_thread(connect, tmp_path)
-            with pytest.raises(SlowNodeError, match=r"process \d+\) .* 0\.2 s"):
-                await asyncio.to_thread(node.stop, 0.2)
-            assert leaving.is_set()
-            stopping = asyncio.create_task(asyncio.to_thread(node.stop))
-            leaving.clear()
-            await leaving.wait()
-            assert not stopping.done()
-        await stopping
-
-    asyncio.run(main())
+async def test_stopping_waits_until_the_node_has_left(tmp_path: Path) -> None:
+    leaving = asyncio.Event()
+    async with serving(tmp_path, stop=leaving.set):
+        node = await asyncio.to_thread(connect, tmp_path)
+        with pytest.raises(SlowNodeError, match=r"process \d+\) .* 0\.2 s"):
+            await asyncio.to_thread(node.stop, 0.2)
+        assert leaving.is_set()
+        stopping = asyncio.create_task(asyncio.to_thread(node.stop))
+        leaving.clear()
+        await leaving.wait()
+        assert not stopping.done()
+    await stopping
 
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -218,16 +215,13 @@ def body(text: bytes, head: bytes = GOOD) -> bytes:
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, bytes) else None,
 )
-def test_a_strange_answer_is_a_clear_error(
+async def test_a_strange_answer_is_a_clear_error(
     tmp_path: Path, reply: bytes, kind: type[SwarmNodeError], words: str
 ) -> None:
-    async def main() -> None:
-        async with answering(tmp_path, reply):
-            with pytest.raises(SwarmNodeError, match=words) as caught:
-                await asyncio.to_thread(connect, tmp_path)
-            assert type(caught.value) is kind
-
-    asyncio.run(main())
+    async with answering(tmp_path, reply):
+        with pytest.raises(SwarmNodeError, match=words) as caught:
+            await asyncio.to_thread(connect, tmp_path)
+        assert type(caught.value) is kind
 
 
 @pytest.fixture

@@ -437,16 +437,13 @@ def _clients() -> set[int]:
     return {one.raddr.port for one in psutil.Process().net_connections("tcp4") if one.raddr}
 
 
-def test_a_server_that_closes_ends_what_waits(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path, sampled=False) as node:
-            waiting = asyncio.ensure_future(node.post("chat/completions", ASKED))
-            await until(lambda: node.guests.rows > 0)
-            node.guests.end()
-            status, said = await waiting
-            assert (status, said["error"]["type"]) == (503, "server_error")
-
-    asyncio.run(main())
+async def test_a_server_that_closes_ends_what_waits(tmp_path: Path) -> None:
+    async with running(tmp_path, sampled=False) as node:
+        waiting = asyncio.ensure_future(node.post("chat/completions", ASKED))
+        await until(lambda: node.guests.rows > 0)
+        node.guests.end()
+        status, said = await waiting
+        assert (status, said["error"]["type"]) == (503, "server_error")
 
 
 def test_a_command_prints_where_the_node_answers(tmp_path: Path) -> None:

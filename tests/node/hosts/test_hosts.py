@@ -178,50 +178,44 @@ def test_strangers_are_turned_away_and_a_host_that_waits_hears_of_the_end(tmp_pa
     ]
 
 
-def test_a_host_that_went_before_all_had_come_is_not_counted() -> None:
-    async def scenario() -> None:
-        hosts = hosts_at(free_address(), count=3)
-        with pytest.raises(ChildError):
-            await hosts.gather(0, nothing)
-        _, writer = await admitted(hosts)
-        await until(lambda: hosts.waiting == 1)
+async def test_a_host_that_went_before_all_had_come_is_not_counted() -> None:
+    hosts = hosts_at(free_address(), count=3)
+    with pytest.raises(ChildError):
+        await hosts.gather(0, nothing)
+    _, writer = await admitted(hosts)
+    await until(lambda: hosts.waiting == 1)
+    await shut(writer)
+    await until(lambda: hosts.waiting == 0)
+    _, writer = await admitted(hosts)
+    with pytest.raises(ChildError, match="1 of 2"):
+        await hosts.gather(1, nothing)
+    await shut(writer)
+    await hosts.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", hosts.port)
+
+
+async def test_a_host_that_waits_takes_the_place_of_one_that_is_lost() -> None:
+    hosts, lost = hosts_at(free_address()), asyncio.Event()
+
+    async def note() -> None:
+        lost.set()
+
+    with pytest.raises(ChildError):
+        await hosts.gather(0, nothing)
+    first, spare = await admitted(hosts), await admitted(hosts)
+    await until(lambda: hosts.waiting == 2)
+    for (reader, writer), left in ((first, 1), (spare, 0)):
+        lost.clear()
+        variables = await hosts.gather(30, note)
+        welcome: Welcome = await receive(reader, Welcome)
+        assert (welcome.task.index, welcome.task.hosts, hosts.waiting) == (1, 2, left)
+        assert f'"port":{welcome.task.port}' in variables[MEETING]
+        assert hosts.complete
         await shut(writer)
-        await until(lambda: hosts.waiting == 0)
-        _, writer = await admitted(hosts)
-        with pytest.raises(ChildError, match="1 of 2"):
-            await hosts.gather(1, nothing)
-        await shut(writer)
-        await hosts.close()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", hosts.port)
-
-    asyncio.run(scenario())
-
-
-def test_a_host_that_waits_takes_the_place_of_one_that_is_lost() -> None:
-    async def scenario() -> None:
-        hosts, lost = hosts_at(free_address()), asyncio.Event()
-
-        async def note() -> None:
-            lost.set()
-
-        with pytest.raises(ChildError):
-            await hosts.gather(0, nothing)
-        first, spare = await admitted(hosts), await admitted(hosts)
-        await until(lambda: hosts.waiting == 2)
-        for (reader, writer), left in ((first, 1), (spare, 0)):
-            lost.clear()
-            variables = await hosts.gather(30, note)
-            welcome: Welcome = await receive(reader, Welcome)
-            assert (welcome.task.index, welcome.task.hosts, hosts.waiting) == (1, 2, left)
-            assert f'"port":{welcome.task.port}' in variables[MEETING]
-            assert hosts.complete
-            await shut(writer)
-            await asyncio.wait_for(lost.wait(), 30)
-            assert not hosts.complete
-        await hosts.close()
-
-    asyncio.run(scenario())
+        await asyncio.wait_for(lost.wait(), 30)
+        assert not hosts.complete
+    await hosts.close()
 
 
 def test_an_address_that_is_not_here_is_refused_by_the_name_of_the_setting() -> None:

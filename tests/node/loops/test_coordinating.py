@@ -206,7 +206,7 @@ def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
     assert max(pauses) <= 60, "it is back within a minute"
 
 
-def test_what_no_coordinator_says_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+async def test_what_no_coordinator_says_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     """A server that answers with anything, with much, with redirects, and not at all."""
     reached: Counter[str] = Counter()
 
@@ -224,24 +224,21 @@ def test_what_no_coordinator_says_is_an_error_and_changes_nothing(tmp_path: Path
             case _:
                 return web.json_response({"count": 0, "median": 0.0, "rows": []})
 
-    async def run() -> None:
-        app = web.Application()
-        app.router.add_get("/{how}/v1/reputation", answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[0][1]
-        for how in ("text", "odd", "many", "away"):
-            client = CoordinatorClient(f"http://127.0.0.1:{port}", None, lambda: 0.0)
-            client._base += f"/{how}"
-            with pytest.raises(CoordinatorError, match=r"127\.0\.0\.1"):
-                await client.reputation()
-        assert reached["secret"] == 0
-        client._base = client._base.replace("away", "right")
-        assert (await client.reputation()).rows == []
-        await runner.cleanup()
-
-    asyncio.run(run())
+    app = web.Application()
+    app.router.add_get("/{how}/v1/reputation", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    for how in ("text", "odd", "many", "away"):
+        client = CoordinatorClient(f"http://127.0.0.1:{port}", None, lambda: 0.0)
+        client._base += f"/{how}"
+        with pytest.raises(CoordinatorError, match=r"127\.0\.0\.1"):
+            await client.reputation()
+    assert reached["secret"] == 0
+    client._base = client._base.replace("away", "right")
+    assert (await client.reputation()).rows == []
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize(
@@ -252,36 +249,31 @@ def test_plain_http_to_the_internet_is_refused_by_name(tmp_path: Path, url: str)
         CoordinatorClient(url, None, lambda: 0.0)
 
 
-def test_a_name_that_is_on_the_internet_gets_no_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_is_on_the_internet_gets_no_plain_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def found(self: object, host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 80))]
 
-    async def run() -> None:
-        monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", found)
-        client = CoordinatorClient("http://swarm.example", None, lambda: 0.0)
-        with pytest.raises(CoordinatorError, match="with https"):
-            await client.reputation()
-
-    asyncio.run(run())
+    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", found)
+    client = CoordinatorClient("http://swarm.example", None, lambda: 0.0)
+    with pytest.raises(CoordinatorError, match="with https"):
+        await client.reputation()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
     """TLS with a key of its own, which is what an impostor has."""
-
-    async def run() -> None:
-        app = web.Application()
-        runner = web.AppRunner(app, access_log=None, logger=logging.getLogger("quiet"))
-        await runner.setup()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*_certificate(tmp_path))
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        port = runner.addresses[0][1]
-        client = CoordinatorClient(f"https://127.0.0.1:{port}", None, lambda: 0.0)
-        with pytest.raises(CoordinatorError, match="CERTIFICATE_VERIFY_FAILED"):
-            await client.reputation()
-        await runner.cleanup()
-
-    asyncio.run(run())
+    app = web.Application()
+    runner = web.AppRunner(app, access_log=None, logger=logging.getLogger("quiet"))
+    await runner.setup()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*_certificate(tmp_path))
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    port = runner.addresses[0][1]
+    client = CoordinatorClient(f"https://127.0.0.1:{port}", None, lambda: 0.0)
+    with pytest.raises(CoordinatorError, match="CERTIFICATE_VERIFY_FAILED"):
+        await client.reputation()
+    await runner.cleanup()
 
 
 def _certificate(place: Path) -> tuple[Path, Path]:

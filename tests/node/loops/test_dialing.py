@@ -15,6 +15,7 @@ from coordinator_runs import Hand, coordinator
 from light_nodes import LightNode, SilentNetwork, SilentTransport, virtual
 from noise_responder import Responder
 from swarm_keys import Swarm
+from virtual import virtual_time
 
 from swarm_node.clock import Clock
 from swarm_node.node.loops import dialing
@@ -27,7 +28,7 @@ from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.simulation.seeded import EPOCH, Seeded
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
@@ -179,34 +180,34 @@ def test_a_coordinator_answers_only_as_one(tmp_path: Path, monkeypatch: pytest.M
     assert "no address" in nameless
 
 
-def test_who_is_at_an_open_address_is_asked_too_and_each_peer_once(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        network, members = SilentNetwork(random.Random(0)), Seeded(0).memberships(4)
-        own, known = (
-            LightNode(tmp_path, virtual(loop), SilentTransport(network, each.identity), each)
-            for each in members[:2]
-        )
-        for node in (own, known):
-            await node.transport.start()
-        own.directory.meet(known.peer_id, own.clock.now())
-        outcomes: tuple[Outcome, ...] = ("open", "open", "refused")
-        tried = [
-            DialAttempt(f"/ip4/127.0.0.1/tcp/1/p2p/{each.identity.peer_id}", outcome)
-            for each, outcome in zip(members[1:], outcomes, strict=True)
-        ]
-        rows = await try_peers(own.local, own.exchange.asker, tried)
-        assert [(row.kind, row.cause and row.cause.code) for row in rows] == [
-            ("address", None),
-            ("address", "no_greeting"),  # open, and silent when it is asked
-            ("address", OF_OUTCOME["refused"]),
-            ("peer", None),
-        ]
-        assert own.transport.reached[PEERS] == 1
-        for node in (own, known):
-            await node.transport.stop()
-            node.storage.close()
-
-    run_virtual(scenario)
+@virtual_time
+async def test_who_is_at_an_open_address_is_asked_too_and_each_peer_once(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    network, members = SilentNetwork(random.Random(0)), Seeded(0).memberships(4)
+    own, known = (
+        LightNode(tmp_path, virtual(loop), SilentTransport(network, each.identity), each)
+        for each in members[:2]
+    )
+    for node in (own, known):
+        await node.transport.start()
+    own.directory.meet(known.peer_id, own.clock.now())
+    outcomes: tuple[Outcome, ...] = ("open", "open", "refused")
+    tried = [
+        DialAttempt(f"/ip4/127.0.0.1/tcp/1/p2p/{each.identity.peer_id}", outcome)
+        for each, outcome in zip(members[1:], outcomes, strict=True)
+    ]
+    rows = await try_peers(own.local, own.exchange.asker, tried)
+    assert [(row.kind, row.cause and row.cause.code) for row in rows] == [
+        ("address", None),
+        ("address", "no_greeting"),  # open, and silent when it is asked
+        ("address", OF_OUTCOME["refused"]),
+        ("peer", None),
+    ]
+    assert own.transport.reached[PEERS] == 1
+    for node in (own, known):
+        await node.transport.stop()
+        node.storage.close()
 
 
 def test_the_interfaces_of_this_machine_can_be_read() -> None:

@@ -15,6 +15,7 @@ from builders import verified
 from in_memory import Host, Sampler, WordySampler, World, small_settings, tiny
 from in_memory import talking as codec
 from structlog.testing import capture_logs
+from virtual import virtual_time
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
@@ -302,23 +303,23 @@ def lived(
     run_virtual(scenario)
 
 
-def test_a_round_without_a_group_is_followed_by_a_pause(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        host = Host(SplitEnvironment(Digits()))
-        parts = world.parts(settings, environment=host, codec=codec(), turns=3)
-        node, info = assemble(settings, world.memberships[0], parts), await host.start()
-        taken: list[int] = []
+@virtual_time
+async def test_a_round_without_a_group_is_followed_by_a_pause(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world, settings = World(tmp_path, loop), small_settings()
+    host = Host(SplitEnvironment(Digits()))
+    parts = world.parts(settings, environment=host, codec=codec(), turns=3)
+    node, info = assemble(settings, world.memberships[0], parts), await host.start()
+    taken: list[int] = []
 
-        async def deliver(groups: Sequence[object]) -> None:
-            taken.append(len(groups))
+    async def deliver(groups: Sequence[object]) -> None:
+        taken.append(len(groups))
 
-        began = loop.time()
-        await node._open_work(info, info.families).maker.make(0, deliver)
-        assert (taken, loop.time() - began) == ([0], PAUSE_SECONDS)
-        await node.close()
-
-    run_virtual(scenario)
+    began = loop.time()
+    await node._open_work(info, info.families).maker.make(0, deliver)
+    assert (taken, loop.time() - began) == ([0], PAUSE_SECONDS)
+    await node.close()
 
 
 @pytest.mark.slow(reason="a node samples, measures and trains")
@@ -369,41 +370,41 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
 
 
 @pytest.mark.slow(reason="two nodes sample, measure and train")
-def test_two_nodes_learn_from_each_others_dialogues(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, members=2)
-        settings = small_settings(
-            **{"experience__external": 2, "sampling__max_new_tokens": 8, "run__eval_tasks": 2}
+@virtual_time
+async def test_two_nodes_learn_from_each_others_dialogues(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, members=2)
+    settings = small_settings(
+        **{"experience__external": 2, "sampling__max_new_tokens": 8, "run__eval_tasks": 2}
+    )
+    nodes = [
+        assemble(
+            settings,
+            membership,
+            world.parts(
+                settings, index, environment=Host(SplitEnvironment(Digits())), codec=codec()
+            ),
         )
-        nodes = [
-            assemble(
-                settings,
-                membership,
-                world.parts(
-                    settings, index, environment=Host(SplitEnvironment(Digits())), codec=codec()
-                ),
-            )
-            for index, membership in enumerate(world.memberships)
-        ]
-        lives = [asyncio.create_task(node.run()) for node in nodes]
-        await asyncio.sleep(6)
-        shots = [node.snapshot() for node in nodes]
-        for shot in shots:
-            assert shot.groups.received > 0
-            assert shot.groups.taken > 0
-            assert shot.groups.trained_external > 0
-            assert shot.faults == {}
-            reasons = set(shot.rejected)
-            assert not {each for each in reasons if REASONS[each].blame is Blame.VIOLATION}
-            assert shot.peers[0].received == shot.groups.received
-        for node in nodes:
-            shown = [row for row in node.samples() if row.author]
-            assert shown, "what a peer said is shown, with the replies that were derived here"
-        for node in nodes:
-            node.stop()
-        await asyncio.gather(*lives)
-
-    run_virtual(scenario)
+        for index, membership in enumerate(world.memberships)
+    ]
+    lives = [asyncio.create_task(node.run()) for node in nodes]
+    await asyncio.sleep(6)
+    shots = [node.snapshot() for node in nodes]
+    for shot in shots:
+        assert shot.groups.received > 0
+        assert shot.groups.taken > 0
+        assert shot.groups.trained_external > 0
+        assert shot.faults == {}
+        reasons = set(shot.rejected)
+        assert not {each for each in reasons if REASONS[each].blame is Blame.VIOLATION}
+        assert shot.peers[0].received == shot.groups.received
+    for node in nodes:
+        shown = [row for row in node.samples() if row.author]
+        assert shown, "what a peer said is shown, with the replies that were derived here"
+    for node in nodes:
+        node.stop()
+    await asyncio.gather(*lives)
 
 
 @pytest.mark.slow(reason="a node samples and trains")
@@ -433,43 +434,42 @@ class SlowHost(Host):
 
 
 @pytest.mark.slow(reason="a node samples for some seconds, twice")
-def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
     settings = small_settings(
         # A batch larger than what it makes here: it trains on nothing, so all groups stay stored.
         experience__own=64,
         run__eval_tasks=2,
         sampling__max_new_tokens=8,
     )
+    world = World(tmp_path, loop)
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
+    def node_with(host: Host) -> Node:
+        parts = world.parts(settings, environment=host, codec=codec())
+        return assemble(settings, world.memberships[0], parts)
 
-        def node_with(host: Host) -> Node:
-            parts = world.parts(settings, environment=host, codec=codec())
-            return assemble(settings, world.memberships[0], parts)
-
-        first = node_with(Host(SplitEnvironment(Digits())))
-        life = asyncio.create_task(first.run())
-        while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
-            await asyncio.sleep(1.0)
-        first.stop()
-        await life
-        stored = first.snapshot().groups.published
-        node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
-        opened: list[float] = []
-        life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
-        await asyncio.sleep(REPLAY_SECONDS / 2)
-        assert opened
-        assert opened[0] - began < REPLAY_SECONDS / 2
-        assert len(node._stored) == stored - 1, "one is being replayed"
-        await asyncio.sleep(stored * REPLAY_SECONDS)
-        assert not node._stored
-        made = node.snapshot().groups.published - stored
-        assert node._buffer.stats().own_admitted == made + stored
-        node.stop()
-        await life
-
-    run_virtual(scenario)
+    first = node_with(Host(SplitEnvironment(Digits())))
+    life = asyncio.create_task(first.run())
+    while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
+        await asyncio.sleep(1.0)
+    first.stop()
+    await life
+    stored = first.snapshot().groups.published
+    node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
+    opened: list[float] = []
+    life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
+    await asyncio.sleep(REPLAY_SECONDS / 2)
+    assert opened
+    assert opened[0] - began < REPLAY_SECONDS / 2
+    assert len(node._stored) == stored - 1, "one is being replayed"
+    await asyncio.sleep(stored * REPLAY_SECONDS)
+    assert not node._stored
+    made = node.snapshot().groups.published - stored
+    assert node._buffer.stats().own_admitted == made + stored
+    node.stop()
+    await life
 
 
 def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import Host, Sampler, World, environment, small_settings, tiny
+from virtual import virtual_time
 
 from swarm_node.environments.host import Whose
 from swarm_node.environments.judgement import Judgement
@@ -50,28 +51,28 @@ def test_what_waited_in_a_queue_costs_no_more_than_as_many_own_answers(
     assert per_row == 0 or found <= rows * per_row
 
 
-def test_a_node_that_samples_slowly_evaluates_less_often(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_node_that_samples_slowly_evaluates_less_often(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
     async def nothing(_: Path) -> None: ...
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
-        settings = small_settings(run__eval_seconds=1.0, network__poll_seconds=30.0)
-        sampler = Sampler(tiny().sampler(), 0.2, 0, world.home())
-        # After one update nothing is sampled but evaluations.
-        trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)
-        parts = world.parts(settings, sampler=sampler, trainer=trainer)
-        node = assemble(settings, world.memberships[0], parts)
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(1200)
-        node.stop()
-        await life
-        # Eighteen answers of some 8 tokens take 28 seconds.
-        seconds = [point.seconds for point in node.snapshot().evals]
-        gaps = [later - earlier for earlier, later in pairwise(seconds)]
-        assert len(gaps) >= 2
-        assert all(120 <= gap <= 600 for gap in gaps)
-
-    run_virtual(scenario)
+    world = World(tmp_path, loop)
+    settings = small_settings(run__eval_seconds=1.0, network__poll_seconds=30.0)
+    sampler = Sampler(tiny().sampler(), 0.2, 0, world.home())
+    # After one update nothing is sampled but evaluations.
+    trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)
+    parts = world.parts(settings, sampler=sampler, trainer=trainer)
+    node = assemble(settings, world.memberships[0], parts)
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(1200)
+    node.stop()
+    await life
+    # Eighteen answers of some 8 tokens take 28 seconds.
+    seconds = [point.seconds for point in node.snapshot().evals]
+    gaps = [later - earlier for earlier, later in pairwise(seconds)]
+    assert len(gaps) >= 2
+    assert all(120 <= gap <= 600 for gap in gaps)
 
 
 class _Known(Host):

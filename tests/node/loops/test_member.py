@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_memory import World, environment, small_settings, tiny
+from virtual import virtual_time
 
 from swarm_node.errors import AnswerError, CheckpointError, ConfigError, SwarmNodeError
 from swarm_node.node.figures.groups import DrawnGroup, MemberTask
@@ -83,86 +84,86 @@ async def published(one: ProgramNode, count: int = 1, version: int = 0) -> None:
         assert (await one.publish(task, *spelled(right(task), "?"), version)).announced
 
 
-def test_members_draw_what_others_publish_and_nothing_twice(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, 2)
-        giver = make(world, 0, environment__families=["sorting"])
-        taker = make(world, 1, environment__families=["reversal"])
+@virtual_time
+async def test_members_draw_what_others_publish_and_nothing_twice(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, 2)
+    giver = make(world, 0, environment__families=["sorting"])
+    taker = make(world, 1, environment__families=["reversal"])
 
-        async def work(_: Node) -> None:
-            (task,) = await giver.tasks(1)
-            assert task.family == "sorting"
-            answer = right(task)
-            assert await giver.judge(task, [answer, "?"]) == (1.0, 0.0)
-            ids, logprobs = spelled(answer, "?")
-            ids[1], logprobs[1] = ids[1][:-1], logprobs[1][:-1]  # ran out of tokens
-            given = await giver.publish(task, ids, logprobs, 7, [1.0, 0.0])
-            assert (given.texts, given.rewards) == ((answer, "?"), (1.0, 0.0))
-            assert (given.announced, given.why) == (True, "")
-            (group,) = await taker.draw(1, 3, 60.0)
-            assert (group.family, group.seed) == (task.family, task.seed)
-            assert (group.question, group.prompt_ids) == (task.question, task.prompt_ids)
-            assert (group.provenance, group.age) == ("kin", 0)
-            assert group.author == world.memberships[0].identity.peer_id
-            first, second = group.answers
-            assert (first.text, first.reward, first.finished) == (answer, 1.0, True)
-            assert (second.text, second.reward, second.finished) == ("?", 0.0, False)
-            assert [list(each.token_ids) for each in group.answers] == ids
-            assert [list(each.logprobs or ()) for each in group.answers] == logprobs
-            assert await taker.draw(1, None, 30.0) == []
-            assert await giver.draw(1, None, 0.0) == []  # its own are not among them
-            shot = taker.snapshot()
-            assert (shot.groups.trained_external, shot.version) == (1, 3)
-            assert [row.groups for row in shot.taught] == [1]
-            assert giver.snapshot().groups.taken == 1
+    async def work(_: Node) -> None:
+        (task,) = await giver.tasks(1)
+        assert task.family == "sorting"
+        answer = right(task)
+        assert await giver.judge(task, [answer, "?"]) == (1.0, 0.0)
+        ids, logprobs = spelled(answer, "?")
+        ids[1], logprobs[1] = ids[1][:-1], logprobs[1][:-1]  # ran out of tokens
+        given = await giver.publish(task, ids, logprobs, 7, [1.0, 0.0])
+        assert (given.texts, given.rewards) == ((answer, "?"), (1.0, 0.0))
+        assert (given.announced, given.why) == (True, "")
+        (group,) = await taker.draw(1, 3, 60.0)
+        assert (group.family, group.seed) == (task.family, task.seed)
+        assert (group.question, group.prompt_ids) == (task.question, task.prompt_ids)
+        assert (group.provenance, group.age) == ("kin", 0)
+        assert group.author == world.memberships[0].identity.peer_id
+        first, second = group.answers
+        assert (first.text, first.reward, first.finished) == (answer, 1.0, True)
+        assert (second.text, second.reward, second.finished) == ("?", 0.0, False)
+        assert [list(each.token_ids) for each in group.answers] == ids
+        assert [list(each.logprobs or ()) for each in group.answers] == logprobs
+        assert await taker.draw(1, None, 30.0) == []
+        assert await giver.draw(1, None, 0.0) == []  # its own are not among them
+        shot = taker.snapshot()
+        assert (shot.groups.trained_external, shot.version) == (1, 3)
+        assert [row.groups for row in shot.taught] == [1]
+        assert giver.snapshot().groups.taken == 1
 
-        await during(giver, lambda _: during(taker, work))
-
-    run_virtual(scenario)
+    await during(giver, lambda _: during(taker, work))
 
 
 @pytest.mark.slow(reason="a node samples and trains until it made a group that teaches")
-def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, 2)
-        settings = small_settings(experience__external=2)
-        node = assemble(settings, world.memberships[0], world.parts(settings))
-        member = make(world, 1)
-        drawn: list[DrawnGroup] = []
+@virtual_time
+async def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, 2)
+    settings = small_settings(experience__external=2)
+    node = assemble(settings, world.memberships[0], world.parts(settings))
+    member = make(world, 1)
+    drawn: list[DrawnGroup] = []
 
-        async def work(_: Node) -> None:
-            for version in range(40):
-                await published(member, 2, version)
-                drawn.extend(await member.draw(2, version, 5.0))
-                if drawn and node.snapshot().groups.trained_external:
-                    return
-            raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
+    async def work(_: Node) -> None:
+        for version in range(40):
+            await published(member, 2, version)
+            drawn.extend(await member.draw(2, version, 5.0))
+            if drawn and node.snapshot().groups.trained_external:
+                return
+        raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
 
-        await during(node, lambda _: during(member, work))
-        taught = {row.peer_id for row in node.snapshot().taught}
-        assert taught == {world.memberships[1].identity.peer_id}
-        rewards = [each.reward for each in drawn[0].answers]
-        assert max(rewards) > min(rewards)
-
-    run_virtual(scenario)
+    await during(node, lambda _: during(member, work))
+    taught = {row.peer_id for row in node.snapshot().taught}
+    assert taught == {world.memberships[1].identity.peer_id}
+    rewards = [each.reward for each in drawn[0].answers]
+    assert max(rewards) > min(rewards)
 
 
-def test_a_flood_gets_as_many_places_as_were_published(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, 2)
-        flood, taker = make(world, 0), make(world, 1)
+@virtual_time
+async def test_a_flood_gets_as_many_places_as_were_published(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, 2)
+    flood, taker = make(world, 0), make(world, 1)
 
-        async def work(_: Node) -> None:
-            await published(flood, 12)
-            await published(taker, 2)
-            await asyncio.sleep(60)
-            assert taker.snapshot().buffer["external"] >= 8
-            assert len(await taker.draw(4, 1, 0.0)) == 2
-            assert len(await taker.draw(4, 2, 0.0)) == 4  # an equal part, for the only author
+    async def work(_: Node) -> None:
+        await published(flood, 12)
+        await published(taker, 2)
+        await asyncio.sleep(60)
+        assert taker.snapshot().buffer["external"] >= 8
+        assert len(await taker.draw(4, 1, 0.0)) == 2
+        assert len(await taker.draw(4, 2, 0.0)) == 4  # an equal part, for the only author
 
-        await during(flood, lambda _: during(taker, work))
-
-    run_virtual(scenario)
+    await during(flood, lambda _: during(taker, work))
 
 
 def test_groups_from_which_nobody_learns_are_stored_and_not_announced(tmp_path: Path) -> None:
@@ -288,26 +289,24 @@ def test_a_group_that_is_larger_than_peers_take_is_refused_and_nothing_is_stored
     alone(tmp_path, work, positions=1 << 16, sampling__max_new_tokens=longest)
 
 
-def test_a_group_that_exceeds_the_models_positions_is_refused_and_not_drawn(
-    tmp_path: Path,
+@virtual_time
+async def test_a_group_that_exceeds_the_models_positions_is_refused_and_not_drawn(
+    tmp_path: Path, loop: VirtualTimeLoop
 ) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, 2)
-        giver = make(world, 0, sampling__max_new_tokens=90)
-        taker = make(world, 1, positions=80)
+    world = World(tmp_path, loop, 2)
+    giver = make(world, 0, sampling__max_new_tokens=90)
+    taker = make(world, 1, positions=80)
 
-        async def work(_: Node) -> None:
-            long, short = await giver.tasks(2)
-            assert (await giver.publish(long, *spelled(right(long), 80 * "?"), 0)).announced
-            assert await taker.draw(1, None, 30.0) == []
-            assert taker.snapshot().rejected == {"too_long": 1}
-            assert (await giver.publish(short, *spelled(right(short), "?"), 0)).announced
-            (group,) = await taker.draw(1, None, 30.0)
-            assert group.seed == short.seed
+    async def work(_: Node) -> None:
+        long, short = await giver.tasks(2)
+        assert (await giver.publish(long, *spelled(right(long), 80 * "?"), 0)).announced
+        assert await taker.draw(1, None, 30.0) == []
+        assert taker.snapshot().rejected == {"too_long": 1}
+        assert (await giver.publish(short, *spelled(right(short), "?"), 0)).announced
+        (group,) = await taker.draw(1, None, 30.0)
+        assert group.seed == short.seed
 
-        await during(giver, lambda _: during(taker, work))
-
-    run_virtual(scenario)
+    await during(giver, lambda _: during(taker, work))
 
 
 def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> None:
@@ -345,30 +344,30 @@ def test_numbers_that_no_member_gives_are_refused_by_name(tmp_path: Path) -> Non
     alone(tmp_path, work)
 
 
-def test_a_later_start_goes_on_with_tasks_version_and_counts(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, tasks = World(tmp_path, loop), list[MemberTask]()
+@virtual_time
+async def test_a_later_start_goes_on_with_tasks_version_and_counts(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world, tasks = World(tmp_path, loop), list[MemberTask]()
 
-        async def first(one: ProgramNode) -> None:
-            tasks.extend(await one.tasks(3))
-            await one.publish(tasks[0], *spelled(right(tasks[0]), "?"), 9)
-            await one.draw(1, None, 0.0)
+    async def first(one: ProgramNode) -> None:
+        tasks.extend(await one.tasks(3))
+        await one.publish(tasks[0], *spelled(right(tasks[0]), "?"), 9)
+        await one.draw(1, None, 0.0)
 
-        async def later(one: ProgramNode) -> None:
-            assert not {each.seed for each in await one.tasks(3)} & {each.seed for each in tasks}
-            shot = one.snapshot()
-            assert (shot.version, shot.groups.published) == (9, 1)
-            assert shot.groups.trained_own == 1
-            with pytest.raises(AnswerError, match="none of"):
-                await one.publish(tasks[1], GOOD, SURE, 0)
+    async def later(one: ProgramNode) -> None:
+        assert not {each.seed for each in await one.tasks(3)} & {each.seed for each in tasks}
+        shot = one.snapshot()
+        assert (shot.version, shot.groups.published) == (9, 1)
+        assert shot.groups.trained_own == 1
+        with pytest.raises(AnswerError, match="none of"):
+            await one.publish(tasks[1], GOOD, SURE, 0)
 
-        await during(make(world), first)
-        await during(make(world), later)
-        (world.home() / "member").write_bytes(b"swarm-node?")
-        with pytest.raises(CheckpointError, match="is damaged"):
-            await make(world).run()
-
-    run_virtual(scenario)
+    await during(make(world), first)
+    await during(make(world), later)
+    (world.home() / "member").write_bytes(b"swarm-node?")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        await make(world).run()
 
 
 def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> None:
@@ -385,14 +384,11 @@ def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> Non
     assert [each.reward for each in record.answers] == [1.0, 0.0]
 
 
-def test_a_policy_goes_on_from_its_file_however_it_is_started(tmp_path: Path) -> None:
-    async def versions() -> None:
-        policy = ProgramPolicy(Home(tmp_path))
-        policy.reached(7)
-        await policy.checkpoint({"stored": 3})
-        for again in (ProgramPolicy.start, ProgramPolicy.restart):
-            other = ProgramPolicy(Home(tmp_path))
-            assert await again(other) == (tmp_path, 7)
-            assert other.extra == {"stored": 3}
-
-    asyncio.run(versions())
+async def test_a_policy_goes_on_from_its_file_however_it_is_started(tmp_path: Path) -> None:
+    policy = ProgramPolicy(Home(tmp_path))
+    policy.reached(7)
+    await policy.checkpoint({"stored": 3})
+    for again in (ProgramPolicy.start, ProgramPolicy.restart):
+        other = ProgramPolicy(Home(tmp_path))
+        assert await again(other) == (tmp_path, 7)
+        assert other.extra == {"stored": 3}
