@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import shutil
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import Result
-from scipy import stats
 from trained_homes import TINY, trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.library import measuring
 from swarm_node.library.stored_policy import open_sampler, stored_policies
-from swarm_node.node.home.home import Home
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -133,74 +128,6 @@ def test_right_answers_count(quick_home: Path, tmp_path: Path) -> None:
     assert base["unseen"]["pass_1"]["rate"] == 0.5
     assert base["families"]["a"]["seen"]["pass_1"]["rate"] == 1.0
     assert base["families"]["b"]["seen"]["pass_1"]["high"] < 1.0
-
-
-@pytest.mark.slow(reason="samples drills, a file and dialogues")
-@pytest.mark.parametrize(
-    ("tasks", "options"),
-    [
-        ("drills", ("--checkpoint", "all", "--set", "environment.families=['sorting']")),
-        ("FILE", ("--checkpoint", "all")),
-        ("games", ("--checkpoint", "base", "--model", "tiny-talk")),
-    ],
-)
-def test_rates_and_intervals_are_those_of_formulas_written_again(
-    quick_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, options: Any
-) -> None:
-    """While a node has the home, from the rewards that were judged."""
-    if tasks == "FILE":  # answers of one letter: some are right
-        tasks = str(tmp_path / "letters.jsonl")
-        lines = [{"question": f"Say a letter, {n}.", "answer": "aeiost"[n % 6]} for n in range(60)]
-        Path(tasks).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    kept: list[Any] = []
-    rates = measuring._rates
-
-    def seen(policy: Any, info: Any, found: Any, k: int) -> Any:
-        kept.append(found)
-        return rates(policy, info, found, k)
-
-    monkeypatch.setattr(measuring, "_rates", seen)
-    with Home(quick_home).lock():
-        given = ("--answers", "5", "--k", "3", "--limit", "6", "--tasks", tasks, *options)
-        done = run(quick_home, "--json", "--set", "sampling.max_new_tokens=16", *given)
-    assert done.exit_code == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert len(report["checkpoints"]) == len(kept) > 0
-    for told, found in zip(report["checkpoints"], kept, strict=True):
-        for part, held_out in (("unseen", True), ("seen", False)):
-            families: dict[str, list[Any]] = {}
-            for ref, rewards in found.items():
-                if ref.held_out == held_out:
-                    families.setdefault(ref.family, []).append(rewards)
-            assert told[part]["tasks"] == sum(map(len, families.values())) > 0
-            _check(told[part]["pass_1"], families, 1)
-            _check(told[part]["pass_k"], families, 3)
-    right = [reward for found in kept for rewards in found.values() for reward in rewards]
-    assert tasks.endswith(".jsonl") or 0.0 < statistics.fmean(right) < 1.0
-
-
-def _check(told: Any, families: dict[str, list[Any]], k: int) -> None:
-    """Compare with the mean over all subsets, and with the intervals of scipy."""
-    best = [
-        [statistics.fmean(map(max, itertools.combinations(rewards, k))) for rewards in tasks]
-        for tasks in families.values()
-    ]
-    rate = statistics.fmean(map(statistics.fmean, best))
-    assert told["rate"] == pytest.approx(rate)
-    count, binary = sum(map(len, best)), all(v in (0.0, 1.0) for tasks in best for v in tasks)
-    if binary and len(set(map(len, best))) == 1:
-        assert told["interval"] == "wilson"
-        interval = stats.binomtest(round(rate * count), count).proportion_ci(method="wilson")
-        assert (told["low"], told["high"]) == pytest.approx((interval.low, interval.high))
-        return
-    assert told["interval"] == "bootstrap"
-
-    def mean(*tasks: Any, axis: int = -1) -> Any:
-        return sum(each.mean(axis=axis) for each in tasks) / len(tasks)
-
-    drawn = stats.bootstrap(best, mean, n_resamples=4000, method="percentile", random_state=1)
-    again = drawn.confidence_interval
-    assert (told["low"], told["high"]) == pytest.approx((again.low, again.high), abs=0.02)
 
 
 def test_the_table_fits_eighty_columns_and_writes_nothing_into_the_terminal(

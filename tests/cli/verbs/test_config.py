@@ -57,37 +57,6 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     assert "secret" not in shown.stdout + listed.stdout
 
 
-def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path) -> None:
-    file, home = tmp_path / "node.toml", tmp_path / "home"
-    home.mkdir()
-    flags = {"run.eval_tasks": 4}
-    reloading = Reloading(Sources(flags, {}, file), load_settings(flags, environ={}))
-    arguments = ["run.updates=5", "run.eval_tasks=9", "experience.own=6", "--home", str(home)]
-
-    def change(*more: str) -> str:
-        done = CliRunner().invoke(app, ["config", *more], env={"COLUMNS": "80"})
-        assert done.exit_code == 0, done.stderr
-        return done.stdout
-
-    async def asked(*more: str) -> str:
-        def reload() -> Reloaded:
-            return reloading.reload(load_settings({}, environ={}))[1]
-
-        async with serving(home, reload=reload):
-            with capture_logs():  # the running node has another stdout than the command
-                return await asyncio.to_thread(change, *more)
-
-    said = asyncio.run(asked("--config", str(file), "set", *arguments)).splitlines()
-    assert said[0].startswith(f"{file}: run.updates, ")
-    effects = [line.rpartition(": ")[2] for line in said[1:]]
-    assert effects == ["run.updates", "experience.own", "run.eval_tasks"]
-    other = tmp_path / "other.toml"
-    said = asyncio.run(asked("set", "--config", str(other), *arguments)).splitlines()
-    assert said[1].endswith(f"--config {other}")
-    said = change("set", "--config", str(file), *arguments).splitlines()
-    assert f"runs in {home}" in said[1]
-
-
 def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     for arguments, told in (
@@ -102,37 +71,57 @@ def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+def set_beside(home: Path, sources: Sources, *arguments: str) -> list[str]:
+    """What `config set` says beside a node with these settings, which runs in a home."""
+    reloading = Reloading(sources, sources.load())
+
+    def reload() -> Reloaded:
+        return reloading.reload(load_settings({}, environ={}))[1]
+
+    async def asked() -> list[str]:
+        async with serving(home, reload=reload):
+            return await asyncio.to_thread(config_of, home, *arguments)
+
+    with capture_logs():  # the node's, in this process
+        return asyncio.run(asked())
+
+
+def config_of(home: Path, *arguments: str) -> list[str]:
+    command = ["config", *arguments, "--home", str(home)]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path) -> None:
+    file, home = tmp_path / "node.toml", tmp_path / "home"
+    home.mkdir()
+    sources = Sources({"run.eval_tasks": 4}, {}, file)
+    file.touch()
+    changes = ["set", "run.updates=5", "run.eval_tasks=9", "experience.own=6"]
+    said = set_beside(home, sources, "--config", str(file), *changes)
+    assert said[0].startswith(f"{file}: run.updates, ")
+    effects = [line.rpartition(": ")[2] for line in said[1:]]
+    assert effects == ["run.updates", "experience.own", "run.eval_tasks"]
+    other = tmp_path / "other.toml"
+    said = set_beside(home, sources, *changes, "--config", str(other))
+    assert said[1].endswith(f"--config {other}")
+    assert f"runs in {home}" in config_of(home, *changes, "--config", str(file))[1]
+
+
 def test_set_without_a_settings_file_changes_the_home(tmp_path: Path) -> None:
     file, home = tmp_path / "node.toml", tmp_path / "home"
     home.mkdir()
     sources = Sources({"home": home, "experience.own": 3}, {}, with_home=True)
-    reloading = Reloading(sources, sources.load())
-    arguments = ["run.updates=5", "run.seed=2", "experience.own=6", "--home", str(home)]
-
-    def change() -> list[str]:
-        return CliRunner().invoke(app, ["config", "set", *arguments]).stdout.splitlines()
-
-    async def asked() -> list[str]:
-        def reload() -> Reloaded:
-            return reloading.reload(load_settings({}, environ={}))[1]
-
-        async with serving(home, reload=reload):
-            return await asyncio.to_thread(change)
-
-    with capture_logs():  # the node's, in this process
-        said = asyncio.run(asked())
+    changes = ["set", "run.updates=5", "run.seed=2", "experience.own=6"]
+    said = set_beside(home, sources, *changes)
     assert said[0].startswith(f"{home}: run.updates, ")
     effects = [line.rpartition(": ")[2] for line in said[1:]]
     assert effects == ["run.updates", "run.seed", "experience.own"]
-    assert f"runs in {home}" in change()[1]
-    shown = CliRunner().invoke(app, ["config", "--home", str(home)], env={"COLUMNS": "300"}).stdout
-    assert "6 (default 4; " in shown
+    assert f"runs in {home}" in config_of(home, *changes)[1]
+    assert "6 (default 4; " in "\n".join(config_of(home))
     file.write_text("[experience]\nown = 9\n")
-    shown = (
-        CliRunner()
-        .invoke(app, ["config", "--home", str(home), "--config", str(file)], env={"COLUMNS": "300"})
-        .stdout
-    )
+    shown = "\n".join(config_of(home, "--config", str(file)))
     assert f"9 (default 4; {file}:2)" in shown
     assert "2 (default 0; " in shown
 

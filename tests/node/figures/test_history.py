@@ -152,9 +152,7 @@ async def test_a_running_node_writes_rows_of_both_kinds_of_groups(
     measured = [row for row in rows if row.pass_1 is not None]
     assert len(measured) == len(seen.evals) >= 1
     assert measured[0].pass_1 == seen.evals[0].families
-    assert measured[0].pass_k is not None
     assert measured[0].k == 4
-    assert measured[0].seen_1 is not None
     assert measured[0].seen_1 == seen.evals[0].seen
     assert measured[0].split == SPLIT
     assert measured[0].pass_k.keys() == measured[0].pass_1.keys()
@@ -166,14 +164,7 @@ async def test_a_running_node_writes_rows_of_both_kinds_of_groups(
     assert last.peers_per_update is not None
     assert last.peers_per_update > 0
     assert 2.0 <= last.own_per_update + last.peers_per_update <= 3.0
-    assert last.lag is not None
-    assert last.age is not None
-    assert last.sampled_tokens_per_second > 0
-    assert last.trained_tokens_per_second > 0
-    assert 0 < last.sampler_busy <= 1
     assert 0 < last.announced <= last.made
-    assert last.taken > 0
-    assert last.peers == 1
     assert seen.peers[0].took > 0
     assert 0 < sum(each.groups for each in seen.taught) <= seen.groups.trained_external
     assert {each.peer_id for each in seen.taught} == {seen.peers[0].peer_id}

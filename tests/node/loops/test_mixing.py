@@ -84,18 +84,6 @@ def test_offers_of_peers_that_are_refused_count_less(reason: str) -> None:
     assert trusted.buffer.mixture.own < doubted.buffer.mixture.own
 
 
-def test_a_falling_held_out_reward_makes_it_rely_on_itself() -> None:
-    life = Life("auto")
-    for step in range(60):
-        life.update(offered=20, probe=0.5 if step % 10 == 0 else None)
-    assert life.buffer.mixture.external == 7
-    for step in range(3):
-        life.update(offered=20, probe=0.4 - 0.1 * step)
-    assert life.buffer.mixture.external <= 3
-    assert life.tally.mixture is not None
-    assert life.tally.mixture.allowance < 1.0
-
-
 def test_the_same_measurement_counts_once() -> None:
     life = Life("auto")
     for step in range(40):
@@ -154,18 +142,6 @@ def test_reward_on_another_ground_is_no_fall() -> None:
     assert after.mixer.state.allowance == 1.0
     assert after.mixer.state.probe is not None
     assert after.mixer.state.probe.slow == pytest.approx(0.4)
-
-
-def test_what_was_found_is_shown() -> None:
-    life = Life("auto")
-    for _ in range(10):
-        life.update(offered=4)
-    row = life.tally.mixture
-    assert row is not None
-    assert row.adaptive
-    assert row.mixed_share == pytest.approx(0.5, abs=0.1)
-    assert row.mixed_share_error is not None
-    assert 0 < row.mixed_share_error < 0.2
 
 
 @pytest.mark.parametrize("value", ["often", -1, 1025])

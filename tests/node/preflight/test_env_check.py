@@ -106,25 +106,17 @@ def test_what_peers_would_not_agree_on_is_found(
 
 @pytest.mark.slow(reason="starts two environments, and a model that answers")
 @pytest.mark.parametrize(
-    ("parts", "levels", "texts", "remedies"),
+    ("parts", "level", "texts", "remedies"),
     [
-        (
-            {},
-            ["good", "good"],
-            ["10,000 draws", "no right"],
-            ["", ""],
-        ),
+        ({}, "good", ["10,000 draws", "no right"], ["", ""]),
         (
             {
                 "payload": "ref.seed % 500",
                 "score": "return float(text == str(max(task.payload % 3, 1)))",
                 "more": "def answer(self, task): return str(max(task.payload % 3, 1))",
             },
-            ["warning", "warning"],
-            [
-                "one: 500 ",
-                '"1" for',
-            ],
+            "warning",
+            ["one: 500 ", '"1" for'],
             ["10,000", "above 0.1"],
         ),
         (
@@ -132,28 +124,23 @@ def test_what_peers_would_not_agree_on_is_found(
                 "score": "return float(text == str(task.payload))",
                 "more": "def answer(self, task): return str(task.payload)",
             },
-            ["good", "good"],
+            "good",
             ["about ", "0.00 (200"],
             ["", ""],
         ),
         (
             {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"},
-            ["good", "good"],
+            "good",
             ["(cut off", "no right"],
             ["", ""],
         ),
     ],
 )
 def test_the_questions_are_counted_and_a_constant_answer_is_tried(
-    place: Path,
-    parts: dict[str, str],
-    levels: list[str],
-    texts: list[str],
-    remedies: list[str],
+    place: Path, parts: dict[str, str], level: str, texts: list[str], remedies: list[str]
 ) -> None:
     said = [each for each in checked(environment(place, **parts)) if each.kind in KINDS]
-    assert [each.kind for each in said] == list(KINDS)
-    assert [each.level for each in said] == levels, said
+    assert [(each.kind, each.level) for each in said] == [(kind, level) for kind in KINDS], said
     for each, text, remedy in zip(said, texts, remedies, strict=True):
         assert text in each.text
         assert remedy in each.remedy
