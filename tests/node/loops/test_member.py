@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -29,10 +30,10 @@ from swarm_node.rollout import (
     TaskRef,
     VerifiedGroup,
 )
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 CODEC = tiny().codec
-Work = Callable[[ProgramNode], Awaitable[None]]
+N = TypeVar("N", bound=Node)
 
 
 def make(world: World, index: int = 0, positions: int | None = None, **changes: Any) -> ProgramNode:
@@ -45,23 +46,21 @@ def make(world: World, index: int = 0, positions: int | None = None, **changes: 
     return assemble_member(settings, world.memberships[index], made, policy)
 
 
-async def during(one: Node, work: Callable[[Any], Awaitable[None]]) -> None:
-    """Do `work` while a node runs, and wait for its end."""
+@asynccontextmanager
+async def during(one: N) -> AsyncIterator[N]:
+    """A node that runs, and whose end is waited for."""
     running = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(one.run(lambda _: running.set()))
         await running.wait()
         try:
-            await work(one)
+            yield one
         finally:
             one.stop()
 
 
-def alone(place: Path, work: Work, **changes: Any) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        await during(make(World(place, loop), **changes), work)
-
-    run_virtual(scenario)
+def alone(world: World, **changes: Any) -> AbstractAsyncContextManager[ProgramNode]:
+    return during(make(world, **changes))
 
 
 def spelled(*texts: str) -> tuple[list[list[int]], list[list[float]]]:
@@ -91,8 +90,7 @@ async def test_members_draw_what_others_publish_and_nothing_twice(
     world = World(tmp_path, loop, 2)
     giver = make(world, 0, environment__families=["sorting"])
     taker = make(world, 1, environment__families=["reversal"])
-
-    async def work(_: Node) -> None:
+    async with during(giver), during(taker):
         (task,) = await giver.tasks(1)
         assert task.family == "sorting"
         answer = right(task)
@@ -119,8 +117,6 @@ async def test_members_draw_what_others_publish_and_nothing_twice(
         assert [row.groups for row in shot.taught] == [1]
         assert giver.snapshot().groups.taken == 1
 
-    await during(giver, lambda _: during(taker, work))
-
 
 @pytest.mark.slow(reason="a node samples and trains until it made a group that teaches")
 @virtual_time
@@ -132,16 +128,13 @@ async def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(
     node = assemble(settings, world.memberships[0], world.parts(settings))
     member = make(world, 1)
     drawn: list[DrawnGroup] = []
-
-    async def work(_: Node) -> None:
+    async with during(node), during(member):
         for version in range(40):
             await published(member, 2, version)
             drawn.extend(await member.draw(2, version, 5.0))
             if drawn and node.snapshot().groups.trained_external:
                 return
         raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
-
-    await during(node, lambda _: during(member, work))
     taught = {row.peer_id for row in node.snapshot().taught}
     assert taught == {world.memberships[1].identity.peer_id}
     rewards = [each.reward for each in drawn[0].answers]
@@ -154,8 +147,7 @@ async def test_a_flood_gets_as_many_places_as_were_published(
 ) -> None:
     world = World(tmp_path, loop, 2)
     flood, taker = make(world, 0), make(world, 1)
-
-    async def work(_: Node) -> None:
+    async with during(flood), during(taker):
         await published(flood, 12)
         await published(taker, 2)
         await asyncio.sleep(60)
@@ -163,11 +155,12 @@ async def test_a_flood_gets_as_many_places_as_were_published(
         assert len(await taker.draw(4, 1, 0.0)) == 2
         assert len(await taker.draw(4, 2, 0.0)) == 4  # an equal part, for the only author
 
-    await during(flood, lambda _: during(taker, work))
 
-
-def test_groups_from_which_nobody_learns_are_stored_and_not_announced(tmp_path: Path) -> None:
-    async def work(one: ProgramNode) -> None:
+@virtual_time
+async def test_groups_from_which_nobody_learns_are_stored_and_not_announced(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with alone(World(tmp_path, loop)) as one:
         equal, special = await one.tasks(2)
         found = await one.publish(equal, *spelled("?", "!"), 0)
         assert (found.announced, "rewards" in found.why) == (False, True)
@@ -178,8 +171,6 @@ def test_groups_from_which_nobody_learns_are_stored_and_not_announced(tmp_path: 
         assert (found.announced, "special token" in found.why) == (False, True)
         assert one.snapshot().groups.published == 2
         assert one.snapshot().groups.announced == 0
-
-    alone(tmp_path, work)
 
 
 GOOD = [[CODEC.encode_answer("1")[0], CODEC.eos_id]] * 2
@@ -220,10 +211,17 @@ SURE = [[-0.5, -0.5]] * 2
         (GOOD, SURE, 0, [0.0, None], "rewards are"),
     ],
 )
-def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_is_stored(
-    tmp_path: Path, answers: Any, logprobs: Any, version: Any, rewards: Any, words: str
+@virtual_time
+async def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_is_stored(
+    tmp_path: Path,
+    answers: Any,
+    logprobs: Any,
+    version: Any,
+    rewards: Any,
+    words: str,
+    loop: VirtualTimeLoop,
 ) -> None:
-    async def work(one: ProgramNode) -> None:
+    async with alone(World(tmp_path, loop)) as one:
         (task,) = await one.tasks(1)
         assert right(task) != "1"
         with pytest.raises(AnswerError, match=words):
@@ -232,11 +230,12 @@ def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_is_sto
         # The task is still open.
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
 
-    alone(tmp_path, work)
 
-
-def test_a_call_that_is_a_mistake_is_refused_in_words_and_spoils_nothing(tmp_path: Path) -> None:
-    async def work(one: ProgramNode) -> None:
+@virtual_time
+async def test_a_call_that_is_a_mistake_is_refused_in_words_and_spoils_nothing(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with alone(World(tmp_path, loop)) as one:
         (task,) = await one.tasks(1)
         for count in (0, -1, 2.5, True, "3", None, 8193):
             with pytest.raises(ConfigError, match=r"^tasks.* 8192 "):
@@ -256,28 +255,27 @@ def test_a_call_that_is_a_mistake_is_refused_in_words_and_spoils_nothing(tmp_pat
         assert (await one.publish(task, *arrays, np.int64(2))).announced  # type: ignore[arg-type]
         assert await one.draw(4, np.int64(3), 0.0) == []  # type: ignore[arg-type]
 
-    alone(tmp_path, work)
 
-
-def test_a_trainer_that_went_back_to_a_checkpoint_has_places_for_what_it_publishes(
-    tmp_path: Path,
+@virtual_time
+async def test_a_trainer_that_went_back_to_a_checkpoint_has_places_for_what_it_publishes(
+    tmp_path: Path, loop: VirtualTimeLoop
 ) -> None:
-    async def work(one: ProgramNode) -> None:
+    async with alone(World(tmp_path, loop)) as one:
         await published(one, 1, version=1000)
         await published(one, 2, version=3)
         assert one.snapshot().version == 3
         assert one.snapshot().buffer["own"] == 3
         assert not one.snapshot().rejected
 
-    alone(tmp_path, work)
 
-
-def test_a_group_that_is_larger_than_peers_take_is_refused_and_nothing_is_stored(
-    tmp_path: Path,
+@virtual_time
+async def test_a_group_that_is_larger_than_peers_take_is_refused_and_nothing_is_stored(
+    tmp_path: Path, loop: VirtualTimeLoop
 ) -> None:
     longest = 8192
-
-    async def work(one: ProgramNode) -> None:
+    async with alone(
+        World(tmp_path, loop), positions=1 << 16, sampling__max_new_tokens=longest
+    ) as one:
         (task,) = await one.tasks(1)
         token = CODEC.encode_answer("1")[0]
         answers = [[token] * longest] * 64
@@ -285,8 +283,6 @@ def test_a_group_that_is_larger_than_peers_take_is_refused_and_nothing_is_stored
             await one.publish(task, answers, [[-0.5] * longest] * 64, 0)
         assert one.snapshot().groups.published == 0
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
-
-    alone(tmp_path, work, positions=1 << 16, sampling__max_new_tokens=longest)
 
 
 @virtual_time
@@ -296,8 +292,7 @@ async def test_a_group_that_exceeds_the_models_positions_is_refused_and_not_draw
     world = World(tmp_path, loop, 2)
     giver = make(world, 0, sampling__max_new_tokens=90)
     taker = make(world, 1, positions=80)
-
-    async def work(_: Node) -> None:
+    async with during(giver), during(taker):
         long, short = await giver.tasks(2)
         assert (await giver.publish(long, *spelled(right(long), 80 * "?"), 0)).announced
         assert await taker.draw(1, None, 30.0) == []
@@ -306,11 +301,12 @@ async def test_a_group_that_exceeds_the_models_positions_is_refused_and_not_draw
         (group,) = await taker.draw(1, None, 30.0)
         assert group.seed == short.seed
 
-    await during(giver, lambda _: during(taker, work))
 
-
-def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> None:
-    async def work(one: ProgramNode) -> None:
+@virtual_time
+async def test_a_task_is_answered_once_and_only_one_that_was_given(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with alone(World(tmp_path, loop)) as one:
         (task,) = await one.tasks(1)
         foreign = MemberTask(task.family, task.seed + 1, "?", ())
         with pytest.raises(AnswerError, match="none of"):
@@ -325,11 +321,12 @@ def test_a_task_is_answered_once_and_only_one_that_was_given(tmp_path: Path) -> 
         with pytest.raises(AnswerError, match=r"^judge.* 64 .* 0"):
             await one.judge(task, [])
 
-    alone(tmp_path, work)
 
-
-def test_numbers_that_no_member_gives_are_refused_by_name(tmp_path: Path) -> None:
-    async def work(one: ProgramNode) -> None:
+@virtual_time
+async def test_numbers_that_no_member_gives_are_refused_by_name(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with alone(World(tmp_path, loop)) as one:
         for count in (0, 5):
             with pytest.raises(ConfigError, match=rf"{count}: experience\.ext"):
                 await one.draw(count, None, 0.0)
@@ -341,30 +338,23 @@ def test_numbers_that_no_member_gives_are_refused_by_name(tmp_path: Path) -> Non
         with pytest.raises(SwarmNodeError, match="nor trainer"):
             await one.evaluate()
 
-    alone(tmp_path, work)
-
 
 @virtual_time
 async def test_a_later_start_goes_on_with_tasks_version_and_counts(
     tmp_path: Path, loop: VirtualTimeLoop
 ) -> None:
     world, tasks = World(tmp_path, loop), list[MemberTask]()
-
-    async def first(one: ProgramNode) -> None:
+    async with during(make(world)) as one:
         tasks.extend(await one.tasks(3))
         await one.publish(tasks[0], *spelled(right(tasks[0]), "?"), 9)
         await one.draw(1, None, 0.0)
-
-    async def later(one: ProgramNode) -> None:
+    async with during(make(world)) as one:
         assert not {each.seed for each in await one.tasks(3)} & {each.seed for each in tasks}
         shot = one.snapshot()
         assert (shot.version, shot.groups.published) == (9, 1)
         assert shot.groups.trained_own == 1
         with pytest.raises(AnswerError, match="none of"):
             await one.publish(tasks[1], GOOD, SURE, 0)
-
-    await during(make(world), first)
-    await during(make(world), later)
     (world.home() / "member").write_bytes(b"swarm-node?")
     with pytest.raises(CheckpointError, match="is damaged"):
         await make(world).run()
