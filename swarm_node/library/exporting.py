@@ -169,7 +169,7 @@ def _curve(extra: Mapping[str, Any]) -> list[str]:
 
 def _saved(extra: Mapping[str, Any]) -> Saved | None:
     try:
-        return Saved.read(extra)
+        return msgspec.convert(extra, Saved)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
         return None
 

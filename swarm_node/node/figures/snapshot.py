@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -78,15 +77,6 @@ class Saved(msgspec.Struct):
     mixture: MixtureState | None = None
     dropped: list[DroppedRow] = []
     taught: list[TaughtRow] = []
-
-    @classmethod
-    def read(cls, extra: Mapping[str, Any]) -> Self:
-        """Read a checkpoint's `extra`.
-
-        Raises:
-            msgspec.ValidationError: it holds something else.
-        """
-        return msgspec.convert(extra, cls)
 
 
 class PeerRow(msgspec.Struct, frozen=True):

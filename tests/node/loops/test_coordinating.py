@@ -147,7 +147,7 @@ async def test_two_nodes_that_know_only_the_coordinator_hear_of_each_other(tmp_p
 async def test_a_revocation_list_passes_through_the_coordinator_in_both_directions(
     tmp_path: Path,
 ) -> None:
-    async with play(tmp_path) as (running, swarm, _hand, end):
+    async with play(tmp_path) as (running, swarm, _, end):
         one, two, gone = end(1), end(2), swarm.member(3)
         body = revocations(1, EPOCH, EPOCH + DAY, [gone.identity.public_key])
         await one.ask()

@@ -150,4 +150,4 @@ def test_the_tasks_are_the_same_in_every_run_and_others_with_another_draw(tmp_pa
 def test_points_that_are_none_are_refused(evals: object) -> None:
     saved = {**msgspec.to_builtins(Saved(3, GroupCounts(), [])), "evals": evals}
     with pytest.raises(msgspec.ValidationError):
-        Saved.read(saved)
+        msgspec.convert(saved, Saved)
