@@ -171,11 +171,8 @@ def test_strangers_are_turned_away_and_a_host_that_waits_hears_of_the_end(tmp_pa
         await until(lambda: hosts.waiting == 1)
 
     said = asyncio.run(attended(tmp_path, KEY, b"m" * 32, node))
-    assert [line.split()[0] for line in said] == [
-        "waiting",
-        "the",
-        "the",
-    ]
+    assert len(said) == 3
+    assert "has ended" in said[-1]
 
 
 async def test_a_host_that_went_before_all_had_come_is_not_counted() -> None:
