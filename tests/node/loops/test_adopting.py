@@ -14,10 +14,8 @@ from swarm_node.config import settings_keys
 from swarm_node.config.model import at_once
 from swarm_node.node.loops.evaluation import seen_tasks
 from swarm_node.node.loops.node import Node
-from swarm_node.node.start.assembly import assemble
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.simulation.paced import PacedTrainer
-from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 #: `verbose` is the log's: tests/integration/test_reload.py.
 OTHERS = {
@@ -44,13 +42,10 @@ def test_these_need_no_restart() -> None:
 
 
 @virtual_time
-async def test_a_running_node_goes_on_with_other_settings(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_a_running_node_goes_on_with_other_settings(world: World) -> None:
     settings = small_settings(run__updates=1_000_000)
     trainer = Trainer(**world.training(settings))
-    node = assemble(settings, world.memberships[0], world.parts(settings, trainer=trainer))
+    node = world.node(settings, trainer=trainer)
     life = asyncio.create_task(node.run())
     await asyncio.sleep(20)
     before = node.snapshot()
@@ -67,17 +62,13 @@ async def test_a_running_node_goes_on_with_other_settings(
 
 
 @virtual_time
-async def test_a_pause_between_measurements_ends_by_the_new_setting(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
+async def test_a_pause_between_measurements_ends_by_the_new_setting(world: World) -> None:
     async def nothing(_: Path) -> None: ...
 
-    world = World(tmp_path, loop)
     settings = small_settings()
     # After one update nothing is sampled but evaluations.
     trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)
-    parts = world.parts(settings, trainer=trainer)
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, trainer=trainer)
     # What is read again during the start counts, too.
     node.adopt(small_settings(run__eval_seconds=3600.0, run__eval_tasks=2))
     life = asyncio.create_task(node.run())

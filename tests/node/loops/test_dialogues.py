@@ -294,8 +294,7 @@ def lived(
         settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
         host = Host(SplitEnvironment(environment or Digits()))
         given = {"codec": codec(), "sampler": world.sampler(kind=sampler), **changes}
-        parts = world.parts(settings, environment=host, **given)
-        node = assemble(settings, world.memberships[0], parts)
+        node = world.node(settings, environment=host, **given)
         ended = await node.run()
         assert ended is not None
         look(node, world)
@@ -305,9 +304,9 @@ def lived(
 
 @virtual_time
 async def test_a_round_without_a_group_is_followed_by_a_pause(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World, loop: VirtualTimeLoop
 ) -> None:
-    world, settings = World(tmp_path, loop), small_settings()
+    settings = small_settings()
     host = Host(SplitEnvironment(Digits()))
     parts = world.parts(settings, environment=host, codec=codec(), turns=3)
     node, info = assemble(settings, world.memberships[0], parts), await host.start()
@@ -436,7 +435,7 @@ class SlowHost(Host):
 @pytest.mark.slow(reason="a node samples for some seconds, twice")
 @virtual_time
 async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World, loop: VirtualTimeLoop
 ) -> None:
     settings = small_settings(
         # A batch larger than what it makes here: it trains on nothing, so all groups stay stored.
@@ -444,7 +443,6 @@ async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
         run__eval_tasks=2,
         sampling__max_new_tokens=8,
     )
-    world = World(tmp_path, loop)
 
     def node_with(host: Host) -> Node:
         parts = world.parts(settings, environment=host, codec=codec())

@@ -24,7 +24,6 @@ from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.node.loops.evaluation import Evaluator, cost, pause, seen_tasks
 from swarm_node.node.loops.parts import Timing
-from swarm_node.node.start.assembly import assemble
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.rollout import TaskRef
 from swarm_node.simulation.paced import PacedTrainer
@@ -52,18 +51,14 @@ def test_what_waited_in_a_queue_costs_no_more_than_as_many_own_answers(
 
 
 @virtual_time
-async def test_a_node_that_samples_slowly_evaluates_less_often(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
+async def test_a_node_that_samples_slowly_evaluates_less_often(world: World) -> None:
     async def nothing(_: Path) -> None: ...
 
-    world = World(tmp_path, loop)
     settings = small_settings(run__eval_seconds=1.0, network__poll_seconds=30.0)
     sampler = Sampler(tiny().sampler(), 0.2, 0, world.home())
     # After one update nothing is sampled but evaluations.
     trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)
-    parts = world.parts(settings, sampler=sampler, trainer=trainer)
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, sampler=sampler, trainer=trainer)
     life = asyncio.create_task(node.run())
     await asyncio.sleep(1200)
     node.stop()

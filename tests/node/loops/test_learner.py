@@ -25,7 +25,6 @@ from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
-from swarm_node.simulation.virtual_time import VirtualTimeLoop
 from swarm_node.storage import StoredGroup
 
 MIXED, EQUAL = (0.0, 1.0), (1.0, 1.0)
@@ -157,10 +156,7 @@ def stored(group: VerifiedGroup, epoch: int, seq: int) -> StoredGroup:
 
 
 @virtual_time
-async def test_an_update_moves_the_sampler_to_the_new_weights(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_an_update_moves_the_sampler_to_the_new_weights(world: World) -> None:
     settings = small_settings()
     life = Life(world, settings, world.parts(settings))
     await life.learner.start()
@@ -182,7 +178,7 @@ async def test_an_update_moves_the_sampler_to_the_new_weights(
 
 @virtual_time
 async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_held(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -194,7 +190,6 @@ async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_hel
             seen.append((len(unused), self.life.shared.slots.free(self.version)))
             return await super().update(batch)
 
-    world = World(tmp_path, loop)
     settings = small_settings(experience__max_lag=0)
     trainer = Watched(**world.training(settings))
     trainer.life = life = Life(world, settings, world.parts(settings, trainer=trainer))
@@ -209,10 +204,7 @@ async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_hel
 
 
 @virtual_time
-async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World) -> None:
     settings = small_settings(run__checkpoint_updates=1)
     life = Life(world, settings, world.parts(settings))
     await life.learner.start()
@@ -227,9 +219,8 @@ async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(
 
 @virtual_time
 async def test_a_sampler_that_rested_is_given_weights_also_after_a_skipped_update(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
-    world = World(tmp_path, loop)
     settings = small_settings()
     sampler = Resting(tiny().sampler(), 0.01, 0, world.home())
     life = Life(world, settings, world.parts(settings, sampler=sampler))
@@ -245,10 +236,9 @@ async def test_a_sampler_that_rested_is_given_weights_also_after_a_skipped_updat
 
 @virtual_time
 async def test_words_that_this_policy_would_hardly_say_count_against_their_author(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
     question = "Spell abcd backward. End with a full stop."
-    world = World(tmp_path, loop)
     settings = small_settings(experience__external=2)
     life = Life(world, settings, world.parts(settings))
     await life.learner.start()
@@ -269,9 +259,8 @@ async def test_words_that_this_policy_would_hardly_say_count_against_their_autho
 
 @virtual_time
 async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobody(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
-    world = World(tmp_path, loop)
     settings = small_settings(experience__past=8)
     life = Life(world, settings, world.parts(settings))
     await life.learner.start()
@@ -290,9 +279,8 @@ async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobo
 
 @virtual_time
 async def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
-    world = World(tmp_path, loop)
     settings = small_settings()
     trainer = Unsteady(crashes=1, refusals=2, **world.training(settings))
     life = Life(world, settings, world.parts(settings, trainer=trainer))
@@ -316,9 +304,8 @@ async def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_
 
 @virtual_time
 async def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_starts(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
-    world = World(tmp_path, loop)
     settings = small_settings()
     sampler = tiny().sampler()
     trainer = Sharing(sampler, **world.training(settings))
@@ -335,9 +322,8 @@ async def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_s
 
 @virtual_time
 async def test_weights_that_are_gone_before_they_are_loaded_cost_another_restart(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
-    world = World(tmp_path, loop)
     settings = small_settings()
     trainer = Fleeting(crashes=1, **world.training(settings))
     life = Life(world, settings, world.parts(settings, trainer=trainer))
@@ -352,10 +338,7 @@ async def test_weights_that_are_gone_before_they_are_loaded_cost_another_restart
 
 
 @virtual_time
-async def test_weights_that_cannot_be_written_end_the_learner(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_weights_that_cannot_be_written_end_the_learner(world: World) -> None:
     settings = small_settings()
     life = Life(world, settings, world.parts(settings))
     await life.learner.start()
@@ -368,10 +351,7 @@ async def test_weights_that_cannot_be_written_end_the_learner(
 
 
 @virtual_time
-async def test_a_node_that_stops_does_not_wait_for_its_trainer(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_a_node_that_stops_does_not_wait_for_its_trainer(world: World) -> None:
     settings = small_settings()
     trainer = Unsteady(crashes=1, refusals=99, **world.training(settings))
     life = Life(world, settings, world.parts(settings, trainer=trainer))
@@ -384,10 +364,7 @@ async def test_a_node_that_stops_does_not_wait_for_its_trainer(
 
 
 @virtual_time
-async def test_a_learner_resumes_from_the_newest_checkpoint(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_a_learner_resumes_from_the_newest_checkpoint(world: World) -> None:
     settings = small_settings(experience__external="auto", run__checkpoint_updates=2)
     first = Life(world, settings, world.parts(settings))
     await first.learner.start()
@@ -411,10 +388,7 @@ async def test_a_learner_resumes_from_the_newest_checkpoint(
 
 
 @virtual_time
-async def test_a_checkpoint_of_another_program_is_refused(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop)
+async def test_a_checkpoint_of_another_program_is_refused(world: World) -> None:
     settings = small_settings()
     trainer = InlineTrainer(**world.training(settings))
     await trainer.start()
@@ -428,9 +402,8 @@ async def test_a_checkpoint_of_another_program_is_refused(
 
 @virtual_time
 async def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World,
 ) -> None:
-    world = World(tmp_path, loop)
     settings = small_settings(run__checkpoint_updates=1)
     life = Life(world, settings, world.parts(settings))
     await life.learner.start()

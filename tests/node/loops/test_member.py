@@ -21,7 +21,7 @@ from swarm_node.node.figures.groups import DrawnGroup, MemberTask
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.member import ProgramNode, ProgramPolicy, completed, drawn_record
 from swarm_node.node.loops.node import Node
-from swarm_node.node.start.assembly import assemble, assemble_member
+from swarm_node.node.start.assembly import assemble_member
 from swarm_node.rollout import (
     Finish,
     PolicyRef,
@@ -125,7 +125,7 @@ async def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(
 ) -> None:
     world = World(tmp_path, loop, 2)
     settings = small_settings(experience__external=2)
-    node = assemble(settings, world.memberships[0], world.parts(settings))
+    node = world.node(settings)
     member = make(world, 1)
     drawn: list[DrawnGroup] = []
     async with during(node), during(member):
@@ -340,10 +340,8 @@ async def test_numbers_that_no_member_gives_are_refused_by_name(
 
 
 @virtual_time
-async def test_a_later_start_goes_on_with_tasks_version_and_counts(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world, tasks = World(tmp_path, loop), list[MemberTask]()
+async def test_a_later_start_goes_on_with_tasks_version_and_counts(world: World) -> None:
+    tasks = list[MemberTask]()
     async with during(make(world)) as one:
         tasks.extend(await one.tasks(3))
         await one.publish(tasks[0], *spelled(right(tasks[0]), "?"), 9)

@@ -39,9 +39,7 @@ from swarm_node.storage import Storage, StoredGroup
 
 
 @virtual_time
-async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
+async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(world: World) -> None:
     async def live(world: World, updates: int) -> Node:
         settings = small_settings(run__updates=updates)
         parts = world.parts(settings)
@@ -54,7 +52,6 @@ async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(
         assert_closed(world, parts)
         return node
 
-    world = World(tmp_path, loop)
     first = (await live(world, 2)).snapshot()
     assert (first.state, first.updates, first.version) == ("stopping", 2, 2)
     batches = first.updates + first.skipped_updates
@@ -75,9 +72,7 @@ async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(
 
 
 @virtual_time
-async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
+async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(world: World) -> None:
     class Interleaving(Sampler):
         """Samples every group to its end, and counts how many are under way."""
 
@@ -98,9 +93,9 @@ async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(
         def completion(self, row: Row) -> Completion:
             return finished(row, tiny().codec.decode)
 
-    world, settings = World(tmp_path, loop), small_settings(run__updates=1)
+    settings = small_settings(run__updates=1)
     sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())
-    node = assemble(settings, world.memberships[0], world.parts(settings, sampler=sampler))
+    node = world.node(settings, sampler=sampler)
     await node.run()
     assert node.snapshot().updates == 1
     assert sampler.most == 3  # of 2 that a sampling batch awaits
@@ -108,14 +103,14 @@ async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(
 
 @virtual_time
 async def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World, loop: VirtualTimeLoop
 ) -> None:
     class Slow(Host):
         async def start(self) -> EnvironmentInfo:
             await asyncio.sleep(10)
             return await super().start()
 
-    world, settings = World(tmp_path, loop), small_settings()
+    settings = small_settings()
     parts = world.parts(settings, environment=Slow(environment()))
     node = assemble(settings, world.memberships[0], parts)
     running: list[str] = []
@@ -136,7 +131,7 @@ async def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(
 @pytest.mark.parametrize("starts", [False, True], ids=["at its start", "at a restart"])
 @virtual_time
 async def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
-    tmp_path: Path, starts: bool, loop: VirtualTimeLoop
+    world: World, starts: bool, loop: VirtualTimeLoop
 ) -> None:
     class Waiting(InlineTrainer):
         async def start(self) -> tuple[Path, int]:
@@ -151,7 +146,7 @@ async def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
         async def update(self, batch: Batch) -> UpdateResult:
             raise ChildError("another host is gone")
 
-    world, settings = World(tmp_path, loop), small_settings()
+    settings = small_settings()
     parts = world.parts(settings, trainer=Waiting(**world.training(settings)))
     node = assemble(settings, world.memberships[0], parts)
     life = asyncio.create_task(node.run())
@@ -165,11 +160,11 @@ async def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
 
 @virtual_time
 async def test_a_stop_is_bounded_though_the_trainer_hangs(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World, loop: VirtualTimeLoop
 ) -> None:
     async def nothing(_: Path) -> None: ...
 
-    world, settings = World(tmp_path, loop), small_settings()
+    settings = small_settings()
     inline = InlineTrainer(**world.training(settings))
     parts = world.parts(settings, trainer=PacedTrainer(inline, 1.0, 1, nothing))
     node = assemble(settings, world.memberships[0], parts)
@@ -226,13 +221,8 @@ def taken_identity(world: World, _: Path) -> tuple[dict[str, Any], dict[str, Any
 )
 @virtual_time
 async def test_a_start_that_fails_half_way_closes_every_part(
-    tmp_path: Path,
-    random_qwen2: Path,
-    broken: Broken,
-    error: type[SwarmNodeError],
-    loop: VirtualTimeLoop,
+    world: World, random_qwen2: Path, broken: Broken, error: type[SwarmNodeError]
 ) -> None:
-    world = World(tmp_path, loop)
     flags, changes = broken(world, random_qwen2)
     settings = small_settings(**flags)
     parts = world.parts(settings, **changes)
@@ -247,14 +237,14 @@ async def test_a_start_that_fails_half_way_closes_every_part(
 @pytest.mark.parametrize("raised", [TransportError("gone already"), RuntimeError("a bug")])
 @virtual_time
 async def test_a_part_that_fails_to_close_leaves_no_other_open(
-    tmp_path: Path, raised: Exception, loop: VirtualTimeLoop
+    world: World, raised: Exception
 ) -> None:
     class Sticky(MemoryTransport):
         async def stop(self) -> None:
             await super().stop()
             raise raised
 
-    world, settings = World(tmp_path, loop), small_settings(run__updates=1)
+    settings = small_settings(run__updates=1)
     transport = Sticky(world.network, world.memberships[0].identity)
     parts = world.parts(settings, transport=transport)
     node = assemble(settings, world.memberships[0], parts)
@@ -268,7 +258,7 @@ async def test_a_part_that_fails_to_close_leaves_no_other_open(
 
 @virtual_time
 async def test_the_environments_failures_are_counted_and_survived(
-    tmp_path: Path, loop: VirtualTimeLoop
+    world: World, loop: VirtualTimeLoop
 ) -> None:
     class Flaky(Host):
         left = 3
@@ -281,9 +271,8 @@ async def test_the_environments_failures_are_counted_and_survived(
                 raise ChildError("the environment's process died")
             return await super().judge(ref, texts, whose)
 
-    world, settings = World(tmp_path, loop), small_settings(run__updates=1)
-    parts = world.parts(settings, environment=Flaky(environment()))
-    node = assemble(settings, world.memberships[0], parts)
+    settings = small_settings(run__updates=1)
+    node = world.node(settings, environment=Flaky(environment()))
     await node.run()
     seen = node.snapshot()
     assert seen.faults == {"environment": 3}
@@ -292,14 +281,12 @@ async def test_the_environments_failures_are_counted_and_survived(
 
 
 @virtual_time
-async def test_an_error_in_a_loop_ends_the_node_with_that_error(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
+async def test_an_error_in_a_loop_ends_the_node_with_that_error(world: World) -> None:
     class Damaged(Storage):
         def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
             raise HomeError("node.db is damaged")
 
-    world, settings = World(tmp_path, loop), small_settings()
+    settings = small_settings()
     storage = Damaged(world.home() / "full.db", wall=world.clock.wall, threads=False)
     parts = world.parts(settings, storage=storage)
     node = assemble(settings, world.memberships[0], parts)

@@ -26,11 +26,11 @@ from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 
 @virtual_time
-async def test_faults_of_all_parts_are_added_up(tmp_path: Path, loop: VirtualTimeLoop) -> None:
+async def test_faults_of_all_parts_are_added_up(world: World, tmp_path: Path) -> None:
     class Repaired(PacedSampler):
         faults: ClassVar = {"sampler_memory": 2, "trainer": 1}
 
-    world, settings = World(tmp_path, loop), small_settings()
+    settings = small_settings()
     parts = world.parts(settings, sampler=Repaired(tiny().sampler(), 0.01, 0, tmp_path))
     node = assemble(settings, world.memberships[0], parts)
     node._tally.faults["trainer"] += 3
@@ -61,8 +61,7 @@ def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
             return None
 
         trainer = PacedTrainer(Timed(**world.training(settings)), 5.0, 3, passed)
-        parts = world.parts(settings, trainer=trainer)
-        node = assemble(settings, world.memberships[0], parts)
+        node = world.node(settings, trainer=trainer)
         life = asyncio.create_task(node.run())
         await asyncio.sleep(200)
         shot, began = node.snapshot(), node._running_since
@@ -86,9 +85,8 @@ async def test_the_owners_names_count_before_those_in_certificates_at_once(
     world = World(tmp_path, loop, members=2)
     settings, given = small_settings(), dict[str, str]()
     slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
-    parts = world.parts(settings, sampler=slow[0], names=lambda: given)
-    node = assemble(settings, world.memberships[0], parts)
-    other = assemble(settings, world.memberships[1], world.parts(settings, 1, sampler=slow[1]))
+    node = world.node(settings, sampler=slow[0], names=lambda: given)
+    other = world.node(settings, 1, sampler=slow[1])
     lives = [asyncio.create_task(each.run()) for each in (node, other)]
     await asyncio.sleep(8.0)
     (before,) = node.snapshot().peers
@@ -112,7 +110,7 @@ async def test_the_owners_names_count_before_those_in_certificates_at_once(
 @virtual_time
 async def test_each_relay_is_tried_for_the_report(tmp_path: Path, loop: VirtualTimeLoop) -> None:
     world, settings = World(tmp_path, loop, members=2), small_settings()
-    node = assemble(settings, world.memberships[0], world.parts(settings))
+    node = world.node(settings)
     gone = world.memberships[1].identity.peer_id
     node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
     report = await take_report(node._parts, node._shared, node._reaching)

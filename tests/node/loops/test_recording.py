@@ -21,12 +21,10 @@ REVOKED = Cause("revoked", "12D3KooWalice", "alice")
 
 
 @virtual_time
-async def test_the_log_tells_the_verdict_once_it_is_another_one(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world, settings = World(tmp_path, loop), small_settings()
+async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) -> None:
+    settings = small_settings()
     slow = Sampler(tiny().sampler(), 5.0, 0, world.home())
-    node = assemble(settings, world.memberships[0], world.parts(settings, sampler=slow))
+    node = world.node(settings, sampler=slow)
     with capture_logs() as lines:
         life = asyncio.create_task(node.run())
         await asyncio.sleep(60)
@@ -57,14 +55,7 @@ async def test_what_happens_to_peers_is_logged_for_the_page(
 ) -> None:
     world, settings = World(tmp_path, loop, members=2), small_settings()
     slow = [Sampler(tiny().sampler(), 5.0, 0, world.home(n)) for n in range(2)]
-    one, other = (
-        assemble(
-            settings,
-            world.memberships[n],
-            world.parts(settings, n, sampler=slow[n]),
-        )
-        for n in range(2)
-    )
+    one, other = (world.node(settings, n, sampler=slow[n]) for n in range(2))
     lives = [asyncio.create_task(node.run()) for node in (one, other)]
     await asyncio.sleep(30)
     other.stop()
@@ -78,10 +69,8 @@ async def test_what_happens_to_peers_is_logged_for_the_page(
 
 
 @virtual_time
-async def test_a_measurement_makes_one_row_and_is_logged_until_the_next(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world, settings = World(tmp_path, loop), small_settings()
+async def test_a_measurement_makes_one_row_and_is_logged_until_the_next(world: World) -> None:
+    settings = small_settings()
     parts = world.parts(settings)
     node = assemble(settings, world.memberships[0], parts)
     recorder = Recorder(parts, node._shared, lambda: [Said("alone", "good", "no peer")])

@@ -38,7 +38,6 @@ from swarm_node.node.loops.faults import TOLD_SECONDS, GoOn, Told, decide
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.supervisor import ALARMING, Supervisor
 from swarm_node.node.loops.work import Work
-from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.exchange.meeting import FEW
 from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
@@ -150,10 +149,9 @@ async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str
     settings = small_settings(**changes, network__coordinator="http://127.0.0.1:9")
     # Hardly any work, because all that counts here is that it goes on.
     slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
-    parts = world.parts(settings, knock=no_knock, sampler=slow[0])
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, knock=no_knock, sampler=slow[0])
     quiet = small_settings(**changes)
-    other = assemble(quiet, world.memberships[1], world.parts(quiet, 1, sampler=slow[1]))
+    other = world.node(quiet, 1, sampler=slow[1])
     lives = [asyncio.create_task(each.run()) for each in (node, other)]
     while node._opened is None:  # noqa: ASYNC110 - its loops begin a moment later
         await asyncio.sleep(0)
