@@ -47,7 +47,6 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     assert f"hash                 {result.hash}" in done.stdout
     saved = load_report(tmp_path / "library" / "report.json")
-    assert saved is not None
     assert saved.hash == result.hash
     assert [entry for entry, _ in result.held_out.curve] == [0, 2]
     assert len(result.rounds.own) == 2

@@ -100,7 +100,6 @@ def test_a_node_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert program.stdout is not None
     node = psutil.Process(int(program.stdout.readline()))
     time.sleep(0.5)
     os.kill(program.pid, signal.SIGKILL)

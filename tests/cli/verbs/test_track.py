@@ -239,7 +239,6 @@ def test_trackio_keeps_a_run_in_the_group_of_its_swarm(
     _tracked(tmp_path / "home", tmp_path / "runs", "trackio")
     run = f"owner-{_key(tmp_path)}"
     config = SQLiteStorage.get_run_config("swarm-node", run)
-    assert config is not None
     assert config["_Group"] == "team"
     (artifact,) = SQLiteStorage.get_artifacts("swarm-node")
     assert artifact["type"] == "model"

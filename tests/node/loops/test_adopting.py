@@ -55,7 +55,6 @@ async def test_a_running_node_goes_on_with_other_settings(world: World) -> None:
     changed = {key.replace(".", "__"): value for key, value in OTHERS.items()}
     node.adopt(small_settings(**changed))
     ended = await asyncio.wait_for(life, 3600)
-    assert ended is not None
     assert ended.updates == 30
     assert trainer.stored >= 2
     assert _serves(node)
@@ -88,5 +87,4 @@ async def test_a_pause_between_measurements_ends_by_the_new_setting(world: World
 
 def _serves(node: Node) -> bool:
     relaying = node.snapshot().relaying
-    assert relaying is not None
     return relaying.serves

@@ -128,7 +128,6 @@ def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
             assert [turn.text for turn in dialogue.turns] == [turn.text for turn in other.turns]
             assert dialogue.replies == other.replies
             lengths.add(len(dialogue.turns))
-            assert dialogue.end is not None
             assert dialogue.end.over
             assert len(dialogue.replies) == len(dialogue.turns) - 1
             assert all(turn.finish is Finish.STOP for turn in dialogue.turns[:-1])
@@ -329,7 +328,6 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
         assert shot.groups.trained_own >= 6
         assert 0 < shot.groups.announced <= shot.groups.published
         assert shot.faults == {}
-        assert shot.latest is not None
         assert shot.latest.turns is not None
         assert 1 < shot.latest.turns < 3, "some dialogues end earlier"
         offered = wire.Announcement(
@@ -348,7 +346,6 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
             mixed=True,
         )
         refused = node._work.exchange.verifier.refuse_announced(offered)
-        assert refused is not None
         assert refused.reason == "elsewhere", "single answers of it: nobody is blamed for them"
         taken = announced_dialogues(offered, 3)
         assert node._work.exchange.verifier.refuse_announced(taken) is None

@@ -55,7 +55,6 @@ async def test_an_answer_depends_on_its_request_alone() -> None:
     async with sampling() as sampler:
         guests = Guests(sampler, share=1.0)
         alone = guests.ask(asked("1 + 1?", n=2), stays)
-        assert alone is not None
         await finish(guests, [alone])
         among = [
             guests.ask(request, stays)
@@ -75,7 +74,6 @@ async def test_an_answer_says_which_policy_gave_its_newest_tokens() -> None:
     async with sampling() as sampler:
         guests = Guests(sampler, share=1.0)
         answers = guests.ask(asked("1 + 1?"), stays)
-        assert answers is not None
         await guests.step()
         assert (answers.version, answers.over) == (0, False)
         await sampler.load(TINY / "model.safetensors", 7)
@@ -89,8 +87,6 @@ async def test_every_token_of_an_answer_is_ranked_once() -> None:
         ranked = replace(asked("1 + 1?", n=2), temperature=1.0, ranked=2)
         assert guests.refusal(ranked) == ""
         answers, bare = guests.ask(ranked, stays), guests.ask(asked("2?"), stays)
-        assert answers is not None
-        assert bare is not None
         await finish(guests, [answers, bare])
         for row in answers.rows:
             assert len(row.ranked) == len(row.ids)
@@ -120,7 +116,6 @@ async def test_who_has_left_is_sampled_no_further() -> None:
         guests = Guests(sampler, share=1.0)
         answers = guests.ask(asked("long", longest=20 * SLICE), lambda: left)
         other = guests.ask(asked("short"), stays)
-        assert answers is not None
         assert other is not None
         await guests.step()
         left, had = True, len(answers.rows[0].ids)
@@ -171,11 +166,9 @@ async def test_what_cannot_be_sampled_says_why_and_the_queue_goes_on() -> None:
     async with sampling() as sampler:
         guests = Guests(sampler, share=1.0)
         bad = guests.ask(SampleRequest((10**6,), 1, 1, 4), stays)
-        assert bad is not None
         await guests.step()
         assert isinstance(bad.error, ModelError)
         good = guests.ask(asked("1 + 1?"), stays)
-        assert good is not None
         await finish(guests, [good])
         assert good.error is None
 

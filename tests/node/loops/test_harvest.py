@@ -68,7 +68,6 @@ class Engine:
             self.begun.append(request.seed)
         left = request.prompt_ids[0] - len(rows[0].token_ids)
         if left > 1:
-            assert cut is not None
             try:
                 await asyncio.wait_for(cut.wait(), 0.2)
             except TimeoutError:

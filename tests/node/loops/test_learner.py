@@ -168,7 +168,6 @@ async def test_an_update_moves_the_sampler_to_the_new_weights(world: World) -> N
     assert await life.step()
     assert life.parts.sampler.version == life.parts.trainer.version == 1
     assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
-    assert life.tally.last_update is not None
     assert life.tally.last_update.mean_reward == 0.5
     assert life.tally.last_update.entropy > 0
     assert life.tally.updating.count == 1

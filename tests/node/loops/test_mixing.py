@@ -56,7 +56,6 @@ def test_fixed_settings_stay_as_they_are() -> None:
         life.update(offered=50)
     assert life.buffer.mixture == Mixture(4, 2)
     row = life.tally.mixture
-    assert row is not None
     assert (row.own, row.external, row.adaptive, row.mixed_share) == (4, 2, False, 0.5)
 
 
@@ -89,7 +88,6 @@ def test_the_same_measurement_counts_once() -> None:
     for step in range(40):
         life.update(offered=20, probe={5: 0.5, 6: 0.3}.get(step))
     # One fall halves the share; taken in again and again, the low point would end in recovery.
-    assert life.tally.mixture is not None
     assert life.tally.mixture.allowance == 0.5
 
 
@@ -97,7 +95,6 @@ def test_what_was_offered_before_the_first_update_counts() -> None:
     """A newcomer lists its peers' groups while it makes its first ones."""
     life = Life("auto")
     life.update(offered=40)
-    assert life.tally.mixture is not None
     assert life.tally.mixture.offered_per_own == 40.0
     assert life.buffer.mixture == Mixture(1, 7)
 
@@ -124,8 +121,6 @@ def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
     after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}, split=SPLIT))
     after.mixer.resume(before.mixer.state)
     after.update(offered=20)
-    assert after.mixer.state is not None
-    assert before.mixer.state is not None
     assert after.mixer.state.probe == before.mixer.state.probe
 
 
@@ -138,9 +133,7 @@ def test_reward_on_another_ground_is_no_fall() -> None:
     after.mixer.resume(before.mixer.state)
     for _ in range(5):
         after.update(offered=20, probe=0.4)
-    assert after.mixer.state is not None
     assert after.mixer.state.allowance == 1.0
-    assert after.mixer.state.probe is not None
     assert after.mixer.state.probe.slow == pytest.approx(0.4)
 
 
@@ -171,7 +164,6 @@ def test_a_resumed_controller_goes_on_where_it_was() -> None:
     after.mixer.resume(saved)
     assert after.buffer.mixture == Mixture(8, 0)
     assert after.mixer.state == before.mixer.state
-    assert after.tally.mixture is not None
     assert after.tally.mixture.own == 8
 
 
@@ -190,7 +182,6 @@ def test_one_peer_counts_for_no_more_than_this_node_makes_however_much_it_offers
     for _ in range(40):
         life.update(offered=0)
         life.tally.offered["flood"] += 50
-    assert life.tally.mixture is not None
     assert life.tally.mixture.offered_per_own == pytest.approx(1.0, abs=0.01)
     assert life.buffer.mixture.own == 4
 

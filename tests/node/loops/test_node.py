@@ -47,7 +47,6 @@ async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(wor
         steps: list[str] = []
         ended = await node.run(on_step=steps.append)
         assert steps == ["tasks", "trainer", "sampler", "network"]
-        assert ended is not None
         assert (ended.updates, ended.stored) == (updates, True)
         assert_closed(world, parts)
         return node
@@ -56,7 +55,6 @@ async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(wor
     assert (first.state, first.updates, first.version) == ("stopping", 2, 2)
     batches = first.updates + first.skipped_updates
     assert first.groups.trained_own == 2 * batches <= first.groups.published
-    assert first.update is not None
     assert first.update.tokens > 0
     assert [point.version for point in first.evals] == [0]
     assert first.peer_id == world.memberships[0].identity.peer_id

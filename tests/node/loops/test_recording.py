@@ -36,7 +36,6 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
         latest = node.snapshot().latest
         node.stop()
         await life
-    assert latest is not None
     assert (latest.refused, latest.replay, latest.turns) == (3, 2, None)
     alone, revoked = [line for line in lines if line["event"] == "verdict"]
     assert (alone["kind"], alone["log_level"]) == ("alone", "info")

@@ -156,8 +156,6 @@ async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str
     while node._opened is None:  # noqa: ASYNC110 - its loops begin a moment later
         await asyncio.sleep(0)
     work = node._opened
-    assert work.coordinating is not None
-    assert work.puncher is not None
 
     async def answer(snapshot: object) -> None:
         """A round with a coordinator that answers."""

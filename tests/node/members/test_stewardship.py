@@ -48,7 +48,6 @@ def test_a_home_expels_members_with_either_key(tmp_path: Path, root_is_here: boo
     assert revoked(owner) is None
     assert [revoke(owner, [bytes([n]) * 32], NOW + n) for n in (2, 1)] == [1, 2]
     held = revoked(owner)
-    assert held is not None
     assert held.body.keys == (b"\x01" * 32, b"\x02" * 32)
     assert isinstance(verify_revocations(held.raw, owner.swarm(), NOW), Statement)
 
@@ -56,7 +55,6 @@ def test_a_home_expels_members_with_either_key(tmp_path: Path, root_is_here: boo
 def test_only_the_root_outranks_a_stolen_steward(tmp_path: Path) -> None:
     owner = founded(tmp_path)
     steward = owner.steward()
-    assert steward is not None
     assert revoke(owner, [steward.key.public_key], NOW, outrank=True) == ROOT_ONLY
     (owner.path / "root.key").unlink()
     with pytest.raises(HomeError, match=r"root\.key"):
@@ -125,7 +123,6 @@ def test_a_damaged_list_is_said(tmp_path: Path) -> None:
 def test_a_thief_that_fills_the_list_and_rotates_the_secret_is_outranked(tmp_path: Path) -> None:
     owner = founded(tmp_path)
     steward = owner.steward()
-    assert steward is not None
     key = steward.key.public_key
     full = [n.to_bytes(32, "big") for n in range(MAX_REVOKED)]
     owner.save("revoked", next_list(steward, owner.swarm(), None, full, NOW).raw)
@@ -147,7 +144,6 @@ def test_commands_at_once_lose_nothing(tmp_path: Path) -> None:
         names = [f"guest {n}" for n in range(8)]
         list(pool.map(lambda name: invite(owner, name, [], **TICKET), names))
     held = revoked(owner)
-    assert held is not None
     assert (sorted(numbers), held.body.keys) == (list(range(1, 9)), tuple(keys))
     assert sorted(made.name for made in admissions(owner).entries()) == names
 

@@ -112,11 +112,9 @@ def test_a_card_of_24_gb_spends_memory_on_rows_and_still_keeps_activations(tmp_p
     for gib, rows, checkpointing in ((24, 128, False), (16, 128, False), (12, 128, True)):
         start = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(gib))
         plan = start.fit.plan
-        assert plan is not None
         assert (plan.rows, plan.training.checkpointing) == (rows, checkpointing)
         assert start.settings.sampling.tasks_per_call * 8 == rows
         shape = cache_shape(start.settings, model, start.fit)
-        assert shape is not None
         assert shape.rows == rows
     small = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(8))
     assert small.settings.sampling.tasks_per_call == 8
@@ -241,8 +239,6 @@ def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
     assert found.vllm
     assert found.shares_base
     built_in = fit(settings, model, on_gpu(8)).plan
-    assert found.plan is not None
-    assert built_in is not None
     parts = replace(built_in.parts, reserve=found.plan.parts.reserve)  # their CUDA graphs differ
     assert found.plan == replace(built_in, parts=parts)
     with pytest.raises(ModelError, match="GPU memory"):
@@ -326,7 +322,6 @@ def test_what_main_memory_must_hold_follows_the_plan() -> None:
     for vllm in (None, FOR_GPU):
         machine = replace(on_gpu(12, vllm=vllm), free=13 * GIB)
         found = fit(settings_of(), model, machine)
-        assert found.plan is not None
         assert found.plan.training.lora_rank == DEFAULT_RANK
         with pytest.raises(ModelError, match="of memory"):
             fit(settings_of(), model, replace(machine, free=2 * GIB))
@@ -350,7 +345,6 @@ def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() ->
     assert check_disk(home, shape, eight, 3 * each // 2) is None
     # What a plan of the GPU chose counts.
     planned = fit(settings, shape, on_gpu(12))
-    assert planned.plan is not None
     assert planned.plan.training.lora_rank
     assert check_disk(home, shape, planned, 2 * 10**9) is None
     with pytest.raises(HomeError) as caught:
@@ -397,7 +391,6 @@ def test_on_a_cpu_the_machines_memory_decides() -> None:
 
 def test_on_a_gpu_its_memory_decides() -> None:
     found = fit(settings_of(), shape_of("qwen2.5-1.5b"), on_gpu(12))
-    assert found.plan is not None
     assert found.plan.total < found.plan.vram == 12 * GIB
     with pytest.raises(ModelError, match=r"GPU memory"):
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
@@ -434,7 +427,6 @@ def test_versions_stay_on_a_gpu_where_two_more_copies_fit_there() -> None:
     for half in range(26, 64):
         machine, settings = on_gpu(half / 2, vllm=FOR_GPU), settings_of(training__lora_rank=0)
         plan = (found := fit(settings, shape_of("qwen2.5-0.5b"), machine)).plan
-        assert plan is not None
         copy = plan.parts.sampler_weights
         assert found.ipc == plan.fits(2 * copy), half
         told.add((found.ipc, plan.fits(3 * copy)))
@@ -464,7 +456,6 @@ def test_several_cards_are_planned_by_the_first() -> None:
     model, whole = shape_of("qwen2.5-1.5b"), {"training__lora_rank": 0}
     hosts = settings_of(run__trainer_hosts="10.0.0.1:1*8", **whole)
     found = fit(hosts, model, on_gpu(12, vllm=FOR_GPU))
-    assert found.plan is not None  # 24 GB are spread over eight
     assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
     assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
     assert trainer_settings(hosts, found).hosts == 8
@@ -472,7 +463,6 @@ def test_several_cards_are_planned_by_the_first() -> None:
         fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
     adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}
     found = fit(settings_of(**adapters), model, on_gpu(12))
-    assert found.plan is not None
     assert found.plan.parts.trainer_weights > 2 * model.weight_count
     assert not found.ipc
     with pytest.raises(ModelError, match="of 4 cards"):
@@ -485,7 +475,6 @@ def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
     def planned(**flags: Any) -> tuple[int, int]:
         settings = settings_of(training__lora_rank=8, **flags)
         found = fit(settings, model, large)
-        assert found.plan is not None
         engine = engine_plan(settings, model, found)
         assert engine.tensor_parallel == found.plan.cards
         return found.plan.cards, found.plan.parts.sampler_weights
@@ -555,7 +544,6 @@ def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
 def test_with_a_gpu_this_machine_is_planned_for() -> None:
     settings = settings_of(run__device="cuda")
     plan = fit(settings, shape_of("tiny"), this_machine(settings)).plan
-    assert plan is not None
     assert plan.total < plan.vram
 
 

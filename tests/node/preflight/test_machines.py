@@ -182,7 +182,6 @@ def test_the_heads_that_attention_repeats_are_counted(
     facts = replace(machine(name, 24), torch=Torch(torch, "13.0"))
     flags = {"training.lora_rank": 32, "training.dtype": dtype}
     decision = decided(facts, "qwen2.5-1.5b", **flags)
-    assert decision.found is not None
     assert decision.plan is not None
     assert decision.job.repeats_heads is decision.found.training.repeats_heads is repeats
     on_cpu = decided(facts, "qwen2.5-1.5b", **flags, **{"run.device": "cpu"})
@@ -207,7 +206,6 @@ def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -
     assert "compute capability" in said.found
     assert "7.5" in said.found
     decision = decided(facts, "qwen2.5-0.5b")
-    assert decision.found is not None
     assert decision.found.where.device == "cpu"
     assert trainer_settings(load_settings({}, environ={}), decision.found).device == "cpu"
     with pytest.raises(ConfigError, match=r"run\.device"):
@@ -226,8 +224,6 @@ def test_a_card_whose_kernels_do_not_run_is_not_taken() -> None:
 def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> None:
     facts = machine("RTX 4090", 8, shares=False, main=8)
     found = decided(facts, "qwen2.5-1.5b").found
-    assert found is not None
-    assert found.plan is not None
     assert found.training.nf4
     assert not found.shares_base
     assert found.plan.total <= 7.3 * GIB
@@ -237,13 +233,9 @@ def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> Non
 @pytest.mark.parametrize(("name", "gib"), [("T4", 14.5), ("T4", 7.6)])
 def test_turing_cards_are_planned_in_float16(name: str, gib: float) -> None:
     found = decided(machine(name, gib), "qwen2.5-1.5b").found
-    assert found is not None
-    assert found.plan is not None
     assert found.where.products == found.training.dtype == "float16"
     assert "in float16" in found.plan.described()
     same = decided(machine("RTX 4090", gib), "qwen2.5-1.5b").found
-    assert same is not None
-    assert same.plan is not None
     # What is recomputed begins with numbers of four bytes.
     assert found.plan.rows <= same.plan.rows
 
@@ -254,8 +246,6 @@ def test_a_base_that_may_not_be_shared_is_planned_twice() -> None:
         decided(facts, "qwen2.5-1.5b", **{"training.base": base, "training.lora_rank": 32})
         for base in ("auto", "own")
     )
-    assert shared.found is not None
-    assert own.found is not None
     assert (shared.found.shares_base, own.found.shares_base) == (True, False)
     assert own.job.base == "auto"
     unshared = decided(
