@@ -20,7 +20,6 @@ from screens import PLACE, TEXTS, VIEWS, WIDTHS
 def test_a_view_is_what_the_terminal_showed(view: str, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(VIEWS[view]())
-    assert isinstance(console.file, io.StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]
     kept = (PLACE / f"{view}-{width}.txt").read_text().splitlines()
     assert lines == kept, "run `python -m screens` in tests, and look at what changed"

@@ -11,19 +11,13 @@ from pathlib import Path
 
 import pytest
 from builders import quiet_snapshot
-from rich.console import Console, RenderableType
+from rich.console import Console
+from shown_cases import printed
 
 from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, single_keys
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
 from swarm_node.node.figures.verdict import findings
-
-
-def drawn(view: RenderableType, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(view)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def node(**changes: object) -> Snapshot:
@@ -42,15 +36,15 @@ def node(**changes: object) -> Snapshot:
 
 def test_keys_turn_pages_and_turn_back() -> None:
     pages = Pages()
-    first = drawn(pages.drawn(node()), 100)
+    first = printed(pages.drawn(node()), 100)
     for key, expected in (("p", "no peers yet"), ("s", "gcd of 12 ⏎ and 18?")):
         pages.turn(key)
-        assert expected in drawn(pages.drawn(node()), 100)
+        assert expected in printed(pages.drawn(node()), 100)
         pages.turn(key)
-        assert drawn(pages.drawn(node()), 100) == first
+        assert printed(pages.drawn(node()), 100) == first
     pages.turn("p")
     pages.turn("x")
-    assert drawn(pages.drawn(node()), 100) == first
+    assert printed(pages.drawn(node()), 100) == first
 
 
 def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended() -> None:
@@ -77,7 +71,6 @@ def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended() -> None:
         screen.step("trainer")
         asyncio.run(main())
         screen.ended(Ended(6384, 0.8, True))
-    assert isinstance(console.file, io.StringIO)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     places = [
         text.index(said)

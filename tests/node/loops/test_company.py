@@ -205,7 +205,6 @@ async def test_invented_heartbeats_bring_few_connections_to_a_third_party(
     async with in_swarm(loop, tmp_path, LIVE + 101) as swarm:
         nodes = [swarm.start(index) for index in range(LIVE)]
         hostile = swarm.start(LIVE, HostileNode)
-        assert isinstance(hostile, HostileNode)
         hostile.named = [swarm.heartbeat(LIVE + 1 + i, third_party) for i in range(100)]
         hostile.victims = [node.peer_id for node in nodes]
         for node in nodes:
@@ -230,7 +229,6 @@ async def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(
         named = [swarm.heartbeat(index) for index in hostile]
         for index in hostile:
             node = swarm.start(index, HostileNode)
-            assert isinstance(node, HostileNode)
             node.named, node.victims = named, [target]
         node = swarm.start(victim, know=range(82, 92))
         await asyncio.sleep(60.0)

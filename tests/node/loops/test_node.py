@@ -321,10 +321,8 @@ async def test_two_nodes_meet_and_train_on_each_others_groups(
 def assert_closed(world: World, parts: Parts, others: Sequence[str] = ()) -> None:
     """Every part is closed, and the network has `others` alone."""
     assert world.network.peers() == list(others)
-    assert isinstance(parts.sampler, Sampler)
     assert parts.sampler.closed
     assert not (world.home() / "weights").exists()  # the trainer removes it
-    assert isinstance(parts.environment, Host)
     assert parts.environment.closed
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         parts.storage.blob(b"")
