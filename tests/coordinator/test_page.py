@@ -214,8 +214,8 @@ async def test_what_happens_to_members_is_logged(
             if len(told["rows"]) == 5:
                 break
             await asyncio.sleep(0.05)
-        new = {(row["name"], row["kind"], row["text"]) for row in told["rows"][:2]}
+        new = {(row["name"], row["kind"]) for row in told["rows"][:2]}
         assert new == {
-            ("node 1", "refused", "groups 2; 2 in all"),
-            ("node 2", "joined", "heard for the first time"),
+            ("node 1", "refused"),
+            ("node 2", "joined"),
         }

@@ -105,28 +105,6 @@ def test_what_was_measured_alone_is_a_line_of_its_own(
     assert errors == []
 
 
-def test_what_was_measured_on_the_old_ground_is_marked(
-    tmp_path: Path, said: tuple[Any, list[str]]
-) -> None:
-    page, errors = said
-    old = [replace(point(number), split=0, seen=None) for number in range(280, 290)]
-    with served(tmp_path, snapshot(evals=old)) as one:
-        page.goto(one.address())
-        lines = page.locator("#reward .u-legend .u-label")
-        playwright.expect(lines).to_have_text(["up", "old ground"])
-        playwright.expect(page.locator("#held-seen")).to_have_text("old ground: held out by seed")
-        after = [replace(point(number), seconds=2000.0 + number) for number in (40, 44)]
-        one.now = snapshot(evals=[*old, *after])
-        page.reload()
-        every = ["up", "all families", "sampled here", "never sampled", "seen texts", "old ground"]
-        playwright.expect(lines).to_have_text(every)
-        playwright.expect(page.locator("#held")).to_have_text("0.110")
-        playwright.expect(page.locator("#held-more")).to_contain_text("0.100 at first")
-        page.locator("#family").select_option("gcd")
-        playwright.expect(lines).to_have_text(["up", "gcd", "old ground"])
-    assert errors == []
-
-
 @pytest.mark.nightly(reason="another look at the page in a browser")
 def test_links_lead_to_parts_that_are_there(tmp_path: Path, said: tuple[Any, list[str]]) -> None:
     page, errors = said

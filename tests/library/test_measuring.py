@@ -230,16 +230,16 @@ def test_what_cannot_be_measured_says_what_to_do(quick_home: Path, tmp_path: Pat
         weights.seek(-1, 2)
         weights.write(b"\x99")
     for options, said in (
-        (("--answers", "2"), "add --checkpoint all, or --tasks FILE"),
+        (("--answers", "2"), "--tasks FILE"),
         (("--tasks", str(file), "--k", "5"), "--answers 5"),
         (("--tasks", str(tmp_path / "no.jsonl")), "cannot read"),
         (("--tasks", str(pipe)), "no regular file"),
         (("--tasks", str(bad)), "line 2"),
-        (("--tasks", "drillz"), "there is no environment 'drillz'"),
-        (("--checkpoint", "v0000000009"), "this home has v0000000002"),
+        (("--tasks", "drillz"), "'drillz'"),
+        (("--checkpoint", "v0000000009"), "v0000000002"),
         (("--checkpoint", str(damaged)), "another digest"),
-        (("--checkpoint", str(tmp_path)), "no checkpoint or model"),
-        (("--checkpoint", "all", "--model", "tiny-talk"), "name its base with --model"),
+        (("--checkpoint", str(tmp_path)), "or model"),
+        (("--checkpoint", "all", "--model", "tiny-talk"), "--model"),
     ):
         done = run(quick_home, *options)
         assert done.exit_code == 1, options

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -32,8 +31,7 @@ class EvalPoint(msgspec.Struct, frozen=True):
     family. `alone`: no group of a peer was trained on until then.
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out. At 0, tasks were held out by seed, and their texts occur in
-    training.
+    which texts are held out.
     """
 
     seconds: float
@@ -79,25 +77,6 @@ class Saved(msgspec.Struct):
     mixture: MixtureState | None = None
     dropped: list[DroppedRow] = []
     taught: list[TaughtRow] = []
-
-    @classmethod
-    def read(cls, extra: Mapping[str, Any]) -> Self:
-        """Read a checkpoint's `extra`. Points from before texts were held out say `unseen` for the
-        families that are `borrowed` now.
-
-        Raises:
-            msgspec.ValidationError: it holds something else.
-        """
-        evals = extra.get("evals")
-        if isinstance(evals, list):
-            extra = {**extra, "evals": [_renamed(point) for point in evals]}
-        return msgspec.convert(extra, cls)
-
-
-def _renamed(point: Any) -> Any:
-    if not isinstance(point, dict) or "unseen" not in point:
-        return point
-    return {"borrowed": point["unseen"], **point}
 
 
 class PeerRow(msgspec.Struct, frozen=True):
