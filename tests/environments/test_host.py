@@ -214,7 +214,7 @@ def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
 
 def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) -> None:
     unknown = TaskRef("hostile", VERSION, "none", 7)
-    with pytest.raises(UnknownTaskError, match="unknown family 'none'"):
+    with pytest.raises(UnknownTaskError, match="'none'"):
         lasting.use(lambda host: host.judge_all([(REF, ["7"]), (unknown, ["7"])]))
     lasting.host._wary = 0
 
@@ -428,7 +428,7 @@ def test_a_task_that_cannot_be_made_is_unknown(lasting: LastingHost, family: str
 
 def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
-        with pytest.raises(SlowTaskError, match="leave that family out") as slow:
+        with pytest.raises(SlowTaskError, match="that family") as slow:
             await host.judge(TaskRef("hostile", VERSION, "slow", 1), ["7"], "peers")
         assert slow.value.seconds == pytest.approx(0.2)
         assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
@@ -474,7 +474,7 @@ def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, A
 
 @pytest.mark.parametrize("which", ["derive_seconds", "score_seconds"])
 def test_no_time_at_all_is_refused(which: str) -> None:
-    with pytest.raises(ValueError, match="more than 0 seconds"):
+    with pytest.raises(ValueError, match="0 seconds"):
         ProcessEnvironmentHost("drills", {}, **{which: 0.0})  # type: ignore[arg-type]
 
 

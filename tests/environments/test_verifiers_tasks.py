@@ -69,12 +69,12 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install '.[verifiers]'" in done.stdout, done.stderr
+    assert "[verifiers]" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("word", [False, "true", 1])
 def test_nothing_of_a_taskset_is_loaded_until_its_owner_vouches_for_it(word: object) -> None:
-    with pytest.raises(ConfigError, match=r"options\.runs_no_code: the rewards of swarm_sums see"):
+    with pytest.raises(ConfigError, match=r"options\.runs_no_code"):
         create("swarm_sums", runs_no_code=word)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ import pytest
 from sites.faults import FaultProxy
 from transports import ECHO, echo, running, until
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses.addresses import Address
 from swarm_node.p2p.transports.hivemind import records as hivemind_records
 from swarm_node.p2p.transports.hivemind.process import private_file, private_key
@@ -167,7 +167,7 @@ def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> None:
                 state_dir=tmp_path / "late",
                 rng=random.Random(0),
             )
-            with pytest.raises(TransportError, match="cannot listen on"):
+            with pytest.raises(TransportError, match="cannot listen"):
                 await late.start()
             await late.stop()
         nowhere = HivemindTransport(
@@ -178,7 +178,7 @@ def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> None:
             state_dir=tmp_path / "nowhere",
             rng=random.Random(0),
         )
-        with pytest.raises(TransportError, match="cannot start the network daemon"):
+        with pytest.raises(TransportError, match="network daemon"):
             await nowhere.start()
         await nowhere.stop()
 
@@ -187,7 +187,7 @@ def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:80", "/ip4/1.2.3.4/udp/1", "/ip4/x/tcp/1", ""])
 def test_an_impossible_listen_address_is_refused_at_once(tmp_path: Path, listen: str) -> None:
-    with pytest.raises(TransportError, match="is not an address like"):
+    with pytest.raises(TransportError, match="an address"):
         HivemindTransport(
             Identity.generate(),
             swarm_id=SWARM,
@@ -346,11 +346,11 @@ def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
                 *(other.request(one.peer_id, HOLD, b"x") for _ in range(80)),
                 return_exceptions=True,
             )
-            refused = [o for o in outcomes if isinstance(o, TransportError)]
+            refused = [o for o in outcomes if isinstance(o, RefusedError)]
             assert peak == 2
             assert outcomes.count(b"x") + len(refused) == 80
             assert refused
-            assert {str(o) for o in refused} == {"too many of your requests at once: slow down"}
+            assert {o.code for o in refused} == {"queue_full"}
             assert await other.request(one.peer_id, HOLD, b"next") == b"next"
 
     asyncio.run(main())

@@ -72,7 +72,7 @@ def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
         pid = child.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(ChildError, match="did not answer"):
+        with pytest.raises(ChildError, match="not answer"):
             await child.call(Echo(), Echoed, patience=0.5)
         assert child.pid is None
         assert not psutil.pid_exists(pid)

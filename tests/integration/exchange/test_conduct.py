@@ -101,7 +101,7 @@ def test_a_malformed_request_of_a_member_is_counted_and_cuts_its_link(
             await bob.transport.request(alice.peer_id, protocol, junk)
         assert alice.rejected == peer.rejected == {"schema": 1}
         sound = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
-        with pytest.raises(TransportError, match="cut the link"):
+        with pytest.raises(TransportError, match="the link"):
             await bob.transport.request(alice.peer_id, LIST, sound)
         assert alice.directory.draw(random.Random(0), 9, SYSTEM_CLOCK.now()) == []
         # A new greeting, or the directory's forgetting, lifts nothing.
@@ -125,10 +125,10 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
             made = NewSecret(1, 1, int(now), b"s" * 32)
         sealed = seal(bob.membership.identity, swarm_id, kind, wire.pack(made))
         forged = wire.pack(Signed(b"", sealed))
-        with pytest.raises(TransportError, match="refused: wrong_root"):
+        with pytest.raises(TransportError, match="wrong_root"):
             await bob.transport.request(alice.peer_id, protocol, forged)
         assert alice.rejected == {"wrong_root": 1}
-        with pytest.raises(TransportError, match="cut the link"):
+        with pytest.raises(TransportError, match="the link"):
             await bob.transport.request(alice.peer_id, protocol, b"")
 
     in_swarm(body)
@@ -137,7 +137,7 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
 def test_who_is_no_steward_says_so_when_asked_for_a_renewal(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         await bob.exchange.meeting.beat(0, 20.0)
-        with pytest.raises(TransportError, match="no renewal: not_steward"):
+        with pytest.raises(TransportError, match="not_steward"):
             await alice.transport.request(bob.peer_id, RENEW, b"")
 
     in_swarm(body)
@@ -147,11 +147,11 @@ def test_who_was_cut_off_before_a_restart_stays_so(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         alice.directory.recall(bob.peer_id, Standing(cut_until=SYSTEM_CLOCK.now() + 60))
         hello = wire.HelloRequest(bob.membership.chain, "", (), 0, 0)
-        with pytest.raises(TransportError, match="broke the protocol"):
+        with pytest.raises(TransportError, match="broke"):
             await bob.transport.request(alice.peer_id, HELLO, wire.pack(hello))
         with pytest.raises(TransportError) as cut:
             await bob.transport.request(alice.peer_id, HELLO, wire.pack(hello))
-        assert "broke the protocol" not in str(cut.value)  # its link is cut: nobody reads it
+        assert "broke" not in str(cut.value)  # its link is cut: nobody reads it
 
     in_swarm(body)
 
@@ -164,7 +164,7 @@ def test_a_peer_that_breaks_the_protocol_is_asked_nothing_and_gets_no_answer(in_
         now = SYSTEM_CLOCK.now()
         assert 50 < bob.directory.cut(mallory.peer_id, now) <= OFFENCE.first
         assert bob.directory.draw(random.Random(0), 9, now) == []
-        with pytest.raises(TransportError, match="cut the link"):
+        with pytest.raises(TransportError, match="the link"):
             await mallory.transport.request(bob.peer_id, HELLO, b"")
 
     in_swarm(body)

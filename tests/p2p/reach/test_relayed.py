@@ -76,7 +76,7 @@ def test_the_largest_request_and_reply_fit_their_limits() -> None:
     reply = Reply(bytes(body.most))
     assert body.most == MAX_REPLY_BYTES - REPLY_ROOM
     assert len(seal_reply(TARGET, SWARM, body, reply)) <= MAX_REPLY_BYTES
-    with pytest.raises(TransportError, match="over the limit"):
+    with pytest.raises(TransportError, match="the limit"):
         request_to(TARGET.peer_id, WHO, bytes(MAX_PAYLOAD_BYTES + 1), 1, nonce=nonce, wall=NOW)
 
 
@@ -162,7 +162,7 @@ def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
     refusal = seal_reply(TARGET, SWARM, body, Reply.refusal("say hello first"))
     opened = open_reply(refusal, SWARM, TARGET.peer_id, body)
     assert isinstance(opened, Reply)
-    with pytest.raises(RefusedError, match="say hello first"):
+    with pytest.raises(RefusedError, match="say hello"):
         opened.unwrap(100)
     for altered, author, asked in (
         (reply, THIRD.peer_id, body),
@@ -341,7 +341,7 @@ def test_a_relay_is_not_blamed_for_its_askers() -> None:
         with pytest.raises(TransportError, match="outdated"):
             await world.ask(late)
         world.severed.sever(world.asker.peer_id, 60.0)
-        with pytest.raises(TransportError, match="broke the protocol"):
+        with pytest.raises(TransportError, match="broke"):
             await world.ask(world.body())
         assert world.refused == []
 
@@ -382,7 +382,7 @@ def test_a_full_disk_keeps_nobody_from_being_answered(tmp_path: Path) -> None:
 def test_only_members_relay() -> None:
     async def body(world: World) -> None:
         world.members.discard(world.relay.peer_id)
-        with pytest.raises(TransportError, match="say hello first"):
+        with pytest.raises(TransportError, match="say hello"):
             await world.ask(world.body())
         assert world.came_by == []
 

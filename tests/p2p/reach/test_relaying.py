@@ -114,7 +114,7 @@ def test_a_relay_forwards_to_members_that_are_connected_and_names_no_reason_for_
         stranger = Identity.generate().peer_id
         world.connected.add(stranger)
         for named in (peer(target), stranger, Identity.generate().peer_id):
-            with pytest.raises(TransportError, match="not connected to that member"):
+            with pytest.raises(TransportError, match="not connected"):
                 await world.end.route(peer(asker), world.sealed(asker, named))
         assert world.end.carried.requests == 0
         assert world.end.carried.refused == {"not_connected": 3}
@@ -128,12 +128,12 @@ def test_only_members_ask_and_only_while_it_serves() -> None:
         asker, target = world.askers[:2]
         stranger = replace(asker, identity=Identity.generate())
         for call in (world.ask(stranger, target), world.end.keep(peer(stranger), b"")):
-            with pytest.raises(TransportError, match="say hello first"):
+            with pytest.raises(TransportError, match="say hello"):
                 await call
         assert await world.end.keep(peer(asker), b"") == b""
         world.serves = False
         for call in (world.ask(asker, target), world.end.keep(peer(asker), b"")):
-            with pytest.raises(TransportError, match="no relay now"):
+            with pytest.raises(TransportError, match="no relay"):
                 await call
 
     in_world(body)
@@ -167,7 +167,7 @@ def test_a_peer_that_broke_the_protocol_is_not_served() -> None:
         asker, target = world.askers[:2]
         world.directory.meet(peer(asker), 0.0)
         world.directory.refused(peer(asker), "signature", 0.0)
-        with pytest.raises(TransportError, match="broke the protocol"):
+        with pytest.raises(TransportError, match="broke"):
             await world.ask(asker, target)
 
     in_world(body)
@@ -309,7 +309,7 @@ def test_a_stranger_that_goes_on_is_cut_and_is_not_told_what_the_node_does() -> 
         world.serves = False
         for number in range(100):
             call = world.end.keep(peer(stranger), b"")
-            with pytest.raises(TransportError, match="say hello first"):
+            with pytest.raises(TransportError, match="say hello"):
                 await (call if number % 2 else world.ask(stranger, world.askers[1]))
             if number % 2 == 0:
                 call.close()

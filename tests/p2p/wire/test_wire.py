@@ -282,7 +282,7 @@ def test_a_node_cannot_pack_what_its_peers_would_refuse(bad: RolloutGroup) -> No
 def test_a_group_over_the_total_limit_cannot_be_packed() -> None:
     long = completion(tokens=20_000, text="x")
     large = RolloutGroup(group().task, group().policy, (long,) * 30, (0.0,) * 30)
-    with pytest.raises(wire.OversizeGroupError, match="outside the limits"):
+    with pytest.raises(wire.OversizeGroupError, match="the limits"):
         wire.pack_group(large, epoch=1, seq=1, created_ms=0)
 
 
@@ -379,13 +379,13 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
     ],
 )
 def test_a_body_outside_its_bounds_cannot_be_packed(body: wire.Body) -> None:
-    with pytest.raises(ValueError, match="outside its bounds"):
+    with pytest.raises(ValueError, match="its bounds"):
         wire.pack(body)
 
 
 def test_addresses_that_are_too_long_together_are_refused_both_ways() -> None:
     long = ["/" + letter * 155 for letter in "uxyz"]
-    with pytest.raises(ValueError, match="too long for a heartbeat"):
+    with pytest.raises(ValueError, match="heartbeat"):
         heartbeat(tuple(long))
     data = msgpack.packb([1, long, 0, 0, 0, 0, "", 0, 0, False, False])
     refused = wire.unpack(wire.Heartbeat, data, max_bytes=wire.MAX_HEAD_BYTES)
@@ -417,5 +417,5 @@ def test_a_dialogue_is_not_packed_as_its_last_turn() -> None:
     whole = group()
     talk = dataclasses.replace(whole.completions[0], earlier=(EarlierTurn("forty", 1),))
     said = dataclasses.replace(whole, completions=(talk, whole.completions[1]))
-    with pytest.raises(ValueError, match="pack the group as dialogues"):
+    with pytest.raises(ValueError, match="as dialogues"):
         wire.pack_group(said, epoch=1, seq=1, created_ms=0)

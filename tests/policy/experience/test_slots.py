@@ -123,7 +123,7 @@ def test_interrupted_groups_hold_their_slots_and_a_batch_resumes_them() -> None:
     limit.end(8)  # four were interrupted, the others failed
     assert (limit.sampling, limit.free(0), limit.sampling_batch(0)) == (4, 12, 8)
     for wrong in (5, -1):
-        with pytest.raises(ValueError, match=f"{wrong} groups cannot end: 4 are"):
+        with pytest.raises(ValueError, match=f"^{wrong} .* 4 are"):
             limit.end(wrong)
     limit.end(0)
     limit.end(4)

@@ -54,7 +54,7 @@ def sums(seed: int = 0) -> Iterator[CorpusItem]:
 
 def test_mined_phrases_are_the_fixed_parts_of_each_family() -> None:
     phrases = mine_phrases(islice(sums(), 300))
-    assert phrases == ["What is the sum of ", "Repeat the number ", " please.", " and "]
+    assert phrases == [PHRASES[0], "Repeat the number ", " please.", " and "]
 
 
 def test_mined_phrases_are_ascii() -> None:
@@ -232,7 +232,7 @@ def test_the_corpus_chooses_the_shipped_recipe_and_options_change_it() -> None:
     changed = shipped_recipe("dialogues", {"bare": 0.2}, steps=3, size="small")
     assert (changed.noise.bare, changed.noise.wrong) == (0.2, LAST_NOISE.wrong)
     assert (changed.steps, changed.size, changed.corpus) == (3, "small", "dialogues")
-    with pytest.raises(ConfigError, match="no corpus songs: choose from answers, dialogues"):
+    with pytest.raises(ConfigError, match=r"songs: .*answers, dialogues"):
         shipped_recipe("songs", {})
 
 
@@ -254,13 +254,16 @@ def test_the_shipped_models_are_small_and_only_one_has_roles(name: str) -> None:
     if name == "tiny-talk":
         assert len(codec.bridge("higher")) == 3
         return
-    with pytest.raises(ModelError, match="such as tiny-talk"):
+    with pytest.raises(ModelError, match="tiny-talk"):
         codec.bridge("higher")
 
 
-@pytest.mark.parametrize("wrong", [{"size": "huge"}, {"tokenizer": "bpe"}, {"steps": 0}])
-def test_an_impossible_recipe_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"choose from|1 step"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"size": "huge"}, "huge"), ({"tokenizer": "bpe"}, "bpe"), ({"steps": 0}, "1 step")],
+)
+def test_an_impossible_recipe_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         Recipe(**wrong)
 
 

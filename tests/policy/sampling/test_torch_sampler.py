@@ -329,9 +329,9 @@ def test_impossible_requests_are_refused() -> None:
             SampleRequest((), 1, 0, 1),
             SampleRequest((CODEC.vocab_size,), 1, 0, 1),
         ):
-            with pytest.raises(ValueError, match=r"must|needs|outside|at most"):
+            with pytest.raises(ValueError, match=r"must|needs|outside|most"):
                 await sampler.sample([wrong])
-        with pytest.raises(ModelError, match="lower max_new_tokens"):
+        with pytest.raises(ModelError, match="max_new_tokens"):
             await sampler.sample([request(max_new_tokens=1024)])
         assert await sampler.sample([]) == []
 
@@ -380,7 +380,7 @@ def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
 def test_a_model_that_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
     config = Qwen2Config(1 << 35, 1 << 20, 24, 1, 2, 1, tie_word_embeddings=True)
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
-    with pytest.raises(ModelError, match="take a smaller model"):
+    with pytest.raises(ModelError, match="smaller model"):
         TorchSampler.from_directory(tmp_path, codec=CODEC)
 
 

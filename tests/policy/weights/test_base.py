@@ -163,7 +163,7 @@ def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
 
 def test_a_base_of_another_shape_is_refused(tmp_path: Path, random_qwen2: Path) -> None:
     make_base(TINY, tmp_path, ON_CPU)
-    with pytest.raises(ModelError, match="not of this model"):
+    with pytest.raises(ModelError, match="this model"):
         map_base(tmp_path, Qwen2.from_directory(random_qwen2).config)
 
 
@@ -171,7 +171,7 @@ def test_a_full_directory_is_an_error_that_says_what_to_do(tmp_path: Path) -> No
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(ModelError, match="no space for") as refused:
+        with pytest.raises(ModelError, match="no space") as refused:
             make_base(TINY, tmp_path, ON_CPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -120,8 +120,8 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(
     with pytest.raises(KeyboardInterrupt):
         TWO.run(tmp_path)
     told = capsys.readouterr().err
-    assert f"finished runs are kept in {tmp_path / 'dense-n1-r1'}" in told
-    assert "give the same command again" in told
+    assert str(tmp_path / "dense-n1-r1") in told
+    assert "same command" in told
     (kept,) = tmp_path.rglob("report.json")
     written = kept.stat().st_mtime_ns
     monkeypatch.undo()

@@ -82,7 +82,7 @@ def test_it_runs_shows_lags_and_resumes(
 
 
 def test_what_is_impossible_is_refused() -> None:
-    with pytest.raises(ConfigError, match="positive, sampler, none"):
+    with pytest.raises(ConfigError, match=r"positive,.*none"):
         staleness(corrections=("magic",))
     with pytest.raises(ConfigError, match="0 or more"):
         staleness(lags=(-1,))
