@@ -347,35 +347,6 @@ def test_a_hostile_dialogue_is_refused_with_its_reason(receiver: Receiver, name:
     assert refused.reason == reason
 
 
-def changed(said: Sequence[Completion], change: object) -> bytes:
-    """A sealed group of which the first completion is replaced by any packed value."""
-    fields = msgpack.unpackb(pack_dialogues(group(*said), epoch=1, seq=1, created_ms=0))
-    fields[6][0] = change(fields[6][0])  # type: ignore[operator]
-    return sealed_as(Kind.ROLLOUT_2, msgpack.packb(fields))
-
-
-MALFORMED = {
-    "17 turns": (lambda one: [one[0] * 17, one[1]], "schema"),
-    "no turns": (lambda one: [[], one[1]], "schema"),
-    "an empty turn": (lambda one: [[*one[0], ["", b"", b"", "stop"]], one[1]], "schema"),
-    "invented replies": (lambda one: [*one, ["well done"]], "schema"),
-    "a turn cut and gone on": (
-        lambda one: [[[*one[0][0][:3], "length"], one[0][1]], one[1]],
-        "content",
-    ),
-    "a span across turns": (lambda one: [one[0], [[3, 0, 4]]], "content"),
-    "fewer log-probs": (lambda one: [[[*one[0][0][:2], b"\0" * 4, "stop"]], one[1]], "content"),
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_dialogue_is_refused_with_its_reason(receiver: Receiver, name: str) -> None:
-    change, reason = MALFORMED[name]
-    refused = receiver.take(changed([LATER, RIGHT], change))
-    assert isinstance(refused, Rejected)
-    assert refused.reason == reason
-
-
 def test_a_group_of_the_other_version_is_of_another_kind(receiver: Receiver) -> None:
     first = sealed_as(Kind.ROLLOUT, pack_group(group(RIGHT), epoch=1, seq=1, created_ms=0))
     second = sealed_as(Kind.ROLLOUT_2, pack_dialogues(group(RIGHT), epoch=1, seq=1, created_ms=0))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +27,6 @@ from swarm_node.p2p.reach.relayed import (
     PER_ASKER,
     REPLY_ROOM,
     Replays,
-    ReplyHead,
     Request,
     Target,
     open_reply,
@@ -39,11 +35,9 @@ from swarm_node.p2p.reach.relayed import (
     seal_reply,
     seal_request,
 )
-from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply
+from swarm_node.p2p.wire.frames import Reply
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.protocols import PROBE_FOR, RELAY, RELAYED
+from swarm_node.p2p.wire.protocols import PROBE_FOR
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 
 SWARM = bytes([7]) * 32
@@ -87,47 +81,6 @@ def test_what_no_relay_carries_is_an_error_of_the_network() -> None:
             request_to(TARGET.peer_id, protocol, b"", 100, nonce=bytes(16), wall=NOW)
 
 
-def sealed_with(field: int, value: object) -> bytes:
-    """A request with another value at one place, well sealed."""
-    body = msgpack.unpackb(wire.pack(request()))
-    body[field] = value
-    return seal(ASKER, SWARM, Kind.RELAY, msgpack.packb(body))
-
-
-@pytest.mark.parametrize(
-    ("sealed", "reason"),
-    [
-        (lambda: b"x" * (MAX_REQUEST_BYTES + 1), "size"),
-        (lambda: b"junk", "schema"),
-        (lambda: seal(ASKER, SWARM, Kind.REPLY, wire.pack(request())), "kind"),
-        (lambda: seal(ASKER, SWARM, Kind.RELAY, b"junk"), "schema"),
-        (lambda: seal_request(ASKER, bytes(32), request()), "signature"),
-        (
-            lambda: seal_request(ASKER, SWARM, request()).replace(WHO.encode(), b"x" * 17),
-            "signature",
-        ),
-        (lambda: seal_request(ASKER, SWARM, request(protocol=RELAY)), "route"),
-        (lambda: seal_request(ASKER, SWARM, request(protocol=RELAYED)), "route"),
-        (lambda: seal_request(TARGET, SWARM, request()), "route"),
-        *(
-            (functools.partial(sealed_with, field, value), "schema")
-            for field, value in (
-                *((2, WHO + "234"), (2, "/swarm-node/" + "a" * 25 + "/1"), (2, "/ipfs/id/1")),
-                *((3, bytes(15)), (3, bytes(17))),
-                *((5, -1), (5, MAX_REPLY_BYTES + 1)),
-                (6, bytes(MAX_PAYLOAD_BYTES + 1)),
-            )
-        ),
-    ],
-)
-def test_a_request_that_nobody_may_pass_on_is_refused(
-    sealed: Callable[[], bytes], reason: str
-) -> None:
-    refused = open_request(sealed(), SWARM)
-    assert isinstance(refused, Rejected)
-    assert refused.reason == reason
-
-
 @given(st.binary(max_size=400), st.integers(0, 600), st.integers(0, 255))
 def test_no_changed_byte_of_a_request_or_reply_passes(junk: bytes, at: int, byte: int) -> None:
     body = request()
@@ -145,36 +98,17 @@ def test_no_changed_byte_of_a_request_or_reply_passes(junk: bytes, at: int, byte
     assert isinstance(open_reply(junk, SWARM, TARGET.peer_id, body), Rejected)
 
 
-def headed(head: bytes, payload: bytes) -> bytes:
-    """A reply for whose head the target seals anything."""
-    sealed = seal(TARGET, SWARM, Kind.REPLY, head)
-    return len(sealed).to_bytes(2, "big") + sealed + payload
-
-
 def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
     body = request()
     reply = seal_reply(TARGET, SWARM, body, Reply(b"done"))
     assert open_reply(reply, SWARM, TARGET.peer_id, body) == Reply(b"done")
-    good = ReplyHead(1, body.nonce, False, 4, hashlib.sha256(b"done").digest())
-    assert open_reply(headed(wire.pack(good), b"done"), SWARM, TARGET.peer_id, body) == Reply(
-        b"done"
-    )
     refusal = seal_reply(TARGET, SWARM, body, Reply.refusal("say hello first"))
     opened = open_reply(refusal, SWARM, TARGET.peer_id, body)
     assert isinstance(opened, Reply)
     with pytest.raises(RefusedError, match="say hello"):
         opened.unwrap(100)
-    for altered, author, asked in (
-        (reply, THIRD.peer_id, body),
-        (reply, TARGET.peer_id, request(1)),
-        (reply + b"x", TARGET.peer_id, body),
-        (seal_reply(THIRD, SWARM, body, Reply(b"done")), TARGET.peer_id, body),
-        (seal_reply(TARGET, bytes(32), body, Reply(b"done")), TARGET.peer_id, body),
-        (b"", TARGET.peer_id, body),
-        (headed(b"junk", b"done"), TARGET.peer_id, body),
-        (headed(wire.pack(structs.replace(good, size=5)), b"done"), TARGET.peer_id, body),
-    ):
-        refused = open_reply(altered, SWARM, author, asked)
+    for author, asked in ((THIRD.peer_id, body), (TARGET.peer_id, request(1))):
+        refused = open_reply(reply, SWARM, author, asked)
         assert isinstance(refused, Rejected)
         assert refused.reason == "altered"
 
@@ -188,15 +122,6 @@ def test_a_reply_over_the_askers_limit_is_stated_and_not_sent() -> None:
     # A refusal may be longer than the reply that is asked for.
     long = seal_reply(TARGET, SWARM, body, Reply.refusal("r" * 200))
     assert open_reply(long, SWARM, TARGET.peer_id, body) == Reply.refusal("r" * 200)
-
-
-def test_a_refusal_longer_than_any_that_nodes_send_is_not_read() -> None:
-    """It would be shown and logged, and reading a long one takes seconds."""
-    body, words = request(most=1 << 20), b"r" * (MAX_REASON_BYTES + 1)
-    digest = hashlib.sha256(words).digest()
-    head = ReplyHead(v=1, nonce=body.nonce, refused=True, size=len(words), digest=digest)
-    with pytest.raises(OversizeError):
-        open_reply(headed(wire.pack(head), words), SWARM, TARGET.peer_id, body)
 
 
 def reasons(*outcomes: Rejected | None) -> list[str]:

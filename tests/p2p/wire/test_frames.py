@@ -87,49 +87,6 @@ def test_oversize_request_is_refused_before_it_is_sent() -> None:
     run_pair(talk)
 
 
-@pytest.mark.parametrize("announced", [MAX_REQUEST_BYTES + 1, 1 << 63, (1 << 64) - 1])
-def test_announced_length_is_judged_before_anything_is_read(announced: int) -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        client[1].write(struct.pack(">Q", announced) + b"first bytes")
-        with pytest.raises(OversizeError):
-            await frames.read_request(server[0])
-        server[1].write(struct.pack(">BQ", 0, announced))
-        with pytest.raises(OversizeError):
-            await frames.read_reply(client[0], client[1], MAX_REQUEST_BYTES)
-        assert await server[0].read(11) == b"first bytes"
-
-    run_pair(talk)
-
-
-def test_long_refusal_is_over_the_limit() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        server[1].write(struct.pack(">BQ", 1, frames.MAX_REASON_BYTES + 1))
-        with pytest.raises(OversizeError):
-            await frames.read_reply(*client)
-
-    run_pair(talk)
-
-
-def test_damaged_reply_is_not_delivered_nor_acknowledged() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        server[1].write(struct.pack(">BQ", 0, 5) + b"hellO" + hashlib.sha256(b"hello").digest())
-        with pytest.raises(TransportError, match="damaged"):
-            await frames.read_reply(*client)
-        client[1].close()
-        assert await server[0].read() == b""
-
-    run_pair(talk)
-
-
-def test_unknown_status_is_another_protocol() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        server[1].write(struct.pack(">BQ", 2, 0))
-        with pytest.raises(TransportError, match="not speak"):
-            await frames.read_reply(*client)
-
-    run_pair(talk)
-
-
 def test_writer_waits_for_the_ack() -> None:
     async def talk(client: Stream, server: Stream) -> None:
         async with asyncio.TaskGroup() as group:
