@@ -25,7 +25,7 @@ from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
-from swarm_node.p2p.wire.protocols import LIST_2, PULL
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.rollout import (
@@ -228,7 +228,7 @@ async def announce_raw(
     async def pulled(_: str, __: bytes) -> bytes:
         return sealed
 
-    side.transport._handlers[LIST_2] = listed
+    side.transport._handlers[LIST] = listed
     side.transport._handlers[PULL] = pulled
 
 

@@ -23,7 +23,6 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import (
     HELLO,
     LIST,
-    LIST_2,
     PEERS,
     PULL,
     PULL_2,
@@ -46,7 +45,7 @@ def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
         alice.members.obey(revocations(1, now, now + 60, [key]))
         assert await alice.pull() == []
         assert alice.rejected["revoked"] == 1
-        for protocol in (LIST, PULL, LIST_2, PULL_2, PEERS, REVOKED, SECRET, RENEW):
+        for protocol in (LIST, PULL, PULL_2, PEERS, REVOKED, SECRET, RENEW):
             with pytest.raises(TransportError, match="hello"):
                 await bob.transport.request(alice.peer_id, protocol, b"")
         hello = wire.HelloRequest(bob.membership.chain, "", (), 0, 0)
@@ -88,7 +87,7 @@ def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     in_swarm(body, 1)
 
 
-@pytest.mark.parametrize("protocol", [LIST, PULL, LIST_2, PULL_2, PEERS, HELLO])
+@pytest.mark.parametrize("protocol", [LIST, PULL, PULL_2, PEERS, HELLO])
 @pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
 def test_a_malformed_request_of_a_member_is_counted_and_cuts_its_link(
     in_swarm, protocol: str, junk: bytes
@@ -219,7 +218,7 @@ def test_a_reply_over_the_limit_of_the_protocol_cuts_its_sender_off(in_swarm) ->
         async def large(_: str, __: bytes) -> bytes:
             return bytes(200_000)
 
-        mallory.transport._handlers[LIST_2] = large
+        mallory.transport._handlers[LIST] = large
         await bob.fetch()
         assert bob.rejected == {"size": 1}
         assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0

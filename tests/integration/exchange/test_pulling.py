@@ -17,7 +17,7 @@ from swarm_node.p2p.peers.conduct import STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.protocols import LIST_2, PULL
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.rollout import TaskRef
 
 
@@ -170,16 +170,16 @@ def test_a_list_with_something_else_is_refused_and_ends_nothing(in_swarm, reply,
     async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
         await mallory.publish(0)
         await bob.exchange.meeting.beat(0, 20.0)
-        honest = mallory.transport._handlers[LIST_2]
+        honest = mallory.transport._handlers[LIST]
 
         async def other(_: str, __: bytes) -> bytes:
             return reply(mallory)
 
-        mallory.transport._handlers[LIST_2] = other
+        mallory.transport._handlers[LIST] = other
         assert await bob.list_some(8, 64) == 0
         assert bob.rejected == {reason: 1}
         assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0
-        mallory.transport._handlers[LIST_2] = honest
+        mallory.transport._handlers[LIST] = honest
         bob.forgive()
         peer = bob.directory.get(mallory.peer_id)
         assert peer is not None
