@@ -5,8 +5,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -137,25 +135,3 @@ def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: 
         waiting = {each.get_coro().__qualname__ for each in asyncio.all_tasks(swarm._loop)}  # type: ignore[union-attr]
         assert "ProgramNode.draw" not in waiting  # it would take groups that nobody sees
     assert not swarm.home.exists()
-
-
-def test_a_peer_of_an_old_release_is_told(tmp_path: Path) -> None:
-    owner, invited = founded(tmp_path / "owner")
-    script = [sys.executable, str(TESTS / "other_version.py"), str(owner.path)]
-    process = subprocess.Popen(
-        [*script, "/ip4/127.0.0.1/tcp/0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        ticket = invited([process.stdout.readline().strip()])
-        with swarm_node.member(ticket, SETTINGS) as swarm:
-            until(lambda: "wire_version" in {cause.code for cause in swarm.status().causes})
-            assert swarm.draw(1, wait=0.1) == []
-    finally:
-        process.stdin.close()
-        assert process.wait(60) == 0
-        process.stdout.close()

@@ -446,17 +446,6 @@ def test_what_is_no_probe_is_refused_as_such(tmp_path: Path) -> None:
             refused = asyncio.run(answer(member.caller.peer_id, junk))
             assert isinstance(refused, Rejected)
             assert refused.reason in ("schema", "size")
-    for ports in ((1, 2, 3, 4, 5), (0,), (65_536,)):
-        with pytest.raises(ValueError, match="bounds"):
-            wire.pack(ProbeRequest(ports))
-    outcome = PortOutcome(1, "open")
-    for body in (
-        ProbeReply("/" + "a" * 160, (outcome,), "untried", 0),
-        ProbeReply("", (outcome,) * 6, "untried", 0),
-        ProbeForRequest("1" * 65, "/ip4/11.0.9.1/tcp/80"),
-    ):
-        with pytest.raises(ValueError, match="bounds"):
-            wire.pack(body)
 
 
 def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(

@@ -267,16 +267,6 @@ def test_an_impossible_recipe_is_refused(wrong: dict[str, Any], said: str) -> No
         Recipe(**wrong)
 
 
-def test_the_shares_of_the_corpus_are_those_asked_for() -> None:
-    noise = Noise(bare=0.5, wrong=0.0, evasive=0.25)
-    clean = list(islice(sums(), 4000))
-    spoilt = list(noisy_corpus(clean, random.Random(0), noise))
-    bare = sum(a.answer == b.answer for a, b in zip(clean, spoilt, strict=True))
-    evasive = sum(item.answer in ("I do not know.", "Sorry.", "?") for item in spoilt)
-    assert abs(bare / 4000 - 0.5) < 0.04
-    assert abs(evasive / 4000 - 0.25) < 0.04
-
-
 @pytest.mark.parametrize("shares", [(-0.1, 0.0, 0.0), (0.5, 0.4, 0.2), (float("nan"), 0.0, 0.0)])
 def test_impossible_shares_are_refused(shares: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match="at most 1"):
