@@ -82,22 +82,12 @@ class Saved(msgspec.Struct):
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Self:
-        """Read a checkpoint's `extra`. Points from before texts were held out say `unseen` for the
-        families that are `borrowed` now.
+        """Read a checkpoint's `extra`.
 
         Raises:
             msgspec.ValidationError: it holds something else.
         """
-        evals = extra.get("evals")
-        if isinstance(evals, list):
-            extra = {**extra, "evals": [_renamed(point) for point in evals]}
         return msgspec.convert(extra, cls)
-
-
-def _renamed(point: Any) -> Any:
-    if not isinstance(point, dict) or "unseen" not in point:
-        return point
-    return {"borrowed": point["unseen"], **point}
 
 
 class PeerRow(msgspec.Struct, frozen=True):

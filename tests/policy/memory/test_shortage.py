@@ -22,6 +22,7 @@ def test_an_allocation_that_fails_is_recognised(allocate: Callable[[], object]) 
     [
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
         "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ],
 )
