@@ -26,7 +26,7 @@ from swarm_node.simulation.hostile import _HIDING_PLACES, HostileParts, maker
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
-from swarm_node.simulation.swarm import describe, simulate
+from swarm_node.simulation.swarm import simulate
 from swarm_node.simulation.unguarded import GUARDS, without
 from swarm_node.storage import Storage
 
@@ -180,13 +180,6 @@ def test_guards_are_back_afterwards() -> None:
     with without(GUARDS):
         assert SizeGate.of(8, 24).completions > 64
     assert (SizeGate.of(8, 24), digests, likely_tokens) == before
-
-
-def test_a_swarm_without_attackers_is_described_as_before_there_were_any() -> None:
-    settings = simulation_settings(0, {})
-    assert not {"hostile", "without"} & describe(Scenario(), settings)["plan"].keys()
-    plan = describe(Scenario(nodes=2, hostile=("liar",)), settings)["plan"]
-    assert plan["hostile"] == ["liar"]
 
 
 @pytest.mark.parametrize(
