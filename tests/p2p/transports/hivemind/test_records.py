@@ -283,24 +283,6 @@ def test_a_full_dictionary_fits_one_message_of_hivemind() -> None:
 PEER = ALICE.peer_id
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        f"/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/-1/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/٣/p2p/{PEER}",
-        f"/unix/tmp/tcp/1/p2p/{PEER}",
-        f"/dns4/-../tcp/1/p2p/{PEER}",
-        f"/dns4/a\nb/tcp/1/p2p/{PEER}",
-        f"/dns4/{'a' * 64}/tcp/1/p2p/{PEER}",
-        f"/dns4/{'a.' * 200}a/tcp/1/p2p/{PEER}",
-    ],
-)
-def test_what_no_vector_has_is_no_address_either(text: str) -> None:
-    assert parse_address(text) is None
-
-
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet="/ip46tcdns.:0189-\n", max_size=60))
 def test_parsing_addresses_never_raises(text: str) -> None:
