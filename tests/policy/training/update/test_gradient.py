@@ -12,7 +12,6 @@ import pytest
 import torch
 from builders import ROOT, train_rows, trainer_settings, update_with_gradient, write_model
 
-from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.update.ranks import Alone
@@ -49,17 +48,6 @@ def test_layers_run_again_give_the_same_gradient_from_less_memory(random_qwen2: 
     assert small < 0.6 * large
 
 
-def test_layers_run_again_train_alike(random_qwen2: Path) -> None:
-    cores = [
-        TrainerCore(random_qwen2, replace(SETTINGS, activation_checkpointing=recompute))
-        for recompute in (False, True)
-    ]
-    for core in cores:
-        assert core.update(Batch(tuple(train_rows()))).skipped is None
-    ours, theirs = (core.weights() for core in cores)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 @dataclass
 class One(Alone):
     """Process number `index` of `count`, which adds nothing of the others."""
@@ -70,16 +58,6 @@ class One(Alone):
 
 def gradient(core: TrainerCore) -> dict[str, torch.Tensor]:
     return update_with_gradient(core, train_rows(3))[1]
-
-
-@pytest.mark.parametrize("budget", [20, 1])
-def test_micro_batches_do_not_change_the_gradient(random_qwen2: Path, budget: int) -> None:
-    whole, pieces = (
-        gradient(TrainerCore(random_qwen2, replace(SETTINGS, micro_batch_tokens=size)))
-        for size in (10_000, budget)
-    )
-    for name, expected in whole.items():
-        torch.testing.assert_close(pieces[name], expected, rtol=1e-3, atol=1e-6)
 
 
 def test_the_gradients_of_all_processes_add_up_to_that_of_one(random_qwen2: Path) -> None:
