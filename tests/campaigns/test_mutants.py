@@ -91,7 +91,7 @@ def check(a, b):
 """
 TEST = """
 import pytest
-from swarm_node.p2p.wire.frames import check
+from swarm_node.p2p.limits.budgets import check
 
 def test_check():
     check(False, False)
@@ -118,17 +118,20 @@ def printed(call: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow(reason="a campaign runs pytest for each mutant")
 def test_only_the_guard_without_a_test_survives(tmp_path: Path) -> None:
-    package, tests = tmp_path / "swarm_node" / "p2p" / "wire", tmp_path / "tests" / "p2p" / "wire"
+    package, tests = (
+        tmp_path / "swarm_node" / "p2p" / "limits",
+        tmp_path / "tests" / "p2p" / "limits",
+    )
     for folder in (package, tests):
         folder.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
-    (package / "frames.py").write_text(GUARDS)
-    (tests / "test_frames.py").write_text(TEST)
-    done = campaign("frames", root=tmp_path)
-    assert "  p2p/wire/frames.py check: a (line 3) becomes False: " in done.stdout, done.stderr
-    assert "  SURVIVES p2p/wire/frames.py check: b (line 5) becomes False\n" in done.stdout
-    (tests / "test_frames.py").write_text(TEST + "\n    check(1, 1)")
-    failed = campaign("frames", root=tmp_path)
+    (package / "budgets.py").write_text(GUARDS)
+    (tests / "test_budgets.py").write_text(TEST)
+    done = campaign("budgets", root=tmp_path)
+    assert "  p2p/limits/budgets.py check: a (line 3) becomes False: " in done.stdout, done.stderr
+    assert "  SURVIVES p2p/limits/budgets.py check: b (line 5) becomes False\n" in done.stdout
+    (tests / "test_budgets.py").write_text(TEST + "\n    check(1, 1)")
+    failed = campaign("budgets", root=tmp_path)
     assert "fails before anything is gone" in failed.stderr
     assert "ValueError" in failed.stderr

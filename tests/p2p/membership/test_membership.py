@@ -116,6 +116,11 @@ def test_keys_of_small_order_are_not_certified() -> None:
         issue_issuer(ROOT, SWARM, weak, name="w", not_before=T0, not_after=T0 + 1, member_seconds=1)
 
 
+def test_an_issuer_certificate_that_holds_something_else_is_refused() -> None:
+    nonsense = seal(ROOT, SWARM.swarm_id, Kind.ISSUER, b"\xc1")
+    assert reason((nonsense, chain()[1])) == "schema"
+
+
 def test_only_the_root_names_issuers() -> None:
     with pytest.raises(ValueError, match="the root"):
         issue_issuer(
