@@ -136,6 +136,8 @@ def test_what_is_no_whole_ticket_is_refused_helpfully(text: str, message: str) -
         (6, T0 + DAY, "expiry"),
         (7, b"no certificate", "not sign"),
         (8, b"x" * 32, "no certificate"),
+        (8, b"i" * 31, "malformed"),
+        (8, b"i" * 33, "malformed"),
     ],
 )
 def test_a_ticket_that_does_not_fit_together_is_refused(

@@ -86,6 +86,21 @@ def test_a_group_comes_back_as_it_was() -> None:
         assert theirs.logprobs.flags.writeable
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((1, ids) for ids in (b"", bytes(4 * wire.MAX_TOKENS + 4))),
+        *((2, logp) for logp in (b"", bytes(4 * wire.MAX_TOKENS + 4))),
+        *((3, [span]) for span in ([1, -1, 1], [1, wire.MAX_TOKENS + 1, 1], [1, 0, -1])),
+    ],
+)
+def test_each_field_of_a_completion_has_bounds_of_its_own(field: int, value: object) -> None:
+    """In the vectors two of them are out of bounds together."""
+    values = fields()
+    values[6][0][field] = value  # type: ignore[index]
+    assert refusal(values).reason == "schema"
+
+
 def test_a_log_prob_that_rounded_above_zero_is_kept_as_it_is() -> None:
     values = fields()
     values[6][0][2] = f32(0, 3e-6, -1)  # type: ignore[index]
