@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
+import inspect
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -202,3 +204,14 @@ def hears_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on a loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(inspect.unwrap(test)):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

@@ -77,7 +77,7 @@ MODULES: dict[str, list[str]] = {
     "p2p/reach/lan.py": [],
     "p2p/reach/probe.py": [],
     "p2p/reach/punch.py": [],
-    "p2p/reach/relayed.py": _LIMITS,
+    "p2p/reach/relayed.py": ["tests/p2p/test_vectors.py", *_LIMITS],
     "p2p/reach/relaying.py": [],
     "p2p/reach/transport.py": [],
     "p2p/reach/verdict.py": [],

@@ -104,6 +104,5 @@ def test_the_campaign_of_broken_disks_finds_a_careless_writer(tmp_path: Path) ->
 
     tally = DiskTally()
     assert not attempt(DiskWriter("", HomeError, prepare, write, look), tmp_path, tally, break_)
-    assert tally.defects is not None
     assert "OSError" in tally.defects[0]
     assert "old file" in tally.defects[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import subprocess
@@ -108,23 +107,20 @@ def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
 
 
 @needs_verifiers
-def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> None:
+async def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> None:
     from swarm_node.environments.host import ProcessEnvironmentHost
     from swarm_node.rollout import TaskRef
 
-    async def run() -> None:
-        host = ProcessEnvironmentHost(
-            "swarm_node.environments.verifiers_tasks:create",
-            {"taskset": "swarm_sums", "runs_no_code": True},
-        )
-        try:
-            info = await host.start()
-            ref = TaskRef(info.name, info.version, info.families[0], 3)
-            (prompt,) = await host.render([ref])
-            right = str(2 * int(prompt.split()[0]))
-            judged = await host.judge(ref, [right, "x"])
-            assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
-        finally:
-            await host.close()
-
-    asyncio.run(run())
+    host = ProcessEnvironmentHost(
+        "swarm_node.environments.verifiers_tasks:create",
+        {"taskset": "swarm_sums", "runs_no_code": True},
+    )
+    try:
+        info = await host.start()
+        ref = TaskRef(info.name, info.version, info.families[0], 3)
+        (prompt,) = await host.render([ref])
+        right = str(2 * int(prompt.split()[0]))
+        judged = await host.judge(ref, [right, "x"])
+        assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
+    finally:
+        await host.close()

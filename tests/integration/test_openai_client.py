@@ -49,7 +49,6 @@ def test_a_client_hears_each_new_version_and_the_node_goes_on_learning(tmp_path:
     assert not (tmp_path / "openai.token").exists()
     stored = command(tmp_path)
     try:
-        assert stored.stdout is not None
         url = re.search(r"OPENAI_BASE_URL=(\S+)", stored.stdout.readline())
         assert url is not None
         stored.stdout.readline()

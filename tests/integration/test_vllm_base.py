@@ -117,7 +117,6 @@ def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
     async def body(sampler: VllmSampler) -> None:
         await sampler.load(host.published, 0)
         assert sampler.last_start == EngineStarted(shared=size(*theirs.parameters()), copied=0)
-        assert sampler.last_sync is not None
         assert sampler.last_sync.difference < 1e-5
         (group,) = await sampler.sample([ASKED])
         assert largest_gap(theirs, group) < 1e-4

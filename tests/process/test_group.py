@@ -133,7 +133,6 @@ def test_a_killed_node_leaves_nothing_that_its_children_started() -> None:
         env={**os.environ, "PYTHONPATH": search},
         text=True,
     ) as node:
-        assert node.stdout is not None
         child, helper = map(int, node.stdout.readline().split())
         group = group_of(child)
         assert {child, helper} <= set(group)

@@ -129,7 +129,6 @@ def test_a_liar_states_the_opposite_and_a_copier_needs_something_to_copy(tmp_pat
     for claimed, stated in (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0), (1.0, 0.0))):
         honest = verified(rewards=claimed).group
         made = maker("liar")(means, (honest, "a prompt"))
-        assert made is not None
         assert (made[0].claimed, made[1]) == (stated, "a prompt")
         assert maker("copier")(means, (honest, "a prompt")) is None
     storage.close()
@@ -160,7 +159,6 @@ def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> 
     answers = [completion([number]) for number in range(5)]
     honest = verified(rewards=(0.0, 1.0, 0.0, 1.0, 0.0), completions=answers).group
     made = maker("withheld")(means, (honest, "a prompt"))
-    assert made is not None
     assert made[0].claimed == (1.0, 1.0, 0.0)
     assert made[0].completions == (answers[1], answers[3], answers[0])
     storage.close()

@@ -306,7 +306,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next_bed() -> None:
         [sys.executable, "-c", code], cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True
     )
     with killed:
-        assert killed.stdout is not None
         prefix, sleeper = killed.stdout.readline().split()
         with Bed({}, public=1):
             assert running(int(sleeper)), "the bed of a live process stays"

@@ -69,7 +69,6 @@ def replayed(environment: SplitEnvironment, task: Task, *texts: str) -> Replayed
 
 def rewarded(line: ReplayedLine) -> float:
     assert line.over
-    assert line.verdict is not None
     assert (line.verdict.fault, line.verdict.raised) == ("", "")
     return line.verdict.reward
 

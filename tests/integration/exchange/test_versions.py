@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 import pytest
-from exchange_sides import POLICY, Side, make_group, right_answer
+from exchange_sides import POLICY, Side, in_swarm, make_group, right_answer
 
 from swarm_node.errors import NotServedError
 from swarm_node.p2p.transports.memory import MemoryNetwork
@@ -15,8 +15,6 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.p2p.wire.protocols import LIST, PULL, PULL_2
-
-InSwarm = Callable[..., None]
 
 
 def asked(side: Side) -> Counter[str]:
@@ -39,20 +37,17 @@ def asked(side: Side) -> Counter[str]:
     return counts
 
 
-def test_a_protocol_that_is_not_served_is_counted_and_blames_nobody(
-    in_swarm: InSwarm,
+@in_swarm()
+async def test_a_protocol_that_is_not_served_is_counted_and_blames_nobody(
+    network: MemoryNetwork, old: Side, new: Side
 ) -> None:
-    async def body(network: MemoryNetwork, old: Side, new: Side) -> None:
-        del old.transport._handlers[LIST]
-        with pytest.raises(NotServedError):
-            await new.transport.request(old.peer_id, LIST, b"")
-        await new.list_some(8, 64)
-        assert new.rejected == {"not_served": 1}
-        peer = new.directory.get(old.peer_id)
-        assert peer is not None
-        assert (peer.standing.offences, peer.retry.failures) == (0, 0)
-
-    in_swarm(body)
+    del old.transport._handlers[LIST]
+    with pytest.raises(NotServedError):
+        await new.transport.request(old.peer_id, LIST, b"")
+    await new.list_some(8, 64)
+    assert new.rejected == {"not_served": 1}
+    peer = new.directory.get(old.peer_id)
+    assert (peer.standing.offences, peer.retry.failures) == (0, 0)
 
 
 class Hostile:
@@ -120,36 +115,33 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_whatever_a_member_serves_in_which_version_its_reader_blames_it_alone(
-    in_swarm: InSwarm, name: str
+@in_swarm(3)
+async def test_whatever_a_member_serves_in_which_version_its_reader_blames_it_alone(
+    network: MemoryNetwork, author: Side, reader: Side, honest: Side, name: str
 ) -> None:
     listed, one, two, reasons = ATTACKS[name]
 
-    async def body(network: MemoryNetwork, author: Side, reader: Side, honest: Side) -> None:
-        hostile = Hostile(author)
-        groups = {
-            "1": await hostile.sealed(Kind.ROLLOUT, 1),
-            "2": await hostile.sealed(Kind.ROLLOUT_2, 1),
-        }
-        # A group can be announced by the version that it does not have.
-        sent = groups[one or two]
-        records = {
-            "1": hostile.record(Kind.RECORD, sent, 1),
-            "2": hostile.record(Kind.RECORD_2, groups["2"], 1),
-        }
-        hostile.serve(
-            [records[each] for each in listed],
-            {protocol: groups[each] for protocol, each in ((PULL, one), (PULL_2, two)) if each},
-        )
-        counts = asked(author)
-        await honest.publish(7)
-        taken = [group.author for group in await reader.fetch()]
-        assert taken.count(honest.peer_id) == 1
-        assert taken.count(author.peer_id) == (name == "both versions of one number")
-        assert counts[PULL_2] == 0, "it trains on single answers"
-        assert reader.rejected == reasons
-        blamed = reader.directory.get(honest.peer_id)
-        assert blamed is not None
-        assert blamed.standing.offences == blamed.standing.strikes == 0
-
-    in_swarm(body, 3)
+    hostile = Hostile(author)
+    groups = {
+        "1": await hostile.sealed(Kind.ROLLOUT, 1),
+        "2": await hostile.sealed(Kind.ROLLOUT_2, 1),
+    }
+    # A group can be announced by the version that it does not have.
+    sent = groups[one or two]
+    records = {
+        "1": hostile.record(Kind.RECORD, sent, 1),
+        "2": hostile.record(Kind.RECORD_2, groups["2"], 1),
+    }
+    hostile.serve(
+        [records[each] for each in listed],
+        {protocol: groups[each] for protocol, each in ((PULL, one), (PULL_2, two)) if each},
+    )
+    counts = asked(author)
+    await honest.publish(7)
+    taken = [group.author for group in await reader.fetch()]
+    assert taken.count(honest.peer_id) == 1
+    assert taken.count(author.peer_id) == (name == "both versions of one number")
+    assert counts[PULL_2] == 0, "it trains on single answers"
+    assert reader.rejected == reasons
+    blamed = reader.directory.get(honest.peer_id)
+    assert blamed.standing.offences == blamed.standing.strikes == 0

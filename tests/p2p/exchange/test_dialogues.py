@@ -332,7 +332,6 @@ def test_a_last_turn_is_called_cut_only_where_no_turn_of_the_group_is_longer(
         ref = replace(REF, seed=REF.seed + seq)
         for policy in (POLICY, FOREIGN):
             refused = receiver.take_group(group(early, *others, policy=policy, ref=ref), seq)
-            assert isinstance(refused, Rejected)
             assert refused.reason == "replay"
             assert "called cut" in refused.detail
     cut = [talk("12", finish=Finish.LENGTH), talk("1", "23", finish=Finish.LENGTH)]
@@ -343,7 +342,6 @@ def test_a_last_turn_is_called_cut_only_where_no_turn_of_the_group_is_longer(
 def test_a_hostile_dialogue_is_refused_with_its_reason(receiver: Receiver, name: str) -> None:
     said, reason = HOSTILE[name]
     refused = receiver.take_group(group(RIGHT, said))
-    assert isinstance(refused, Rejected)
     assert refused.reason == reason
 
 
@@ -352,13 +350,11 @@ def test_a_group_of_the_other_version_is_of_another_kind(receiver: Receiver) -> 
     second = sealed_as(Kind.ROLLOUT_2, pack_dialogues(group(RIGHT), epoch=1, seq=1, created_ms=0))
     for sealed, turns in ((first, 3), (second, 1)):
         refused = receiver.take(sealed, turns=turns)
-        assert isinstance(refused, Rejected)
         assert refused.reason == "kind"
 
 
 def test_a_dialogue_beyond_the_models_positions_is_too_long(tmp_path: Path) -> None:
     refused = Receiver(tmp_path, talking(12)).take_group(group(RIGHT, NEVER))
-    assert isinstance(refused, Rejected)
     assert refused.reason == "too_long"
 
 
@@ -384,7 +380,6 @@ def test_after_a_restart_the_replies_are_derived_again(receiver: Receiver) -> No
     (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
     assert stored.replies == ()
     again = asyncio.run(receiver.verifier.replayed(stored))
-    assert again is not None
     assert (again.replies, again.rewards, again.prompt) == (
         taken.replies,
         taken.rewards,

@@ -94,7 +94,6 @@ def test_every_flipped_bit_of_either_certificate_is_refused() -> None:
 )
 def test_validity_ends_at_the_member_certificates_edges(now: float, expected: str) -> None:
     result = verify_chain(chain(), SWARM, NODE.public_key, now)
-    assert isinstance(result, Rejected)
     assert result.reason == expected
 
 

@@ -444,7 +444,6 @@ def test_what_is_no_probe_is_refused_as_such(tmp_path: Path) -> None:
     for junk in (b"", b"\x91\x90\x90", wire.pack(wire.PeersRequest(limit=3)), bytes(600)):
         for answer in (probes.answer, probes.answer_for):
             refused = asyncio.run(answer(member.caller.peer_id, junk))
-            assert isinstance(refused, Rejected)
             assert refused.reason in ("schema", "size")
 
 
@@ -539,7 +538,6 @@ def test_a_member_that_found_out_nothing_gives_no_verdict(
         if counted != "schema":  # those links are cut
             assert first.reach.verdict().text.endswith("could tell")
         assert bool(first.rejected[counted]) is bool(counted)
-        assert first.task is not None
         assert not first.task.done()
         site.start(3)
         await asyncio.sleep(2 * MET)

@@ -74,7 +74,6 @@ def test_dialogues_come_back_as_they_were(said: list[Completion]) -> None:
 @given(st.binary(max_size=99))
 def test_malformed_bytes_are_a_value_not_an_exception(data: bytes) -> None:
     refused = unpack_dialogues(data)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "schema"
 
 
@@ -83,7 +82,6 @@ def test_no_group_of_one_version_is_read_as_another() -> None:
     first = wire.pack_group(single, **PLACE)
     second = pack_dialogues(single, **PLACE)
     for refused in (unpack_dialogues(first), wire.unpack_group(second)):
-        assert isinstance(refused, Rejected)
         assert refused.reason == "schema"
 
 

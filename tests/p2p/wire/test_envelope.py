@@ -128,7 +128,6 @@ def test_size_is_checked_before_anything_is_decoded() -> None:
     opened = open_sealed(GOLDEN, SWARM, Kind.RECORD, max_bytes=len(GOLDEN))
     assert isinstance(opened, Opened)
     refused = open_sealed(b"\xc1" * 100, SWARM, Kind.RECORD, max_bytes=99)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "size"
 
 

@@ -137,7 +137,7 @@ def test_every_truncated_reply_is_an_error(payload: bytes, kept: float) -> None:
     run_pair(talk)
 
 
-def test_handler_outcomes_become_replies() -> None:
+async def test_handler_outcomes_become_replies() -> None:
     async def echo(peer: str, payload: bytes) -> bytes:
         return peer.encode() + payload
 
@@ -150,10 +150,7 @@ def test_handler_outcomes_become_replies() -> None:
     async def endless(peer: str, payload: bytes) -> bytes:
         return bytes(MAX_REPLY_BYTES + 1)
 
-    async def main() -> None:
-        assert await frames.answer(echo, "p", "/x/1", b"q") == Reply(b"pq")
-        assert await frames.answer(refuse, "p", "/x/1", b"") == Reply(b"no such blob", refused=True)
-        assert await frames.answer(broken, "p", "/x/1", b"") == Reply(b"internal error", True)
-        assert (await frames.answer(endless, "p", "/x/1", b"")).refused
-
-    asyncio.run(main())
+    assert await frames.answer(echo, "p", "/x/1", b"q") == Reply(b"pq")
+    assert await frames.answer(refuse, "p", "/x/1", b"") == Reply(b"no such blob", refused=True)
+    assert await frames.answer(broken, "p", "/x/1", b"") == Reply(b"internal error", True)
+    assert (await frames.answer(endless, "p", "/x/1", b"")).refused

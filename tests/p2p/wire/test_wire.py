@@ -123,7 +123,6 @@ def test_a_log_prob_that_rounded_above_zero_is_kept_as_it_is() -> None:
 )
 def test_malformed_bytes_are_a_value_not_an_exception(data: bytes) -> None:
     result = wire.unpack_group(data)
-    assert isinstance(result, Rejected)
     assert result.reason == "schema"
 
 
@@ -138,7 +137,6 @@ def test_a_refusal_never_repeats_control_characters() -> None:
 
 def test_size_is_checked_before_decoding() -> None:
     result = wire.unpack_group(b"\xc1" * (wire.MAX_GROUP_BYTES + 1))
-    assert isinstance(result, Rejected)
     assert result.reason == "size"
 
 
@@ -229,7 +227,6 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
         for value in msgspec.structs.astuple(body)
     ]
     refused = wire.unpack(type(body), data, max_bytes=len(data) - 1)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "size"
 
 

@@ -171,7 +171,6 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
         torch.log_softmax(model(IDS), -1)[..., 7].sum().backward()
     for name, parameter in adapters[0].parameters.items():
         other = adapters[1].parameters[name].grad
-        assert parameter.grad is not None
         assert float(parameter.grad.abs().max()) > 0
         torch.testing.assert_close(parameter.grad, other, rtol=1e-3, atol=1e-5)
     merged = [adapter.merged() for adapter in adapters]

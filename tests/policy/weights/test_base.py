@@ -94,31 +94,30 @@ def test_the_base_of_before_is_let_go_at_once(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next(tmp_path: Path) -> None:
+async def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next(
+    tmp_path: Path,
+) -> None:
     host = trainer(tmp_path, "shared")
 
-    async def scenario() -> None:
-        own = Qwen2.from_directory(TINY)
-        unshared = TorchSampler(own, CODEC, inline=True)
-        await unshared.let_go()
-        assert unshared._model is own
-        await sampled(unshared)
-        model = Qwen2(host.core.model.config, draw=False)
-        sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
-        await sampler.load(host.published, 0)
-        before, base = await sampled(sampler), weakref.ref(sampler._model)
-        await sampler.let_go()
-        assert base() is None
-        asked = asyncio.create_task(sampled(sampler))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not asked.done()
-        await sampler.load(host.published, 3)
-        after = await asked
-        assert after[0].spans[0].version == 3
-        assert [one.text for one in after] == [one.text for one in before]
-
-    asyncio.run(scenario())
+    own = Qwen2.from_directory(TINY)
+    unshared = TorchSampler(own, CODEC, inline=True)
+    await unshared.let_go()
+    assert unshared._model is own
+    await sampled(unshared)
+    model = Qwen2(host.core.model.config, draw=False)
+    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
+    await sampler.load(host.published, 0)
+    before, base = await sampled(sampler), weakref.ref(sampler._model)
+    await sampler.let_go()
+    assert base() is None
+    asked = asyncio.create_task(sampled(sampler))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    await sampler.load(host.published, 3)
+    after = await asked
+    assert after[0].spans[0].version == 3
+    assert [one.text for one in after] == [one.text for one in before]
 
 
 def test_both_processes_map_one_file(tmp_path: Path) -> None:

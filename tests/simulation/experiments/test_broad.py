@@ -22,7 +22,6 @@ def test_groups_of_common_tasks_merge_and_others_do_not(
     merged = {}
     for path in sorted(tmp_path.rglob("report.json")):
         report = load_report(path)
-        assert report is not None
         merged[path.parent.parent.name] = sum(node.merged for node in report.nodes)
         assert report.settings["plan"]["loss"] == 0.0
     assert merged["share-0"] == 0

@@ -92,7 +92,6 @@ def test_an_experiment_resumes_where_it_stopped(
     SMALL.run(tmp_path)
     assert kept.stat().st_mtime_ns == written
     again = reports(tmp_path)[broken]
-    assert again is not None
     assert again.hash == first[broken].hash  # type: ignore[union-attr]
 
 
@@ -102,7 +101,5 @@ def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Pat
     (before,) = reports(tmp_path).values()
     Sapo(1, 1, 1, {"training.learning_rate": 1e-3}, "dense", ("8/0",)).run(tmp_path)
     (after,) = reports(tmp_path).values()
-    assert before is not None
-    assert after is not None
     assert after.settings["training"]["learning_rate"] == 1e-3
     assert after.hash != before.hash

@@ -114,7 +114,6 @@ def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
 
 def test_an_engine_starts_beside_a_trainer_that_fills_the_card() -> None:
     made = make_plan(HALF_BILLION, Job(max_new_tokens=1024), 8 << 30)
-    assert made is not None
     plan = plan_engine(
         HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=made.engine
     )
@@ -296,7 +295,6 @@ def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
 def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
     for can_sleep in (False, True):
         plan = make_plan(HALF_BILLION, Job(max_new_tokens=1024, can_sleep=can_sleep), 8 << 30)
-        assert plan is not None
         made = plan_engine(
             HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=plan.engine
         )
