@@ -225,21 +225,17 @@ class Storage(Database):
             self._head = seq  # no earlier: it is on the disk now
 
     def announcements(
-        self, epoch: int, since: int, limit: int, beginning: bytes = b""
+        self, epoch: int, since: int, limit: int
     ) -> tuple[int, int, int, tuple[bytes, ...]]:
         """This log's epoch, its newest number, the number of announcements that the limit left out,
         and the newest `limit` sealed announcements with numbers above `since`, oldest first. If
-        `epoch` is not this log's, `since` counts as 0. Those that do not begin with the bytes
-        `beginning` are passed over."""
+        `epoch` is not this log's, `since` counts as 0."""
         after = since if epoch == self.epoch else 0
-        chosen = "FROM log WHERE seq > ? AND substr(announcement, 1, ?) = ?"
-        where = after, len(beginning), beginning
+        most = max(0, min(limit, MAX_LISTED))
         with self._lock:
-            total = self._rows(f"SELECT count(*) {chosen}", *where)[0][0]
+            total = self._rows("SELECT count(*) FROM log WHERE seq > ?", after)[0][0]
             rows = self._rows(
-                f"SELECT announcement {chosen} ORDER BY seq DESC LIMIT ?",
-                *where,
-                max(0, min(limit, MAX_LISTED)),
+                "SELECT announcement FROM log WHERE seq > ? ORDER BY seq DESC LIMIT ?", after, most
             )
             items = tuple(row[0] for row in reversed(rows))
             return self.epoch, self.head(), total - len(items), items

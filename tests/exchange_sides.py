@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,11 @@ from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
-from swarm_node.p2p.wire.protocols import LIST_2, PULL
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.rollout import (
@@ -228,7 +231,7 @@ async def announce_raw(
     async def pulled(_: str, __: bytes) -> bytes:
         return sealed
 
-    side.transport._handlers[LIST_2] = listed
+    side.transport._handlers[LIST] = listed
     side.transport._handlers[PULL] = pulled
 
 
@@ -242,3 +245,50 @@ async def announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> Non
 def larger(group: RolloutGroup) -> RolloutGroup:
     """A group of the same task with 17 answers: no node of these tests makes more than four."""
     return make_group(group.task, ["1", *"2" * 16], [1.0] + [0.0] * 16)
+
+
+def in_swarm(count: int = 2) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Any]:
+    """Run a test with a network and `count` started sides of one swarm, which are its first
+    parameters; the others are fixtures."""
+
+    def decorated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        signature = inspect.signature(test)
+        taken = list(signature.parameters)[: count + 1]
+
+        def run(tmp_path: Path, **fixtures: Any) -> None:
+            if "tmp_path" in signature.parameters:
+                fixtures["tmp_path"] = tmp_path
+            asyncio.run(_with_sides(tmp_path, count, partial(test, **fixtures)))
+
+        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+        run.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
+        place = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
+        more = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, each in signature.parameters.items()
+            if name not in (*taken, "tmp_path") and each.kind is not each.VAR_POSITIONAL
+        ]
+        shown = signature.replace(parameters=[*more, place])
+        run.__signature__ = shown  # type: ignore[attr-defined]
+        return run
+
+    return decorated
+
+
+async def _with_sides(
+    place: Path, count: int, body: Callable[..., Coroutine[Any, Any, None]]
+) -> None:
+    owner, now = Home(place / "0"), SYSTEM_CLOCK.wall()
+    memberships = [owner.found_swarm("test", now)]
+    ticket = owner.invite([], now=now, valid_seconds=3600, member_seconds=3600)
+    homes = [owner, *(Home(place / str(index)) for index in range(1, count))]
+    memberships += [home.join_swarm(parse_ticket(ticket, now), now) for home in homes[1:]]
+    network = MemoryNetwork(random.Random(1), patience=0.1)
+    sides = [Side(h, network, m) for h, m in zip(homes, memberships, strict=True)]
+    for side in sides:
+        await side.start()
+    for side in sides:
+        await side.exchange.meeting.beat(0, 20.0)
+    await body(network, *sides)
+    for side in sides:
+        await side.stop()

@@ -24,7 +24,7 @@ from swarm_node.node.home.home import Home, Membership
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.protocols import HELLO, LIST_2, PULL
+from swarm_node.p2p.wire.protocols import HELLO, LIST, PULL
 
 WORKERS = {"junk": 32, "leech": 4}
 REST_SECONDS = 5.0
@@ -36,13 +36,13 @@ def _hello(chain: tuple[bytes, ...]) -> bytes:
 
 
 def _list(limit: int) -> Request:
-    return LIST_2, wire.pack(wire.ListRequest(epoch=0, since=0, limit=limit))
+    return LIST, wire.pack(wire.ListRequest(epoch=0, since=0, limit=limit))
 
 
 def _junk(membership: Membership) -> Iterator[Request]:
     issuer, member = membership.chain
     damaged = member[:-1] + bytes([member[-1] ^ 1])
-    return itertools.cycle(((LIST_2, b"\xc1"), (HELLO, _hello((issuer, damaged))), _list(1)))
+    return itertools.cycle(((LIST, b"\xc1"), (HELLO, _hello((issuer, damaged))), _list(1)))
 
 
 class Flooder:
@@ -84,7 +84,7 @@ class Flooder:
             else:
                 self.counts["answered"] += 1
                 self.counts["bytes"] += len(reply)
-                if protocol == LIST_2 and self._kind == "leech":
+                if protocol == LIST and self._kind == "leech":
                     self._note(reply)
 
     def _note(self, reply: bytes) -> None:

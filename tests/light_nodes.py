@@ -34,7 +34,7 @@ from swarm_node.p2p.reach.verdict import Reach, Relay
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
-from swarm_node.p2p.wire.protocols import LIST_2, PEERS, PROBE, PROBE_FOR
+from swarm_node.p2p.wire.protocols import LIST, PEERS, PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import EPOCH
@@ -77,7 +77,7 @@ class Counting:
 
     @property
     def lists(self) -> int:
-        return self.reached[LIST_2]
+        return self.reached[LIST]
 
 
 class SilentTransport(Counting, MemoryTransport):

@@ -71,7 +71,8 @@ class RunningNode:
                 snapshot = asyncio.run(ControlClient(Home(self.home).control_file).status())
             except SwarmNodeError:
                 return None
-            return json.loads(msgspec.json.encode(snapshot))
+            found: dict[str, Any] = json.loads(msgspec.json.encode(snapshot))
+            return found
         # Elsewhere, as in a network of its own, only a command there reaches it. It ends with 1
         # where something is wrong, also beside a status.
         done = self.run("status", "--json")

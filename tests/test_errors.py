@@ -23,7 +23,7 @@ def test_only_one_function_says_how_an_extra_is_installed_and_each_is_one() -> N
         asked |= set(re.findall(r"extra_of\([\"'](.+?)[\"']\)", text))
     assert asked
     assert asked <= extras.keys()
-    assert extra_of("gpu") == "`pip install '.[gpu]'` in a checkout"
+    assert "'.[gpu]'" in extra_of("gpu")
 
 
 @pytest.mark.parametrize(

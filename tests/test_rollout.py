@@ -19,12 +19,12 @@ def test_an_answer_is_a_dialogue_of_one_turn() -> None:
 
 @pytest.mark.parametrize("ends", [(0,), (2,), (1, 1), (3,), (-1,)])
 def test_a_turn_without_a_token_is_none(ends: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="every turn of a dialogue needs a token"):
+    with pytest.raises(ValueError, match="a token"):
         replace(completion([5, 6]), earlier=tuple(EarlierTurn("x", end) for end in ends))
 
 
 def test_a_dialogue_has_at_most_sixteen_turns() -> None:
     turns = [("x", [5])] * MAX_TURNS
     assert len(dialogue(turns).said) == 16
-    with pytest.raises(ValueError, match="at most 16 turns"):
+    with pytest.raises(ValueError, match="16 turns"):
         dialogue([*turns, ("x", [5])])

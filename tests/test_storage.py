@@ -344,7 +344,7 @@ def test_a_full_disk_is_said_and_stores_nothing(path: Path) -> None:
     (pages,) = storage._connection.execute("PRAGMA page_count").fetchone()
     storage._connection.execute(f"PRAGMA max_page_count = {pages}")
     big = StoredGroup(**{**_fields(group(storage.epoch, 2)), "blob": bytes(1 << 20)})  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match="no space left"):
+    with pytest.raises(StorageError, match="no space"):
         storage.publish([(big, b"a")])
     assert (storage.head(), storage.blob(big.id)) == (1, None)
     storage._connection.execute("PRAGMA max_page_count = 100000")
@@ -357,9 +357,9 @@ def test_files_that_are_no_database_are_said(path: Path) -> None:
     path.write_bytes(b"not a database, but long enough to look at" * 100)
     with pytest.raises(HomeError, match="is damaged"):
         Storage(path)
-    with pytest.raises(HomeError, match="check the disk and its permissions"):
+    with pytest.raises(HomeError, match="permissions"):
         Storage(path.parent / "missing" / "node.db")
-    with pytest.raises(HomeError, match="check the disk and its permissions"):
+    with pytest.raises(HomeError, match="permissions"):
         Storage(path.parent)
 
 
@@ -385,7 +385,7 @@ def test_a_database_of_a_newer_program_is_left_alone(path: Path) -> None:
 
 def test_a_counter_only_goes_up(path: Path) -> None:
     storage = Storage(path)
-    with pytest.raises(ValueError, match="only goes up"):
+    with pytest.raises(ValueError, match="goes up"):
         storage.advance("tasks", -1)
     storage.close()
 

@@ -33,18 +33,20 @@ from campaigns.equivalent import EQUIVALENT
 ROOT = Path(__file__).resolve().parents[2]
 _P2P = ["tests/p2p"]
 _EXCHANGE = ["tests/integration/exchange"]
+#: The published bounds and the order of reasons.
+_LIMITS = ["tests/p2p/test_published_limits.py"]
 _NETWORKS = [
     "tests/integration/test_hivemind_members.py",
     "tests/integration/test_transport_conformance.py",
 ]
 #: Modules that turn something away, and tests of theirs that are not named as they are.
 MODULES: dict[str, list[str]] = {
-    "p2p/wire/envelope.py": ["tests/p2p/test_vectors.py"],
+    "p2p/wire/envelope.py": ["tests/p2p/test_vectors.py", *_LIMITS],
     "p2p/limits/gates.py": ["tests/p2p/limits/test_size_gate.py"],
     "p2p/transports/hivemind/records.py": [],
-    "p2p/wire/frames.py": [],
+    "p2p/wire/frames.py": _LIMITS,
     "p2p/membership/members.py": ["tests/p2p/membership/test_statements.py"],
-    "p2p/membership/membership.py": ["tests/p2p/test_vectors.py"],
+    "p2p/membership/membership.py": ["tests/p2p/test_vectors.py", *_LIMITS],
     "p2p/membership/credentials.py": [],
     "p2p/membership/statements.py": ["tests/p2p/test_vectors.py"],
     "p2p/membership/stewards.py": [
@@ -53,13 +55,13 @@ MODULES: dict[str, list[str]] = {
         "tests/node/loops/test_expelling.py",
     ],
     "p2p/membership/ticket.py": ["tests/p2p/coordinator/test_coordination.py"],
-    "p2p/wire/wire.py": [],
+    "p2p/wire/wire.py": _LIMITS,
     "p2p/limits/budgets.py": [],
     "p2p/peers/conduct.py": [],
     "p2p/peers/addressbook.py": [],
     "p2p/addresses/addresses.py": ["tests/p2p/coordinator/test_coordination.py"],
     "p2p/exchange/affairs.py": [],
-    "p2p/coordinator/coordination.py": ["tests/coordinator/test_reports.py"],
+    "p2p/coordinator/coordination.py": ["tests/coordinator/test_reports.py", *_LIMITS],
     "p2p/transports/dialing.py": [],
     "p2p/addresses/internet.py": ["tests/p2p/transports/test_dialing.py", "tests/p2p/reach"],
     "p2p/peers/peers.py": [],
@@ -75,7 +77,7 @@ MODULES: dict[str, list[str]] = {
     "p2p/reach/lan.py": [],
     "p2p/reach/probe.py": [],
     "p2p/reach/punch.py": [],
-    "p2p/reach/relayed.py": [],
+    "p2p/reach/relayed.py": ["tests/p2p/test_vectors.py", *_LIMITS],
     "p2p/reach/relaying.py": [],
     "p2p/reach/transport.py": [],
     "p2p/reach/verdict.py": [],

@@ -176,7 +176,7 @@ def test_references_of_others_are_refused() -> None:
 def test_a_chat_preset_asks_for_an_answer_in_tags_and_finds_it() -> None:
     chat = create("chat")
     task = chat.derive(ref_to(chat, "reversal", 5))
-    assert chat.render(task).endswith("inside <answer></answer>.")
+    assert chat.render(task).endswith("<answer></answer>.")
     answer = task.payload["answer"]
     assert chat.score(task, f"Let me see. <answer>{answer}</answer>") == 1.0
     assert create("chat", instruction="Go.").version != chat.version

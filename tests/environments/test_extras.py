@@ -70,7 +70,7 @@ def test_a_start_without_reasoning_gym_is_refused_by_name(
     assert (code, "'.[reasoning-gym]'" in shown) == (1, True), shown
     assert "Traceback" not in shown
     code, shown = said(bare_python, "doctor", "--model", "tiny", "--home", str(tmp_path), *chosen)
-    assert (code, "environment.name is reasoning_gym" in shown) == (1, True), shown
+    assert (code, "environment.name" in shown) == (1, True), shown
 
 
 @pytest.mark.slow(reason="makes an environment")
@@ -120,5 +120,5 @@ def test_the_data_set_that_needs_pycosat_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     counted, told = done.stdout.splitlines()
     assert counted == "96 False"
-    assert "datasets.zebra_puzzles needs pycosat" in told
-    assert "`pip install pycosat`" in told
+    assert "datasets.zebra_puzzles" in told
+    assert "install pycosat" in told

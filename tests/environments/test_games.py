@@ -117,7 +117,6 @@ def test_what_is_no_weighing_of_two_of_the_three_ends_the_game() -> None:
 def test_what_a_question_tells_to_say_gets_a_reply(family: str) -> None:
     one = task(family, 0)
     told = re.search(r"Say (.+?) and I ", GAMES.render(one))
-    assert told is not None
     replies, reward = heard(one, told[1])
     assert (len(replies), reward) == (1, None)
 

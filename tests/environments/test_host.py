@@ -157,44 +157,38 @@ def with_host(host: EnvironmentHost, use: Callable[[EnvironmentHost], Awaitable[
     return asyncio.run(main())
 
 
-def test_a_group_is_judged_in_another_process(hostile: str) -> None:
+async def test_a_group_is_judged_in_another_process(hostile: str) -> None:
     host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
 
-    async def main() -> None:
-        info = await host.start()
-        assert (info.name, info.version, info.families[0]) == ("hostile", VERSION, "one")
-        assert None not in (host.pids["environment"], host.pids["judge_own"])
-        assert os.getpid() not in host.pids.values()
-        assert await host.render([REF, TaskRef("hostile", VERSION, "one", 8)]) == ["say 7", "say 8"]
-        judged = await host.judge(REF, ["7", "8", "7"])
-        assert (judged.prompt, judged.rewards) == ("say 7", (1.0, 0.0, 1.0))
-        assert (judged.faults, judged.fault_reason) == (0, "")
-        assert (await host.judge(REF, [])).rewards == ()
-        await host.close()
-        assert set(host.pids.values()) == {None}
-
-    asyncio.run(main())
+    info = await host.start()
+    assert (info.name, info.version, info.families[0]) == ("hostile", VERSION, "one")
+    assert None not in (host.pids["environment"], host.pids["judge_own"])
+    assert os.getpid() not in host.pids.values()
+    assert await host.render([REF, TaskRef("hostile", VERSION, "one", 8)]) == ["say 7", "say 8"]
+    judged = await host.judge(REF, ["7", "8", "7"])
+    assert (judged.prompt, judged.rewards) == ("say 7", (1.0, 0.0, 1.0))
+    assert (judged.faults, judged.fault_reason) == (0, "")
+    assert (await host.judge(REF, [])).rewards == ()
+    await host.close()
+    assert set(host.pids.values()) == {None}
 
 
 OTHER = TaskRef("hostile", VERSION, "long", 8)
 
 
-def test_a_batch_of_groups_is_judged_as_each_alone_in_one_request(hostile: str) -> None:
+async def test_a_batch_of_groups_is_judged_as_each_alone_in_one_request(hostile: str) -> None:
     groups = [(REF, ["7", "\ud800", "raise"]), (OTHER, ["8", "nan"]), (OTHER, [])]
 
-    async def main() -> None:
-        host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
-        await host.start()
-        alone = [await host.judge(ref, texts) for ref, texts in groups]
-        asked = host._judges["own"]._groups
-        assert await host.judge_all(groups) == alone
-        assert host._judges["own"]._groups == asked + len(groups)
-        assert alone == list(
-            await InlineEnvironmentHost(create_environment(hostile, {})).judge_all(groups)
-        )
-        await host.close()
-
-    asyncio.run(main())
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
+    await host.start()
+    alone = [await host.judge(ref, texts) for ref, texts in groups]
+    asked = host._judges["own"]._groups
+    assert await host.judge_all(groups) == alone
+    assert host._judges["own"]._groups == asked + len(groups)
+    assert alone == list(
+        await InlineEnvironmentHost(create_environment(hostile, {})).judge_all(groups)
+    )
+    await host.close()
 
 
 @pytest.fixture
@@ -223,7 +217,7 @@ def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
 
 def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) -> None:
     unknown = TaskRef("hostile", VERSION, "none", 7)
-    with pytest.raises(UnknownTaskError, match="unknown family 'none'"):
+    with pytest.raises(UnknownTaskError, match="'none'"):
         lasting.use(lambda host: host.judge_all([(REF, ["7"]), (unknown, ["7"])]))
     lasting.host._wary = 0
 
@@ -437,7 +431,7 @@ def test_a_task_that_cannot_be_made_is_unknown(lasting: LastingHost, family: str
 
 def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
-        with pytest.raises(SlowTaskError, match="leave that family out") as slow:
+        with pytest.raises(SlowTaskError, match="that family") as slow:
             await host.judge(TaskRef("hostile", VERSION, "slow", 1), ["7"], "peers")
         assert slow.value.seconds == pytest.approx(0.2)
         assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
@@ -467,23 +461,20 @@ def test_a_cancelled_judgement_leaves_a_host_that_works(lasting: LastingHost) ->
     ("name", "options"),
     [("no_such_environment", {}), ("hostile_environment:create", {"color": 1})],
 )
-def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, Any]) -> None:
-    async def main() -> None:
-        host = ProcessEnvironmentHost(name, options)
-        try:
-            for _ in range(2):
-                with pytest.raises(ConfigError):
-                    await host.start()
-                assert set(host.pids.values()) == {None}
-        finally:
-            await host.close()
-
-    asyncio.run(main())
+async def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, Any]) -> None:
+    host = ProcessEnvironmentHost(name, options)
+    try:
+        for _ in range(2):
+            with pytest.raises(ConfigError):
+                await host.start()
+            assert set(host.pids.values()) == {None}
+    finally:
+        await host.close()
 
 
 @pytest.mark.parametrize("which", ["derive_seconds", "score_seconds"])
 def test_no_time_at_all_is_refused(which: str) -> None:
-    with pytest.raises(ValueError, match="more than 0 seconds"):
+    with pytest.raises(ValueError, match="0 seconds"):
         ProcessEnvironmentHost("drills", {}, **{which: 0.0})  # type: ignore[arg-type]
 
 

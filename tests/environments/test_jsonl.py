@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -173,7 +172,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     huge = tmp_path / "huge.jsonl"
     with huge.open("wb") as file:
         file.truncate((256 << 20) + 1)
-    with pytest.raises(ConfigError, match="larger than 256 MiB"):
+    with pytest.raises(ConfigError, match="256 MiB"):
         create(str(huge))
 
 
@@ -282,26 +281,23 @@ def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
         assert environment.score(task, f"<answer>{right}</answer>") == 1.0
 
 
-def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
+async def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
     path = write(
         tmp_path / "sums.jsonl",
         [{"question": "a", "answer": "7"}, {"question": "b", "answer": "7"}],
     )
 
-    async def run() -> None:
-        host = ProcessEnvironmentHost(
-            "swarm_node.environments.jsonl:create",
-            {"path": str(path), "scoring": "math"},
-        )
-        try:
-            info = await host.start()
-            ref = TaskRef(info.name, info.version, "sums", 1)
-            judged = await host.judge(ref, ["7", "9**9**9**9", "\\boxed{7}"])
-            assert judged.rewards == (1.0, 0.0, 1.0)
-        finally:
-            await host.close()
-
-    asyncio.run(run())
+    host = ProcessEnvironmentHost(
+        "swarm_node.environments.jsonl:create",
+        {"path": str(path), "scoring": "math"},
+    )
+    try:
+        info = await host.start()
+        ref = TaskRef(info.name, info.version, "sums", 1)
+        judged = await host.judge(ref, ["7", "9**9**9**9", "\\boxed{7}"])
+        assert judged.rewards == (1.0, 0.0, 1.0)
+    finally:
+        await host.close()
 
 
 def test_options_can_be_set_one_by_one() -> None:

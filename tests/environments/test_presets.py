@@ -14,5 +14,5 @@ def test_the_turns_of_what_ships_are_known_and_those_of_others_are_asked() -> No
         assert try_environment(name, {}).turns == create_environment(name, {}).turns
     assert {name for name in available() if try_environment(name, {}).turns > 1} == {"games"}
     assert try_environment("swarm_node.environments.games:create", {"digits": 3}).turns == 2
-    with pytest.raises(ConfigError, match=r"^environment.options.digits: 1 is not within 2 and 9$"):
+    with pytest.raises(ConfigError, match=r"^environment\.options\.digits: 1\b"):
         try_environment("swarm_node.environments.games:create", {"digits": 1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import subprocess
@@ -69,12 +68,12 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install '.[verifiers]'" in done.stdout, done.stderr
+    assert "[verifiers]" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("word", [False, "true", 1])
 def test_nothing_of_a_taskset_is_loaded_until_its_owner_vouches_for_it(word: object) -> None:
-    with pytest.raises(ConfigError, match=r"options\.runs_no_code: the rewards of swarm_sums see"):
+    with pytest.raises(ConfigError, match=r"options\.runs_no_code"):
         create("swarm_sums", runs_no_code=word)  # type: ignore[arg-type]
 
 
@@ -108,23 +107,20 @@ def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
 
 
 @needs_verifiers
-def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> None:
+async def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> None:
     from swarm_node.environments.host import ProcessEnvironmentHost
     from swarm_node.rollout import TaskRef
 
-    async def run() -> None:
-        host = ProcessEnvironmentHost(
-            "swarm_node.environments.verifiers_tasks:create",
-            {"taskset": "swarm_sums", "runs_no_code": True},
-        )
-        try:
-            info = await host.start()
-            ref = TaskRef(info.name, info.version, info.families[0], 3)
-            (prompt,) = await host.render([ref])
-            right = str(2 * int(prompt.split()[0]))
-            judged = await host.judge(ref, [right, "x"])
-            assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
-        finally:
-            await host.close()
-
-    asyncio.run(run())
+    host = ProcessEnvironmentHost(
+        "swarm_node.environments.verifiers_tasks:create",
+        {"taskset": "swarm_sums", "runs_no_code": True},
+    )
+    try:
+        info = await host.start()
+        ref = TaskRef(info.name, info.version, info.families[0], 3)
+        (prompt,) = await host.render([ref])
+        right = str(2 * int(prompt.split()[0]))
+        judged = await host.judge(ref, [right, "x"])
+        assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
+    finally:
+        await host.close()

@@ -77,75 +77,64 @@ async def abort(stream: forwarding.Stream) -> None:
         await stream[1].wait_closed()
 
 
-def test_two_nodes_that_cannot_dial_each_other_exchange_over_a_relay(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with site(tmp_path) as (one, two, relays):
-            assert await one.asks(two) == one.peer_id.encode()
-            assert await two.asks(one) == two.peer_id.encode()
-            with pytest.raises(RefusedError, match="not for you"):
-                await one.asks(two, WHO, b"no")
-            assert await one.asks(two, SIZED, b"3000000") == bytes(3_000_000)
-            replies = await asyncio.gather(*(one.asks(two, SIZED, b"100000") for _ in range(12)))
-            assert replies == [bytes(100_000)] * 12
-            assert sum(relay.reaching.carried.requests for relay in relays) == 16
-            assert sum(relay.reaching.carried.bytes for relay in relays) > 4_200_000
-            for relay in relays:
-                await circuits(relay, 0)
-            assert not await one.inner.connected(two.peer_id)
-
-    asyncio.run(main())
+async def test_two_nodes_that_cannot_dial_each_other_exchange_over_a_relay(tmp_path: Path) -> None:
+    async with site(tmp_path) as (one, two, relays):
+        assert await one.asks(two) == one.peer_id.encode()
+        assert await two.asks(one) == two.peer_id.encode()
+        with pytest.raises(RefusedError, match="not for you"):
+            await one.asks(two, WHO, b"no")
+        assert await one.asks(two, SIZED, b"3000000") == bytes(3_000_000)
+        replies = await asyncio.gather(*(one.asks(two, SIZED, b"100000") for _ in range(12)))
+        assert replies == [bytes(100_000)] * 12
+        assert sum(relay.reaching.carried.requests for relay in relays) == 16
+        assert sum(relay.reaching.carried.bytes for relay in relays) > 4_200_000
+        for relay in relays:
+            await circuits(relay, 0)
+        assert not await one.inner.connected(two.peer_id)
 
 
-def test_when_a_relays_daemon_dies_the_other_serves_and_a_third_takes_its_place(
+async def test_when_a_relays_daemon_dies_the_other_serves_and_a_third_takes_its_place(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with site(tmp_path, relays=3) as (one, two, relays):
-            kept = two.reaching.relays.kept()
-            via = next(iter(one.reaching._ways[two.peer_id].relays))
-            (lost,) = (relay for relay in relays if relay.peer_id == via)
-            assert lost.inner.daemon_pid is not None
-            began = time.monotonic()
-            os.kill(lost.inner.daemon_pid, signal.SIGKILL)
-            assert await one.asks(two) == one.peer_id.encode()
-            while (
-                set(two.reaching.relays.kept()) == set(kept) or len(two.reaching.relays.kept()) < 2
-            ):
-                await two.reaching.keep()
-                await asyncio.sleep(0.5)
-            # Ten seconds on a machine with nothing else to do.
-            assert time.monotonic() - began < 60
-            assert via not in two.reaching.relays.kept()
-            assert await one.told_of(two) == 1
-            assert await one.asks(two) == one.peer_id.encode()
-
-    asyncio.run(main())
+    async with site(tmp_path, relays=3) as (one, two, relays):
+        kept = two.reaching.relays.kept()
+        via = next(iter(one.reaching._ways[two.peer_id].relays))
+        (lost,) = (relay for relay in relays if relay.peer_id == via)
+        assert lost.inner.daemon_pid is not None
+        began = time.monotonic()
+        os.kill(lost.inner.daemon_pid, signal.SIGKILL)
+        assert await one.asks(two) == one.peer_id.encode()
+        while set(two.reaching.relays.kept()) == set(kept) or len(two.reaching.relays.kept()) < 2:
+            await two.reaching.keep()
+            await asyncio.sleep(0.5)
+        # Ten seconds on a machine with nothing else to do.
+        assert time.monotonic() - began < 60
+        assert via not in two.reaching.relays.kept()
+        assert await one.told_of(two) == 1
+        assert await one.asks(two) == one.peer_id.encode()
 
 
-def test_an_asker_that_does_not_read_holds_little_and_is_given_up(
+async def test_an_asker_that_does_not_read_holds_little_and_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "STALL_SECONDS", 3.0)
 
-    async def main() -> None:
-        async with site(tmp_path) as (one, two, relays):
-            via = next(iter(one.reaching._ways[two.peer_id].relays))
-            (relay,) = (relay for relay in relays if relay.peer_id == via)
-            assert await one.asks(two) == one.peer_id.encode()  # now two knows the way back
-            stalled = [await begun(one, relay, two, number) for number in range(3)]
-            await circuits(relay, 3)
-            # Others are served meanwhile, and the relay holds no whole reply.
-            assert await two.asks(one) == two.peer_id.encode()
-            assert relay.reaching.carried.bytes < 3 * 4_000_000
-            await circuits(relay, 0)
-            assert relay.reaching.carried.bytes < 3 * 4_000_000
-            for stream in stalled:
-                await abort(stream)
-            for number in range(80):  # more than a link is allowed to end early
-                await abort(await begun(one, relay, two, 100 + number))
-            await circuits(relay, 0)
-            assert one.peer_id not in relay.inner._admission.severed
-            assert relay.peer_id not in two.inner._admission.severed
-            assert await one.asks(two) == one.peer_id.encode()
-
-    asyncio.run(main())
+    async with site(tmp_path) as (one, two, relays):
+        via = next(iter(one.reaching._ways[two.peer_id].relays))
+        (relay,) = (relay for relay in relays if relay.peer_id == via)
+        assert await one.asks(two) == one.peer_id.encode()  # now two knows the way back
+        stalled = [await begun(one, relay, two, number) for number in range(3)]
+        await circuits(relay, 3)
+        # Others are served meanwhile, and the relay holds no whole reply.
+        assert await two.asks(one) == two.peer_id.encode()
+        assert relay.reaching.carried.bytes < 3 * 4_000_000
+        await circuits(relay, 0)
+        assert relay.reaching.carried.bytes < 3 * 4_000_000
+        for stream in stalled:
+            await abort(stream)
+        for number in range(80):  # more than a link is allowed to end early
+            await abort(await begun(one, relay, two, 100 + number))
+        await circuits(relay, 0)
+        assert one.peer_id not in relay.inner._admission.severed
+        assert relay.peer_id not in two.inner._admission.severed
+        assert await one.asks(two) == one.peer_id.encode()

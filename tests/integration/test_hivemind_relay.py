@@ -53,26 +53,23 @@ async def reserve(stranger: DhtNode, address: str) -> bytes:
         writer.close()
 
 
-def test_a_stranger_cannot_reserve_a_relay_slot(tmp_path: Path) -> None:
-    async def main() -> None:
-        node = HivemindTransport(
-            Identity.generate(),
-            swarm_id=bytes(32),
-            secret=b"a secret that the stranger does not know",
-            listen=["/ip4/127.0.0.1/tcp/0"],
-            state_dir=tmp_path,
-            rng=random.Random(0),
-        )
-        async with asyncio.timeout(60), bare_daemon() as careless, bare_daemon() as stranger:
-            # The probe works: a p2pd without the remedy does relay.
-            (address,) = await careless._p2p.get_visible_maddrs()
-            assert (await reserve(stranger, str(address))).endswith(STATUS_OK)
-            await node.start()
-            try:
-                (address,) = node.addresses()
-                with pytest.raises(TransportError, match="does not serve"):
-                    await reserve(stranger, address)
-            finally:
-                await node.stop()
-
-    asyncio.run(main())
+async def test_a_stranger_cannot_reserve_a_relay_slot(tmp_path: Path) -> None:
+    node = HivemindTransport(
+        Identity.generate(),
+        swarm_id=bytes(32),
+        secret=b"a secret that the stranger does not know",
+        listen=["/ip4/127.0.0.1/tcp/0"],
+        state_dir=tmp_path,
+        rng=random.Random(0),
+    )
+    async with asyncio.timeout(60), bare_daemon() as careless, bare_daemon() as stranger:
+        # The probe works: a p2pd without the remedy does relay.
+        (address,) = await careless._p2p.get_visible_maddrs()
+        assert (await reserve(stranger, str(address))).endswith(STATUS_OK)
+        await node.start()
+        try:
+            (address,) = node.addresses()
+            with pytest.raises(TransportError, match="not serve"):
+                await reserve(stranger, address)
+        finally:
+            await node.stop()

@@ -29,7 +29,6 @@ async def ask(asker: HivemindTransport, peer: str, method: str, keys: int = 1) -
     from hivemind.p2p import PeerID
     from hivemind.proto import dht_pb2
 
-    assert asker._node is not None
     assert asker._records is not None
     node = asker._node._node
     request = {"rpc_ping": dht_pb2.PingRequest, "rpc_find": dht_pb2.FindRequest}[method]()
@@ -75,73 +74,63 @@ async def swarm_of_one(place: Path) -> AsyncGenerator[tuple[Swarm, Peer, Hivemin
         yield swarm, peer, stranger
 
 
-def test_a_find_of_a_stranger_gets_nothing_and_of_a_member_a_sample(tmp_path: Path) -> None:
-    async def main() -> None:
-        from hivemind.proto import dht_pb2
+async def test_a_find_of_a_stranger_gets_nothing_and_of_a_member_a_sample(tmp_path: Path) -> None:
+    from hivemind.proto import dht_pb2
 
-        async with swarm_of_one(tmp_path) as (swarm, peer, stranger):
-            assert peer.transport._node is not None
-            protocol = peer.transport._node._node.protocol
-            sent, answer = await ask(stranger, peer.peer_id, "rpc_find")
-            refusal = dht_pb2.FindResponse.FromString(answer)
-            assert len(answer) <= sent
-            assert (len(refusal.results), refusal.peer.node_id) == (1, b"")
-            assert refusal.results[0] == dht_pb2.FindResult()
-            assert await stranger.heartbeats() == {}
-            # Not in its table either: hivemind would give it a place, and all records.
-            assert not protocol.routing_table.peer_id_to_uid
+    async with swarm_of_one(tmp_path) as (swarm, peer, stranger):
+        protocol = peer.transport._node._node.protocol
+        sent, answer = await ask(stranger, peer.peer_id, "rpc_find")
+        refusal = dht_pb2.FindResponse.FromString(answer)
+        assert len(answer) <= sent
+        assert (len(refusal.results), refusal.peer.node_id) == (1, b"")
+        assert refusal.results[0] == dht_pb2.FindResult()
+        assert await stranger.heartbeats() == {}
+        # Not in its table either: hivemind would give it a place, and all records.
+        assert not protocol.routing_table.peer_id_to_uid
 
-            foreign = swarm.member(1000).chain
-            peer.members.admit(foreign, stranger.peer_id)  # a certificate of another key
-            assert len((await ask(stranger, peer.peer_id, "rpc_find"))[1]) <= sent
-            mine = swarm.chain(stranger._identity, swarm.issuer("two"), "two")
-            peer.members.admit(mine, stranger.peer_id)
-            assert peer.members.is_member(stranger.peer_id)
-            sent, answer = await ask(stranger, peer.peer_id, "rpc_find")
-            found = protocol.serializer.loads(
-                dht_pb2.FindResponse.FromString(answer).results[0].value
-            )
-            assert len(dict(found.items())) == SAMPLE_RECORDS
-            assert len(answer) < SAMPLE_RECORDS * (MAX_PRESENCE_BYTES + 200)
-
-    asyncio.run(main())
+        foreign = swarm.member(1000).chain
+        peer.members.admit(foreign, stranger.peer_id)  # a certificate of another key
+        assert len((await ask(stranger, peer.peer_id, "rpc_find"))[1]) <= sent
+        mine = swarm.chain(stranger._identity, swarm.issuer("two"), "two")
+        peer.members.admit(mine, stranger.peer_id)
+        assert peer.members.is_member(stranger.peer_id)
+        sent, answer = await ask(stranger, peer.peer_id, "rpc_find")
+        found = protocol.serializer.loads(dht_pb2.FindResponse.FromString(answer).results[0].value)
+        assert len(dict(found.items())) == SAMPLE_RECORDS
+        assert len(answer) < SAMPLE_RECORDS * (MAX_PRESENCE_BYTES + 200)
 
 
 @pytest.mark.parametrize("member", [False, True])
-def test_who_goes_on_finding_is_refused_and_then_cut_off(tmp_path: Path, member: bool) -> None:
-    async def main() -> None:
-        async with swarm_of_one(tmp_path) as (swarm, peer, stranger):
-            if member:
-                mine = swarm.chain(stranger._identity, swarm.issuer("two"), "two")
-                peer.members.admit(mine, stranger.peer_id)
-                assert peer.members.is_member(stranger.peer_id)
-            asked = answered = 0
-            begun = time.monotonic()
-            for _ in range(400):
-                try:
-                    async with asyncio.timeout(5.0):
-                        sent, answer = await ask(stranger, peer.peer_id, "rpc_find")
-                except Exception:  # noqa: BLE001 - hivemind's error of a link that was cut
-                    break
-                asked, answered = asked + sent, answered + len(answer)
-                if not answer:
-                    break
-            assert peer.rejected["flood"] == 1
-            assert stranger.peer_id in peer.transport._admission.severed
-            # A peer's calls: 40 at once and 8 a second. Refusals are no longer than requests.
-            calls = 40 + 8 * (time.monotonic() - begun)
-            most = SAMPLE_RECORDS * (MAX_PRESENCE_BYTES + 200)
-            assert answered <= asked + (calls * most if member else 0)
+async def test_who_goes_on_finding_is_refused_and_then_cut_off(
+    tmp_path: Path, member: bool
+) -> None:
+    async with swarm_of_one(tmp_path) as (swarm, peer, stranger):
+        if member:
+            mine = swarm.chain(stranger._identity, swarm.issuer("two"), "two")
+            peer.members.admit(mine, stranger.peer_id)
+            assert peer.members.is_member(stranger.peer_id)
+        asked = answered = 0
+        begun = time.monotonic()
+        for _ in range(400):
+            try:
+                async with asyncio.timeout(5.0):
+                    sent, answer = await ask(stranger, peer.peer_id, "rpc_find")
+            except Exception:  # noqa: BLE001 - hivemind's error of a link that was cut
+                break
+            asked, answered = asked + sent, answered + len(answer)
+            if not answer:
+                break
+        assert peer.rejected["flood"] == 1
+        assert stranger.peer_id in peer.transport._admission.severed
+        # A peer's calls: 40 at once and 8 a second. Refusals are no longer than requests.
+        calls = 40 + 8 * (time.monotonic() - begun)
+        most = SAMPLE_RECORDS * (MAX_PRESENCE_BYTES + 200)
+        assert answered <= asked + (calls * most if member else 0)
 
-    asyncio.run(main())
 
-
-def test_a_call_that_asks_much_at_once_cuts_its_caller_off(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm_of_one(tmp_path) as (_, peer, stranger):
-            sent, answer = await ask(stranger, peer.peer_id, "rpc_find", keys=2)
-            assert (sent < MAX_CALL_BYTES, answer) == (True, b"")
-            assert peer.rejected["schema"] == 1
-            assert stranger.peer_id in peer.transport._admission.severed
-
-    asyncio.run(main())
+async def test_a_call_that_asks_much_at_once_cuts_its_caller_off(tmp_path: Path) -> None:
+    async with swarm_of_one(tmp_path) as (_, peer, stranger):
+        sent, answer = await ask(stranger, peer.peer_id, "rpc_find", keys=2)
+        assert (sent < MAX_CALL_BYTES, answer) == (True, b"")
+        assert peer.rejected["schema"] == 1
+        assert stranger.peer_id in peer.transport._admission.severed

@@ -73,27 +73,24 @@ def process_of(one: Libp2pTransport) -> psutil.Process:
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_dead_or_stuck_process_is_replaced(blow: signal.Signals) -> None:
-    async def main() -> None:
-        one, other = transport(), transport()
-        async with running(one, other):
-            assert await other.dial(one.addresses()) == 1
-            addresses, process = other.addresses(), process_of(other)
-            process.send_signal(blow)
-            if blow == signal.SIGSTOP:
-                await until(lambda: process.status() == psutil.STATUS_STOPPED)
-            else:
-                await until(lambda: other.daemon_pid is None)
-                with pytest.raises(TransportError, match="daemon died"):
-                    await other.request(one.peer_id, ECHO, b"x")
-            assert await other.heal(one.addresses()) == "restarted"
-            assert not process.is_running()
-            assert other.addresses() == addresses
-            assert await other.heal(one.addresses()) == "ok"
-            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
-            assert await one.request(other.peer_id, ECHO, b"y") == b"y"
-
-    asyncio.run(main())
+async def test_a_dead_or_stuck_process_is_replaced(blow: signal.Signals) -> None:
+    one, other = transport(), transport()
+    async with running(one, other):
+        assert await other.dial(one.addresses()) == 1
+        addresses, process = other.addresses(), process_of(other)
+        process.send_signal(blow)
+        if blow == signal.SIGSTOP:
+            await until(lambda: process.status() == psutil.STATUS_STOPPED)
+        else:
+            await until(lambda: other.daemon_pid is None)
+            with pytest.raises(TransportError, match="daemon died"):
+                await other.request(one.peer_id, ECHO, b"x")
+        assert await other.heal(one.addresses()) == "restarted"
+        assert not process.is_running()
+        assert other.addresses() == addresses
+        assert await other.heal(one.addresses()) == "ok"
+        assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+        assert await one.request(other.peer_id, ECHO, b"y") == b"y"
 
 
 def test_nothing_is_left_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,17 +111,14 @@ def test_nothing_is_left_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()  # asyncio warns here of a process or a pipe that is left, and a warning fails
 
 
-def test_the_process_sees_no_variable_that_may_be_a_secret(
+async def test_the_process_sees_no_variable_that_may_be_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
 
-    async def main() -> None:
-        one = transport()
-        async with running(one):
-            assert "HF_TOKEN" not in process_of(one).environ()
-
-    asyncio.run(main())
+    one = transport()
+    async with running(one):
+        assert "HF_TOKEN" not in process_of(one).environ()
 
 
 def _holds(process: psutil.Process, secret: bytes) -> bool:
@@ -142,174 +136,144 @@ def _holds(process: psutil.Process, secret: bytes) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process")
-def test_the_process_that_talks_to_strangers_never_has_the_nodes_key() -> None:
-    async def main() -> None:
-        identity = Identity.generate()
-        one = transport(identity=identity)
-        async with running(one):
-            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
-            assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
-            process = process_of(one)
-            assert _holds(process, identity.public_key), "its memory can be searched"
-            assert not _holds(process, identity.seed())
-
-    asyncio.run(main())
+async def test_the_process_that_talks_to_strangers_never_has_the_nodes_key() -> None:
+    identity = Identity.generate()
+    one = transport(identity=identity)
+    async with running(one):
+        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
+        process = process_of(one)
+        assert _holds(process, identity.public_key), "its memory can be searched"
+        assert not _holds(process, identity.seed())
 
 
-def test_a_port_in_use_and_a_missing_package_are_refused_with_what_to_do(
+async def test_a_port_in_use_and_a_missing_package_are_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        one = transport()
-        async with running(one):
-            endpoint = one.addresses()[0].rpartition("/p2p/")[0]
-            with pytest.raises(TransportError, match=r"cannot listen on .*choose another"):
-                await transport(listen=[endpoint]).start()
-        monkeypatch.setattr(daemon, "installed", lambda: False)
-        with pytest.raises(TransportError, match=r"pip install '\.\[libp2p\]'"):
-            await transport().start()
-
-    asyncio.run(main())
+    one = transport()
+    async with running(one):
+        endpoint = one.addresses()[0].rpartition("/p2p/")[0]
+        with pytest.raises(TransportError, match="cannot listen"):
+            await transport(listen=[endpoint]).start()
+    monkeypatch.setattr(daemon, "installed", lambda: False)
+    with pytest.raises(TransportError, match=r"\[libp2p\]"):
+        await transport().start()
 
 
-def test_all_interfaces_are_announced_loopback_last_or_what_the_settings_say() -> None:
-    async def main() -> None:
-        announced = ["/dns4/node.example/tcp/31330"]
-        one = transport(listen=["/ip4/0.0.0.0/tcp/0"])
-        other = transport(announce=announced)
-        async with running(one, other):
-            endpoints = [text.rpartition("/p2p/")[0] for text in one.addresses()]
-            hosts = [(split_endpoint(text) or ("", "", 0))[1] for text in endpoints]
-            own = {
-                item.address
-                for each in psutil.net_if_addrs().values()
-                for item in each
-                if item.family.name == "AF_INET"
-            }
-            assert set(hosts) == own
-            assert hosts[-1].startswith("127.")
-            assert other.addresses() == [f"{announced[0]}/p2p/{other.peer_id}"]
-
-    asyncio.run(main())
+async def test_all_interfaces_are_announced_loopback_last_or_what_the_settings_say() -> None:
+    announced = ["/dns4/node.example/tcp/31330"]
+    one = transport(listen=["/ip4/0.0.0.0/tcp/0"])
+    other = transport(announce=announced)
+    async with running(one, other):
+        endpoints = [text.rpartition("/p2p/")[0] for text in one.addresses()]
+        hosts = [(split_endpoint(text) or ("", "", 0))[1] for text in endpoints]
+        own = {
+            item.address
+            for each in psutil.net_if_addrs().values()
+            for item in each
+            if item.family.name == "AF_INET"
+        }
+        assert set(hosts) == own
+        assert hosts[-1].startswith("127.")
+        assert other.addresses() == [f"{announced[0]}/p2p/{other.peer_id}"]
 
 
-def test_who_knocks_is_shown_the_nodes_own_key() -> None:
-    async def main() -> None:
-        one = transport()
-        async with running(one):
-            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
-            assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
-            stranger = Identity.generate().peer_id
-            assert await knock(host, port, stranger, seconds=30.0) == "other"
-
-    asyncio.run(main())
+async def test_who_knocks_is_shown_the_nodes_own_key() -> None:
+    one = transport()
+    async with running(one):
+        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
+        stranger = Identity.generate().peer_id
+        assert await knock(host, port, stranger, seconds=30.0) == "other"
 
 
-def test_links_run_over_ipv6_too() -> None:
-    async def main() -> None:
-        one, other = transport(listen=["/ip6/::1/tcp/0"]), transport(listen=["/ip6/::1/tcp/0"])
-        async with running(one, other):
+async def test_links_run_over_ipv6_too() -> None:
+    one, other = transport(listen=["/ip6/::1/tcp/0"]), transport(listen=["/ip6/::1/tcp/0"])
+    async with running(one, other):
+        assert await other.dial(one.addresses()) == 1
+        assert await one.connected(other.peer_id)
+        assert await one.request(other.peer_id, ECHO, b"x") == b"x"
+
+
+async def test_there_is_no_table_of_heartbeats() -> None:
+    one, other = transport(), transport()
+    async with running(one, other):
+        assert await other.dial(one.addresses()) == 1
+        await other.publish_heartbeat(b"beat", ttl=60)
+        assert not one.has_table
+        assert await one.heartbeats() == {}
+
+
+async def test_a_node_dials_the_address_that_answered_before_where_a_link_has_ended() -> None:
+    one, other = transport(), transport()
+    async with running(one, other):
+        assert await other.dial(one.addresses()) == 1
+        one.sever(other.peer_id, 60.0)
+        with pytest.raises(TransportError):
+            await other.request(one.peer_id, ECHO, b"cuts the link")
+        one.sever(other.peer_id, 0.0)
+        async with asyncio.timeout(60):
+            while await other.connected(one.peer_id):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+        assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+        assert await other.connected(one.peer_id)
+
+
+async def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() -> None:
+    one, other = transport(), transport()
+    async with running(one, other):
+        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(128):  # MAX_STRANGERS, of as few addresses as can
+                place = (f"127.0.1.{1 + number // 16}", 0)
+                _, writer = await asyncio.open_connection(host, port, local_addr=place)
+                stack.callback(writer.close)
             assert await other.dial(one.addresses()) == 1
-            assert await one.connected(other.peer_id)
-            assert await one.request(other.peer_id, ECHO, b"x") == b"x"
-
-    asyncio.run(main())
-
-
-def test_there_is_no_table_of_heartbeats() -> None:
-    async def main() -> None:
-        one, other = transport(), transport()
-        async with running(one, other):
-            assert await other.dial(one.addresses()) == 1
-            await other.publish_heartbeat(b"beat", ttl=60)
-            assert not one.has_table
-            assert await one.heartbeats() == {}
-
-    asyncio.run(main())
-
-
-def test_a_node_dials_the_address_that_answered_before_where_a_link_has_ended() -> None:
-    async def main() -> None:
-        one, other = transport(), transport()
-        async with running(one, other):
-            assert await other.dial(one.addresses()) == 1
-            one.sever(other.peer_id, 60.0)
-            with pytest.raises(TransportError):
-                await other.request(one.peer_id, ECHO, b"cuts the link")
-            one.sever(other.peer_id, 0.0)
-            async with asyncio.timeout(60):
-                while await other.connected(one.peer_id):  # noqa: ASYNC110 - no event tells
-                    await asyncio.sleep(0.01)
-            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
-            assert await other.connected(one.peer_id)
-
-    asyncio.run(main())
-
-
-def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() -> None:
-    async def main() -> None:
-        one, other = transport(), transport()
-        async with running(one, other):
-            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
-            async with contextlib.AsyncExitStack() as stack:
-                for number in range(128):  # MAX_STRANGERS, of as few addresses as can
-                    place = (f"127.0.1.{1 + number // 16}", 0)
-                    _, writer = await asyncio.open_connection(host, port, local_addr=place)
-                    stack.callback(writer.close)
-                assert await other.dial(one.addresses()) == 1
-
-    asyncio.run(main())
 
 
 @pytest.mark.slow(reason="four starts of daemons, two of which import py-libp2p")
-def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        one, other = transport(), hivemind_transport(tmp_path)
-        for dials, dialled in ((one, other), (other, one)):
-            async with running(one, other):
-                await dials.dial(dialled.addresses())
-                assert await dials.connected(dialled.peer_id)
-                for asks, asked in ((one, other), (other, one)):
-                    for size in (0, 1000, MAX_REQUEST_BYTES):
-                        payload = random.Random(size).randbytes(size)
-                        assert await asks.request(asked.peer_id, ECHO, payload) == payload
-                    replies = [asks.request(asked.peer_id, SIZED, b"3000000") for _ in range(8)]
-                    assert await asyncio.gather(*replies) == [bytes(3_000_000)] * 8
-                    with pytest.raises(TransportError, match="over the limit"):
-                        await asks.request(asked.peer_id, SIZED, b"1001", max_reply=1000)
-                    with pytest.raises(TransportError):
-                        await asks.request(asked.peer_id, "/swarm-node/nothing/1", b"")
-                    assert await asks.request(asked.peer_id, ECHO, b"on") == b"on"
-
-    asyncio.run(main())
+async def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
+    one, other = transport(), hivemind_transport(tmp_path)
+    for dials, dialled in ((one, other), (other, one)):
+        async with running(one, other):
+            await dials.dial(dialled.addresses())
+            assert await dials.connected(dialled.peer_id)
+            for asks, asked in ((one, other), (other, one)):
+                for size in (0, 1000, MAX_REQUEST_BYTES):
+                    payload = random.Random(size).randbytes(size)
+                    assert await asks.request(asked.peer_id, ECHO, payload) == payload
+                replies = [asks.request(asked.peer_id, SIZED, b"3000000") for _ in range(8)]
+                assert await asyncio.gather(*replies) == [bytes(3_000_000)] * 8
+                with pytest.raises(TransportError, match="the limit"):
+                    await asks.request(asked.peer_id, SIZED, b"1001", max_reply=1000)
+                with pytest.raises(TransportError):
+                    await asks.request(asked.peer_id, "/swarm-node/nothing/1", b"")
+                assert await asks.request(asked.peer_id, ECHO, b"on") == b"on"
 
 
 @pytest.mark.slow(reason="14 attacks, one of which sends 300 MiB")
-def test_nothing_that_is_sent_below_the_frames_harms_the_node() -> None:
-    async def main() -> None:
-        one, other = transport(), transport()
-        async with running(one, other):
-            assert await other.dial(one.addresses()) == 1
-            before, peak = process_of(one).memory_info().rss, 0
-            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
-            attacker = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(ROOT / "tests" / "libp2p_attacker.py")),
-                *(host, str(port), one.peer_id, WAIT),
-                stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
-            async with asyncio.TaskGroup() as group:
-                said = group.create_task(attacker.communicate())
-                while not said.done():  # an honest peer is answered all the while
-                    assert await other.request(one.peer_id, ECHO, b"x") == b"x"
-                    peak = max(peak, process_of(one).memory_info().rss)
-                    await asyncio.sleep(0.05)
-            ended = json.loads(said.result()[0])
-            refused = dict.fromkeys(("plaintext", "secio", "tls"), "na")
-            reset = dict.fromkeys(("endless negotiation", "forged request"), "reset")
-            assert ended == {**dict.fromkeys(ended, "cut"), **refused, **reset}
-            assert len(ended) == 14
-            assert peak - before < 200 << 20
-            assert await other.heal([]) == "ok"
-
-    asyncio.run(main())
+async def test_nothing_that_is_sent_below_the_frames_harms_the_node() -> None:
+    one, other = transport(), transport()
+    async with running(one, other):
+        assert await other.dial(one.addresses()) == 1
+        before, peak = process_of(one).memory_info().rss, 0
+        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        attacker = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(ROOT / "tests" / "libp2p_attacker.py")),
+            *(host, str(port), one.peer_id, WAIT),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        async with asyncio.TaskGroup() as group:
+            said = group.create_task(attacker.communicate())
+            while not said.done():  # an honest peer is answered all the while
+                assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+                peak = max(peak, process_of(one).memory_info().rss)
+                await asyncio.sleep(0.05)
+        ended = json.loads(said.result()[0])
+        refused = dict.fromkeys(("plaintext", "secio", "tls"), "na")
+        reset = dict.fromkeys(("endless negotiation", "forged request"), "reset")
+        assert ended == {**dict.fromkeys(ended, "cut"), **refused, **reset}
+        assert len(ended) == 14
+        assert peak - before < 200 << 20
+        assert await other.heal([]) == "ok"

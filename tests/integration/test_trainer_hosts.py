@@ -64,8 +64,8 @@ def test_a_node_trains_on_two_hosts_and_the_second_ends_with_it(
         assert node.process.wait(600) == 0, node.log()
         _, said = second.communicate(timeout=60)
         assert second.returncode == 0
-        assert "training as host 1 of 0 to 1\n" in said
-        assert said.endswith("the node has ended\n")
+        assert "host 1 of" in said
+        assert said.endswith("has ended\n")
     finally:
         second.kill()
     stored = [path.name for path in (node.home / "checkpoints").iterdir()]

@@ -105,264 +105,213 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_request_and_reply_of_every_size(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            for size in (0, 10_000, MAX_REQUEST_BYTES):
-                payload = random.Random(size).randbytes(size)
-                assert await one.request(other.peer_id, ECHO, payload) == payload
-                assert await other.request(one.peer_id, ECHO, payload) == payload
-            assert await one.request(other.peer_id, SIZED, b"3000000") == bytes(3_000_000)
-
-    asyncio.run(main())
+async def test_request_and_reply_of_every_size(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        for size in (0, 10_000, MAX_REQUEST_BYTES):
+            payload = random.Random(size).randbytes(size)
+            assert await one.request(other.peer_id, ECHO, payload) == payload
+            assert await other.request(one.peer_id, ECHO, payload) == payload
+        assert await one.request(other.peer_id, SIZED, b"3000000") == bytes(3_000_000)
 
 
-def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            with pytest.raises(TransportError, match="over the limit"):
-                await one.request(other.peer_id, ECHO, bytes(MAX_REQUEST_BYTES + 1))
-            assert await one.request(other.peer_id, ECHO, b"next") == b"next"
-            with pytest.raises(TransportError, match="over the limit"):
-                await one.request(other.peer_id, SIZED, b"1001", max_reply=1000)
-            assert len(await one.request(other.peer_id, SIZED, b"1000", max_reply=1000)) == 1000
-            with pytest.raises(TransportError, match="over the limit"):
-                await one.request(other.peer_id, SIZED, b"%d" % (MAX_REPLY_BYTES + 1))
-            assert await one.request(other.peer_id, ECHO, b"last") == b"last"
-
-    asyncio.run(main())
+async def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        with pytest.raises(TransportError, match="the limit"):
+            await one.request(other.peer_id, ECHO, bytes(MAX_REQUEST_BYTES + 1))
+        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+        with pytest.raises(TransportError, match="the limit"):
+            await one.request(other.peer_id, SIZED, b"1001", max_reply=1000)
+        assert len(await one.request(other.peer_id, SIZED, b"1000", max_reply=1000)) == 1000
+        with pytest.raises(TransportError, match="the limit"):
+            await one.request(other.peer_id, SIZED, b"%d" % (MAX_REPLY_BYTES + 1))
+        assert await one.request(other.peer_id, ECHO, b"last") == b"last"
 
 
-def test_a_peer_is_seen_at_its_address_while_a_link_is_open(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 3) as (one, two, three):
-            for observer, seen in ((one, two), (two, one)):
-                address = await observer.seen(seen.peer_id)
-                assert address is not None
-                kind, host, port = split_endpoint(address) or ("", "", 0)
-                assert (kind, host) == ("ip4", "127.0.0.1")
-                assert port > 0
-            assert await one.seen(Identity.generate().peer_id) is None
-            await three.stop()
+async def test_a_peer_is_seen_at_its_address_while_a_link_is_open(make: Factory) -> None:
+    async with swarm(make, 3) as (one, two, three):
+        for observer, seen in ((one, two), (two, one)):
+            address = await observer.seen(seen.peer_id)
+            assert address is not None
+            kind, host, port = split_endpoint(address) or ("", "", 0)
+            assert (kind, host) == ("ip4", "127.0.0.1")
+            assert port > 0
+        assert await one.seen(Identity.generate().peer_id) is None
+        await three.stop()
 
-            async def gone() -> bool:
-                return await one.seen(three.peer_id) is None
+        async def gone() -> bool:
+            return await one.seen(three.peer_id) is None
 
-            await until(gone)
-
-    asyncio.run(main())
+        await until(gone)
 
 
-def test_refusals_and_bugs_of_a_handler_reach_the_caller(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            with pytest.raises(TransportError, match="not a member of this swarm"):
-                await one.request(other.peer_id, REFUSE, b"")
-            with pytest.raises(TransportError, match="internal error"):
-                await one.request(other.peer_id, BROKEN, b"")
-            assert await one.request(other.peer_id, ECHO, b"next") == b"next"
-
-    asyncio.run(main())
+async def test_refusals_and_bugs_of_a_handler_reach_the_caller(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        with pytest.raises(TransportError, match="a member"):
+            await one.request(other.peer_id, REFUSE, b"")
+        with pytest.raises(TransportError, match="internal error"):
+            await one.request(other.peer_id, BROKEN, b"")
+        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
 
 
-def test_unknown_protocols_and_peers_are_errors(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            for _ in range(2):
-                with pytest.raises(NotServedError):
-                    await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
-            assert await one.request(other.peer_id, ECHO, b"still linked") == b"still linked"
-            for peer in (Identity.generate().peer_id, one.peer_id, "", "nonsense"):
-                with pytest.raises(TransportError):
-                    await one.request(peer, ECHO, b"")
-            await other.stop()
+async def test_unknown_protocols_and_peers_are_errors(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        for _ in range(2):
+            with pytest.raises(NotServedError):
+                await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
+        assert await one.request(other.peer_id, ECHO, b"still linked") == b"still linked"
+        for peer in (Identity.generate().peer_id, one.peer_id, "", "nonsense"):
             with pytest.raises(TransportError):
-                await one.request(other.peer_id, ECHO, b"")
-
-    asyncio.run(main())
-
-
-def test_handler_sees_the_callers_own_id(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 3) as transports:
-            for one in transports:
-                for other in transports:
-                    if one is not other:
-                        seen = await one.request(other.peer_id, WHO, b"")
-                        assert seen.decode() == one.peer_id
-
-    asyncio.run(main())
+                await one.request(peer, ECHO, b"")
+        await other.stop()
+        with pytest.raises(TransportError):
+            await one.request(other.peer_id, ECHO, b"")
 
 
-def test_concurrent_requests_do_not_mix(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            payloads = [random.Random(i).randbytes(5000) for i in range(50)]
-            replies = await asyncio.gather(
-                *(one.request(other.peer_id, ECHO, payload) for payload in payloads)
-            )
-            assert replies == payloads
-
-    asyncio.run(main())
+async def test_handler_sees_the_callers_own_id(make: Factory) -> None:
+    async with swarm(make, 3) as transports:
+        for one in transports:
+            for other in transports:
+                if one is not other:
+                    seen = await one.request(other.peer_id, WHO, b"")
+                    assert seen.decode() == one.peer_id
 
 
-def test_cancelled_requests_leave_the_transport_usable(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            for _ in range(5):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.1):
-                        await one.request(other.peer_id, SLOW, b"")
-            assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+async def test_concurrent_requests_do_not_mix(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        payloads = [random.Random(i).randbytes(5000) for i in range(50)]
+        replies = await asyncio.gather(
+            *(one.request(other.peer_id, ECHO, payload) for payload in payloads)
+        )
+        assert replies == payloads
 
-    asyncio.run(main())
+
+async def test_cancelled_requests_leave_the_transport_usable(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await one.request(other.peer_id, SLOW, b"")
+        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
 
 
 @pytest.mark.parametrize("make", ["memory", "hivemind"], indirect=True)
-def test_heartbeats_are_found_replaced_and_forgotten(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 4) as transports:
+async def test_heartbeats_are_found_replaced_and_forgotten(make: Factory) -> None:
+    async with swarm(make, 4) as transports:
 
-            async def seen(what: bytes, publishers: list[Transport]) -> bool:
-                """Whether everybody finds exactly the others' heartbeats that start with `what`."""
-                for reader in transports:
-                    others = [t.peer_id for t in publishers if t is not reader]
-                    if await reader.heartbeats() != {p: what + p.encode() for p in others}:
-                        return False
-                return True
+        async def seen(what: bytes, publishers: list[Transport]) -> bool:
+            """Whether everybody finds exactly the others' heartbeats that start with `what`."""
+            for reader in transports:
+                others = [t.peer_id for t in publishers if t is not reader]
+                if await reader.heartbeats() != {p: what + p.encode() for p in others}:
+                    return False
+            return True
 
-            for transport in transports:
-                await transport.publish_heartbeat(b"1" + transport.peer_id.encode(), ttl=2.0)
-            await until(lambda: seen(b"1", transports))
-            for transport in transports:
-                await transport.publish_heartbeat(b"2" + transport.peer_id.encode(), ttl=2.0)
-            await until(lambda: seen(b"2", transports))
-            await until(lambda: seen(b"", []))
-
-    asyncio.run(main())
+        for transport in transports:
+            await transport.publish_heartbeat(b"1" + transport.peer_id.encode(), ttl=2.0)
+        await until(lambda: seen(b"1", transports))
+        for transport in transports:
+            await transport.publish_heartbeat(b"2" + transport.peer_id.encode(), ttl=2.0)
+        await until(lambda: seen(b"2", transports))
+        await until(lambda: seen(b"", []))
 
 
-def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 1) as (lonely,):
-            with pytest.raises(TransportError, match="over the limit"):
-                await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES + 1), ttl=60)
-            await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES), ttl=60)
-            assert not await lonely.heartbeats()
-
-    asyncio.run(main())
+async def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
+    async with swarm(make, 1) as (lonely,):
+        with pytest.raises(TransportError, match="the limit"):
+            await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES + 1), ttl=60)
+        await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES), ttl=60)
+        assert not await lonely.heartbeats()
 
 
-def test_dialling_nobody_returns_zero(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            gone = other.addresses()
-            await other.stop()
-            bad = [
-                "",
-                "/",
-                "nonsense",
-                "/ip4/999.1.1.1/tcp/1",
-                "/ip4/127.0.0.1/tcp/1/p2p/x",
-                "é" * 999,
-            ]
-            stranger = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
-            assert await one.dial([]) == 0
-            assert await one.dial([*bad, stranger, *gone, *one.addresses()], patience=1.0) == 0
-            assert await one.heal([stranger]) == "alone"
-
-    asyncio.run(main())
+async def test_dialling_nobody_returns_zero(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        gone = other.addresses()
+        await other.stop()
+        bad = [
+            "",
+            "/",
+            "nonsense",
+            "/ip4/999.1.1.1/tcp/1",
+            "/ip4/127.0.0.1/tcp/1/p2p/x",
+            "é" * 999,
+        ]
+        stranger = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+        assert await one.dial([]) == 0
+        assert await one.dial([*bad, stranger, *gone, *one.addresses()], patience=1.0) == 0
+        assert await one.heal([stranger]) == "alone"
 
 
-def test_addresses_end_in_the_peer_id(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 1) as (one,):
-            assert one.addresses()
-            assert all(address.endswith("/p2p/" + one.peer_id) for address in one.addresses())
-
-    asyncio.run(main())
+async def test_addresses_end_in_the_peer_id(make: Factory) -> None:
+    async with swarm(make, 1) as (one,):
+        assert one.addresses()
+        assert all(address.endswith("/p2p/" + one.peer_id) for address in one.addresses())
 
 
-def test_stop_is_idempotent_and_final(make: Factory) -> None:
-    async def main() -> None:
-        never_started = prepared(make)
-        await never_started.stop()
-        async with swarm(make, 2) as (one, other):
-            await one.stop()
-            await one.stop()
-            for call in (
-                one.request(other.peer_id, ECHO, b""),
-                one.heartbeats(),
-                one.publish_heartbeat(b"", ttl=60),
-                one.dial(other.addresses()),
-                one.heal(other.addresses()),
-            ):
-                with pytest.raises(TransportError, match="not running"):
-                    await call
-
-    asyncio.run(main())
+async def test_stop_is_idempotent_and_final(make: Factory) -> None:
+    never_started = prepared(make)
+    await never_started.stop()
+    async with swarm(make, 2) as (one, other):
+        await one.stop()
+        await one.stop()
+        for call in (
+            one.request(other.peer_id, ECHO, b""),
+            one.heartbeats(),
+            one.publish_heartbeat(b"", ttl=60),
+            one.dial(other.addresses()),
+            one.heal(other.addresses()),
+        ):
+            with pytest.raises(TransportError, match="not running"):
+                await call
 
 
-def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
-    async def main() -> None:
-        identity = Identity.generate()
-        async with swarm(make, 2) as (one, other):
-            before = prepared(make, identity)
-            await before.start()
-            assert await before.dial(one.addresses()) == 1
-            assert await one.request(identity.peer_id, ECHO, b"x") == b"x"
-            await before.stop()
-            after = prepared(make, identity)
-            await after.start()
-            try:
-                assert await after.dial([one.addresses()[0], other.addresses()[0]]) == 2
-                for transport in (one, other):
-                    assert await transport.request(identity.peer_id, ECHO, b"y") == b"y"
-                    assert await after.request(transport.peer_id, ECHO, b"z") == b"z"
-            finally:
-                await after.stop()
-
-    asyncio.run(main())
+async def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
+    identity = Identity.generate()
+    async with swarm(make, 2) as (one, other):
+        before = prepared(make, identity)
+        await before.start()
+        assert await before.dial(one.addresses()) == 1
+        assert await one.request(identity.peer_id, ECHO, b"x") == b"x"
+        await before.stop()
+        after = prepared(make, identity)
+        await after.start()
+        try:
+            assert await after.dial([one.addresses()[0], other.addresses()[0]]) == 2
+            for transport in (one, other):
+                assert await transport.request(identity.peer_id, ECHO, b"y") == b"y"
+                assert await after.request(transport.peer_id, ECHO, b"z") == b"z"
+        finally:
+            await after.stop()
 
 
-def test_handlers_are_set_before_start(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 1) as (one,):
-            with pytest.raises(RuntimeError, match="before start"):
-                one.serve("/swarm-node/late/1", echo)
-
-    asyncio.run(main())
+async def test_handlers_are_set_before_start(make: Factory) -> None:
+    async with swarm(make, 1) as (one,):
+        with pytest.raises(RuntimeError, match="before start"):
+            one.serve("/swarm-node/late/1", echo)
 
 
-def test_heal_finds_nothing_to_do_among_peers(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 2) as (one, other):
-            assert await one.heal(other.addresses()) == "ok"
-            assert await other.heal([]) == "ok"
-
-    asyncio.run(main())
+async def test_heal_finds_nothing_to_do_among_peers(make: Factory) -> None:
+    async with swarm(make, 2) as (one, other):
+        assert await one.heal(other.addresses()) == "ok"
+        assert await other.heal([]) == "ok"
 
 
-def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 3) as (one, junk, other):
-            assert await junk.request(one.peer_id, ECHO, b"before") == b"before"
-            one.sever(junk.peer_id, 60.0)
-            for _ in range(3):
-                with pytest.raises(TransportError):
-                    await junk.request(one.peer_id, ECHO, b"x")
-            assert await other.request(one.peer_id, ECHO, b"other") == b"other"
-            one.sever(junk.peer_id, 0.0)  # its time is over
+async def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
+    async with swarm(make, 3) as (one, junk, other):
+        assert await junk.request(one.peer_id, ECHO, b"before") == b"before"
+        one.sever(junk.peer_id, 60.0)
+        for _ in range(3):
+            with pytest.raises(TransportError):
+                await junk.request(one.peer_id, ECHO, b"x")
+        assert await other.request(one.peer_id, ECHO, b"other") == b"other"
+        one.sever(junk.peer_id, 0.0)  # its time is over
 
-            async def served() -> bool:
-                with contextlib.suppress(TransportError):
-                    await junk.dial(one.addresses())
-                    return await junk.request(one.peer_id, ECHO, b"after") == b"after"
-                return False
+        async def served() -> bool:
+            with contextlib.suppress(TransportError):
+                await junk.dial(one.addresses())
+                return await junk.request(one.peer_id, ECHO, b"after") == b"after"
+            return False
 
-            await until(served)
-
-    asyncio.run(main())
+        await until(served)
 
 
 class Relay:
@@ -410,64 +359,55 @@ async def relayed(make: Factory) -> AsyncGenerator[tuple[Transport, Relay, Trans
             await each.stop()
 
 
-def test_a_request_is_forwarded_and_its_reply_copied(make: Factory) -> None:
-    async def main() -> None:
-        async with relayed(make) as (asker, relay, target):
-            by = relay.transport.peer_id
-            for size in (0, 10_000, MAX_REQUEST_BYTES):
-                payload = random.Random(size).randbytes(size)
-                assert await asker.request(by, RELAY, payload) == payload
-            relay.protocol = SIZED
-            assert await asker.request(by, RELAY, b"3000000") == bytes(3_000_000)
-            assert sum(relay.passed) >= 3_000_000
-            relay.protocol = WHO  # the target sees whom its link leads to
-            assert await asker.request(by, RELAY, b"") == by.encode()
-            assert set(relay.callers) == {asker.peer_id}
-            # Requests run both ways over a link, whoever opened it.
-            relay.target = asker.peer_id
-            assert await target.request(by, RELAY, b"") == by.encode()
-            await until(lambda: ended(relay, 6))
-
-    asyncio.run(main())
+async def test_a_request_is_forwarded_and_its_reply_copied(make: Factory) -> None:
+    async with relayed(make) as (asker, relay, target):
+        by = relay.transport.peer_id
+        for size in (0, 10_000, MAX_REQUEST_BYTES):
+            payload = random.Random(size).randbytes(size)
+            assert await asker.request(by, RELAY, payload) == payload
+        relay.protocol = SIZED
+        assert await asker.request(by, RELAY, b"3000000") == bytes(3_000_000)
+        assert sum(relay.passed) >= 3_000_000
+        relay.protocol = WHO  # the target sees whom its link leads to
+        assert await asker.request(by, RELAY, b"") == by.encode()
+        assert set(relay.callers) == {asker.peer_id}
+        # Requests run both ways over a link, whoever opened it.
+        relay.target = asker.peer_id
+        assert await target.request(by, RELAY, b"") == by.encode()
+        await until(lambda: ended(relay, 6))
 
 
 async def ended(relay: Relay, count: int) -> bool:
     return relay.ended == count
 
 
-def test_what_is_not_forwarded_is_refused_and_every_request_ends_once(make: Factory) -> None:
-    async def main() -> None:
-        async with relayed(make) as (asker, relay, target):
-            by = relay.transport.peer_id
-            for payload, why in ((b"no", "not for you"), (b"bug", "internal error")):
-                with pytest.raises(TransportError, match=why):
-                    await asker.request(by, RELAY, payload)
-            assert relay.ended == 0
-            relay.protocol = REFUSE
-            with pytest.raises(TransportError, match="not a member of this swarm"):
+async def test_what_is_not_forwarded_is_refused_and_every_request_ends_once(make: Factory) -> None:
+    async with relayed(make) as (asker, relay, target):
+        by = relay.transport.peer_id
+        for payload, why in ((b"no", "not for you"), (b"bug", "internal error")):
+            with pytest.raises(TransportError, match=why):
+                await asker.request(by, RELAY, payload)
+        assert relay.ended == 0
+        relay.protocol = REFUSE
+        with pytest.raises(TransportError, match="a member"):
+            await asker.request(by, RELAY, b"")
+        relay.protocol, relay.max_reply = SIZED, 1000
+        with pytest.raises(TransportError, match="the limit"):
+            await asker.request(by, RELAY, b"1001")
+        assert len(await asker.request(by, RELAY, b"1000")) == 1000
+        relay.protocol = SLOW
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
                 await asker.request(by, RELAY, b"")
-            relay.protocol, relay.max_reply = SIZED, 1000
-            with pytest.raises(TransportError, match="over the limit"):
-                await asker.request(by, RELAY, b"1001")
-            assert len(await asker.request(by, RELAY, b"1000")) == 1000
-            relay.protocol = SLOW
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.3):
-                    await asker.request(by, RELAY, b"")
-            await target.stop()
-            relay.protocol = ECHO
-            with pytest.raises(TransportError):
-                await asker.request(by, RELAY, b"")
-            assert await asker.request(by, ECHO, b"on") == b"on"
-            await until(lambda: ended(relay, 5))
-
-    asyncio.run(main())
+        await target.stop()
+        relay.protocol = ECHO
+        with pytest.raises(TransportError):
+            await asker.request(by, RELAY, b"")
+        assert await asker.request(by, ECHO, b"on") == b"on"
+        await until(lambda: ended(relay, 5))
 
 
-def test_routes_are_set_before_start(make: Factory) -> None:
-    async def main() -> None:
-        async with swarm(make, 1) as (one,):
-            with pytest.raises(RuntimeError, match="before start"):
-                one.forward(RELAY, Relay(make)._route)
-
-    asyncio.run(main())
+async def test_routes_are_set_before_start(make: Factory) -> None:
+    async with swarm(make, 1) as (one,):
+        with pytest.raises(RuntimeError, match="before start"):
+            one.forward(RELAY, Relay(make)._route)

@@ -118,7 +118,6 @@ def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
     async def body(sampler: VllmSampler) -> None:
         await sampler.load(host.published, 0)
         assert sampler.last_start == EngineStarted(shared=size(*theirs.parameters()), copied=0)
-        assert sampler.last_sync is not None
         assert sampler.last_sync.difference < 1e-5
         (group,) = await sampler.sample([ASKED])
         assert largest_gap(theirs, group) < 1e-4
@@ -148,7 +147,7 @@ def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Pa
     async def body(sampler: VllmSampler) -> None:
         elsewhere = tmp_path / "elsewhere" / "adapter-0"
         shutil.copytree(host.published, elsewhere)
-        with pytest.raises(ModelError, match="shares no base in"):
+        with pytest.raises(ModelError, match="no base"):
             await sampler.load(elsewhere, 0)
         sharing: SharingSampler = FallbackSampler(sampler, lambda: sampler)
         await sampler.load(host.published, 0)

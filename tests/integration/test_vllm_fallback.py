@@ -54,10 +54,10 @@ def test_a_node_outlives_its_engine_and_trains_on(start_node: Callable[..., Any]
     assert "engine_replaced" not in before["faults"]
     with killed_as_they_start(node):
         replaced = node.wait(lambda status: status["engine"] != "vllm")
-    assert replaced["engine"].startswith("torch (vLLM failed: ")
+    assert replaced["engine"].startswith("torch (vLLM")
     assert replaced["faults"]["engine_replaced"] == 1
     assert "engine" not in replaced["processes"]
-    assert "vLLM failed for good" in node.log()
+    assert "for good" in node.log()
     after = node.wait(lambda status: status["updates"] >= replaced["updates"] + 5)
     assert after["version"] > replaced["version"]
     assert after["groups"]["published"] > replaced["groups"]["published"]

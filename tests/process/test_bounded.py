@@ -27,7 +27,7 @@ def test_what_it_prints_and_how_it_ends_is_returned() -> None:
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_one_that_prints_for_ever_is_ended(stream: str) -> None:
     code = f"import sys\nwhile True: sys.{stream}.write('x' * 9999)"
-    with pytest.raises(subprocess.SubprocessError, match="prints without end"):
+    with pytest.raises(subprocess.SubprocessError, match="without end"):
         bounded_run(python(code), 60.0)
     exactly = bounded_run(python(f"print('x' * {MOST_BYTES - 1})"), 60.0)
     assert len(exactly.stdout) == MOST_BYTES
@@ -41,7 +41,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
         f"open({str(pids)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)"
     )
-    with pytest.raises(subprocess.SubprocessError, match="does not answer"):
+    with pytest.raises(subprocess.SubprocessError, match="not answer"):
         bounded_run(python(code), 2.0)
     child = int(pids.read_text())
     for _ in range(100):

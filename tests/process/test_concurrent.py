@@ -48,7 +48,7 @@ def test_a_cancelled_call_is_dropped_in_the_child(with_child) -> None:
 
 def test_a_reported_error_leaves_it_alive(with_child) -> None:
     async def body(child: Child) -> None:
-        with pytest.raises(ChildError, match="no such thing"):
+        with pytest.raises(ChildError, match="such thing"):
             await child.call(Do("fail"), Echoed, patience=20)
         with pytest.raises(ChildError, match="ValidationError"):
             await child.call(Echoed(1), Echoed, patience=20)

@@ -25,8 +25,8 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 
 def test_a_length_over_the_limit_is_refused_before_the_body_comes() -> None:
     head = HEAD.pack(MAX_BODY_BYTES + 1, 7)
-    with pytest.raises(ValueError, match="over the limit"):
+    with pytest.raises(ValueError, match="the limit"):
         take_frame(bytearray(head))
-    with pytest.raises(ValueError, match="over the limit of 9"):
+    with pytest.raises(ValueError, match="limit of 9"):
         read_head(HEAD.pack(10, 7), most=9)
     assert read_head(HEAD.pack(9, 7), most=9) == (9, 7)

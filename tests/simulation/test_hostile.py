@@ -26,7 +26,7 @@ from swarm_node.simulation.hostile import _HIDING_PLACES, HostileParts, maker
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
-from swarm_node.simulation.swarm import describe, simulate
+from swarm_node.simulation.swarm import simulate
 from swarm_node.simulation.unguarded import GUARDS, without
 from swarm_node.storage import Storage
 
@@ -131,7 +131,6 @@ def test_a_liar_states_the_opposite_and_a_copier_needs_something_to_copy(tmp_pat
     for claimed, stated in (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0), (1.0, 0.0))):
         honest = verified(rewards=claimed).group
         made = maker("liar")(means, (honest, "a prompt"))
-        assert made is not None
         assert (made[0].claimed, made[1]) == (stated, "a prompt")
         assert maker("copier")(means, (honest, "a prompt")) is None
     storage.close()
@@ -162,7 +161,6 @@ def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> 
     answers = [completion([number]) for number in range(5)]
     honest = verified(rewards=(0.0, 1.0, 0.0, 1.0, 0.0), completions=answers).group
     made = maker("withheld")(means, (honest, "a prompt"))
-    assert made is not None
     assert made[0].claimed == (1.0, 1.0, 0.0)
     assert made[0].completions == (answers[1], answers[3], answers[0])
     storage.close()
@@ -183,13 +181,6 @@ def test_guards_are_back_afterwards() -> None:
     with without(GUARDS):
         assert SizeGate.of(8, 24).completions > 64
     assert (SizeGate.of(8, 24), digests, likely_tokens) == before
-
-
-def test_a_swarm_without_attackers_is_described_as_before_there_were_any() -> None:
-    settings = simulation_settings(0, {})
-    assert not {"hostile", "without"} & describe(Scenario(), settings)["plan"].keys()
-    plan = describe(Scenario(nodes=2, hostile=("liar",)), settings)["plan"]
-    assert plan["hostile"] == ["liar"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,6 @@ def test_a_report_adds_up(first: SimulationReport) -> None:
     assert first.held_out.curve[-1][1] == pytest.approx(
         sum(node.held_out_end for node in first.nodes) / 3
     )
-    assert first.seen is not None
     assert [entry for entry, _ in first.seen.curve] == [0, 2, 4]
     assert (first.seen.start, first.seen.end) == (first.seen.curve[0][1], first.seen.curve[-1][1])
     text = summary(first, ["tiny"])

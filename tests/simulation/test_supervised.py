@@ -11,7 +11,7 @@ from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.supervised import ROWS, SupervisedTrainer
-from swarm_node.simulation.swarm import describe, simulate
+from swarm_node.simulation.swarm import simulate
 
 SETTINGS = simulation_settings(
     1, {"experience.own": 1, "experience.external": 0, "sampling.group_size": 2}
@@ -58,8 +58,3 @@ def test_right_answers_are_to_tasks_of_the_preset(monkeypatch: pytest.MonkeyPatc
     spelt = [found[1] for each in questions if (found := re.search(r"Spell (\w+) back", each))]
     assert spelt
     assert all(5 <= len(word) <= 7 for word in spelt)  # 3 or 4 in "short"
-
-
-def test_swarms_that_are_not_supervised_are_described_as_before() -> None:
-    assert not {"supervised", "told"} & describe(Scenario(), SETTINGS)["plan"].keys()
-    assert describe(Scenario(supervised=True), SETTINGS)["plan"]["supervised"]

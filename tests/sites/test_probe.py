@@ -71,11 +71,9 @@ class ProbingNode:
         raise AssertionError(f"not within {seconds} s; last it said {told}")
 
     def stop(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(60)
         self._reading.join(60)
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
     def _read(self) -> None:

@@ -66,8 +66,6 @@ def met(bed: Bed, holding: str, dialling: str, *, six: bool = False) -> tuple[st
         return bed.run(f"{site}1", arguments, **pipes)
 
     holder = start(holding, HOLDER, dialling)
-    assert holder.stdin is not None
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "listening\n"
     holder.stdin.write("now\n")
     holder.stdin.flush()

@@ -76,17 +76,13 @@ def test_another_wheel_asks_for_new_facts(tmp_path: Path) -> None:
     facts = json.loads(cubins.FACTS.read_text())
     sha256 = next(wheel["sha256"] for wheel in facts["wheels"] if wheel["name"] == "vllm")
     copied(tmp_path, "requirements/cuda.txt", sha256, "0" * 64)
-    assert cubins.faults(tmp_path) == ["make cubins: no facts of vllm 000000000000"]
+    assert ["000000000000" in fault for fault in cubins.faults(tmp_path)] == [True]
 
 
 def test_a_card_that_nobody_knows_and_one_that_is_taken_without_kernels_are_named(
     tmp_path: Path,
 ) -> None:
     copied(tmp_path, "README.md", "# swarm-node", "# swarm-node on an L40S")
-    assert cubins.faults(tmp_path) == [
-        "README.md names L40S, and cubins.py does not know its capability"
-    ]
+    assert ["L40S" in fault for fault in cubins.faults(tmp_path)] == [True]
     copied(tmp_path, "swarm_node/policy/placement.py", "= (7, 5), (8, 0)", "= (7, 0), (8, 0)")
-    assert cubins.faults(tmp_path) == [
-        "capability 7.0: a node takes it, and there are no kernels for it"
-    ]
+    assert ["capability 7.0" in fault for fault in cubins.faults(tmp_path)] == [True]

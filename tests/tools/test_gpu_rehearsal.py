@@ -28,32 +28,32 @@ def test_each_step_passes_or_says_that_there_is_no_device(rehearsal: ModuleType)
     steps = {
         "facts": step("PASS", "on the CPU"),
         "nf4": step("NOT RUN", "because there is no CUDA device"),
-        "ipc": step("NOT RUN", "because the bundle's time was over"),
-        "join": step("FAIL", "exit 1, see join.log"),
+        "ipc": step("NOT RUN", "no time"),
+        "join": step("FAIL", "exit 1"),
         "long": step("RUNNING"),
     }
     rows = rehearsal.step_outcomes({"steps": steps}, [*steps, "absent"])
     assert [(row.step, row.verdict, row.fault) for row in rows] == [
         ("facts", "PASS", ""),
         ("nf4", "NOT RUN", ""),
-        ("ipc", "NOT RUN", "because the bundle's time was over"),
-        ("join", "FAIL", "exit 1, see join.log"),
+        ("ipc", "NOT RUN", "no time"),
+        ("join", "FAIL", "exit 1"),
         ("long", "RUNNING", "RUNNING"),
-        ("absent", "", "it is not in results.json"),
+        ("absent", "", rows[-1].fault),
     ]
+    assert "results.json" in rows[-1].fault
     assert all(row.fault for row in rehearsal.step_outcomes({}, ["facts"]))
 
 
 def test_three_files_come_back_and_none_too_large(rehearsal: ModuleType) -> None:
     well = {"results.json": 10, "summary.txt": 10, "proof.tgz": 16 << 20}
     assert rehearsal.output_faults(well) == []
-    assert rehearsal.output_faults({}) == ["no results.json", "no summary.txt", "no archive"]
-    assert rehearsal.output_faults(well | {"proof.tgz": (16 << 20) + 1}) == [
-        "proof.tgz has 16.0 MiB: 16.0 MiB come back"
-    ]
-    assert rehearsal.output_faults(well | {"facts.log": 1}) == ["facts.log is one file too many"]
+    assert len(rehearsal.output_faults({})) == 3
+    for name, size in (("proof.tgz", (16 << 20) + 1), ("facts.log", 1)):
+        (fault,) = rehearsal.output_faults(well | {name: size})
+        assert fault.startswith(name)
     many = rehearsal.output_faults(well | {f"{number}.log": 1 for number in range(6)})
-    assert many[-1] == "9 files: 8 come back"
+    assert many[-1].startswith("9 files")
 
 
 def test_a_killed_step_leaves_a_figure_or_its_end(rehearsal: ModuleType, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_killed_step_leaves_a_figure_or_its_end(rehearsal: ModuleType, tmp_pat
 
 
 def test_a_failed_steps_log_comes_from_the_archive(rehearsal: ModuleType, tmp_path: Path) -> None:
-    assert rehearsal.log_of(tmp_path, "facts") == "no facts.log in an archive"
+    assert "facts.log" in rehearsal.log_of(tmp_path, "facts")
     log = "".join(f"line {number}\n" for number in range(30)).encode()
     with tarfile.open(tmp_path / "proof.tgz", "w:gz") as archive:
         entry = tarfile.TarInfo("proof/facts.log")
@@ -87,7 +87,7 @@ def test_bundles_are_those_that_the_proof_prints(rehearsal: ModuleType) -> None:
         "nf4": ["nf4"],
     }
     assert "facts" in rehearsal.chosen_bundles(["first"])["first"]
-    with pytest.raises(SystemExit, match="no bundle frist"):
+    with pytest.raises(SystemExit, match="bundle frist"):
         rehearsal.chosen_bundles(["frist"])
 
 

@@ -18,7 +18,7 @@ def test_a_wheel_has_the_tracked_files_of_the_package_and_no_others() -> None:
     metadata = ["swarm_node-0.1.0.dist-info/RECORD"]
     assert wheel_faults([*PACKAGE, *metadata], TRACKED) == []
     assert wheel_faults([PACKAGE[0], PACKAGE[2], "tests/config/test_sources.py"], TRACKED) == [
-        "the wheel lacks swarm_node/policy/models/tiny/model.safetensors",
+        f"the wheel lacks {PACKAGE[1]}",
         "the wheel has tests/config/test_sources.py",
     ]
     assert wheel_faults([*PACKAGE, "swarm_node/leftover.py"], TRACKED) == [

@@ -71,28 +71,17 @@ class Asker:
         max_reply: int,
         seconds: float = _REQUEST_SECONDS,
         stated_by: str | None = None,
-        before: str = "",
     ) -> bytes | None:
         """Send one request to a member, after a greeting if needed. A failure is counted, and None
-        is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets it.
-        `before` is the version of the protocol before this one. It is used for a peer that does not
-        serve `protocol`."""
+        is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets
+        it."""
         if self.ended(peer.peer_id):
             return None
         try:
             async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
                     await self._greet(peer)
-                newest = not (before and peer.outdated)
-                try:
-                    reply = await self._send(
-                        peer, protocol if newest else before, payload, max_reply
-                    )
-                except NotServedError:
-                    if not (before and newest):
-                        raise
-                    peer.outdated = True
-                    reply = await self._send(peer, before, payload, max_reply)
+                reply = await self._send(peer, protocol, payload, max_reply)
         except (TransportError, TimeoutError) as error:
             if isinstance(error, RefusedError) and error.code == NOT_HERE.code:
                 peer.answered(self._clock.now())  # no failure: a peer need not hold a group
@@ -254,6 +243,6 @@ class Asker:
                 self._refused_by(peer.peer_id, member.reason)
             raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
         self._members.note(peer.peer_id, hello.revoked, hello.secret)
-        peer.greeted, peer.outdated = True, False
+        peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses

@@ -18,7 +18,7 @@ from swarm_node.p2p.peers.peers import Offer, Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.dialogues import unpack_announcement
 from swarm_node.p2p.wire.envelope import Kind, beginning
-from swarm_node.p2p.wire.protocols import LIST, LIST_2, PULL, PULL_2
+from swarm_node.p2p.wire.protocols import LIST, PULL, PULL_2
 from swarm_node.rollout import VerifiedGroup
 
 _LIST_LIMIT = 128
@@ -133,7 +133,7 @@ class Puller:
         # Older announcements are too stale to pull, so a newcomer lists only the newest.
         since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
         request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
-        reply = await self._asker.ask(peer, LIST_2, request, max_reply=_MAX_LIST_REPLY, before=LIST)
+        reply = await self._asker.ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
         if reply is None:
             return None
         listed = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
@@ -154,8 +154,8 @@ class Puller:
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
         sequence number, 0 if it was refused."""
-        newer = not peer.outdated and raw.startswith(beginning(Kind.RECORD_2))
-        kind = Kind.RECORD_2 if newer else Kind.RECORD
+        of_dialogues = raw.startswith(beginning(Kind.RECORD_2))
+        kind = Kind.RECORD_2 if of_dialogues else Kind.RECORD
         opened = self._asker.opened(raw, kind, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
         if opened is None:
             return 0
@@ -218,9 +218,7 @@ class Puller:
         group, so any peer may send it."""
         now = self._clock.now()
         others = [
-            peer
-            for peer in self._directory.draw(self._rng, 3, now)
-            if peer.peer_id != offer.author and not (offer.turns > 1 and peer.outdated)
+            peer for peer in self._directory.draw(self._rng, 3, now) if peer.peer_id != offer.author
         ]
         author = self._directory.get(offer.author)
         reachable = author is not None and author.retry_at <= now

@@ -28,7 +28,6 @@ from swarm_node.p2p.wire.protocols import (
     CLAIMS,
     HELLO,
     LIST,
-    LIST_2,
     PEERS,
     PULL,
     PULL_2,
@@ -102,9 +101,8 @@ class Server:
         self._rng = rng
         self._on_pull = on_pull
         for_members: dict[str, Handler] = {
-            LIST: functools.partial(self._list, beginning(Kind.RECORD)),
+            LIST: self._list,
             PULL: functools.partial(self._pull, Kind.ROLLOUT),
-            LIST_2: functools.partial(self._list, b""),
             PULL_2: functools.partial(self._pull, Kind.ROLLOUT_2),
             PEERS: self._peers,
             REVOKED: self._revoked,
@@ -145,16 +143,15 @@ class Server:
         peer.last_seen = now
         peer.retry.greeted(now)
         # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
-        peer.greeted, peer.outdated = True, False
+        peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses
         return wire.pack(hello_body(wire.HelloReply, self._credentials, self._transport))
 
-    async def _list(self, first: bytes, caller: str, payload: bytes) -> bytes:
-        """Answer with announcements whose bytes begin with `first`."""
+    async def _list(self, caller: str, payload: bytes) -> bytes:
         request = self._parse(caller, wire.ListRequest, payload)
         listed = await self._storage.run(
-            self._storage.announcements, request.epoch, request.since, request.limit, first
+            self._storage.announcements, request.epoch, request.since, request.limit
         )
         return wire.pack(wire.ListReply(*listed))
 

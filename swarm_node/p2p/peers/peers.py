@@ -60,8 +60,7 @@ class Offer:
 class Peer:
     """The state of one peer. Times are seconds of the node's monotonic clock. `environment` is the
     name and version, `policy` the digests of model and tokenizer, in its newest announcement; None
-    without one. It is `outdated` if it did not serve the newest version of a protocol; a greeting
-    may bring another program."""
+    without one."""
 
     peer_id: str
     last_seen: float
@@ -72,7 +71,6 @@ class Peer:
     heartbeat: bytes = b""
     issued_ms: int = 0
     greeted: bool = False
-    outdated: bool = False
     cursor: tuple[int, int] = (0, 0)
     offered: int = 0
     received: int = 0

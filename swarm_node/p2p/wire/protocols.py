@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 HELLO: Final = "/swarm-node/hello/1"
 LIST: Final = "/swarm-node/list/1"
 PULL: Final = "/swarm-node/pull/1"
-#: Dialogues too. Nodes of version 1 do not serve them.
-LIST_2: Final = "/swarm-node/list/2"
+#: Of dialogues.
 PULL_2: Final = "/swarm-node/pull/2"
 PEERS: Final = "/swarm-node/peers/1"
 REVOKED: Final = "/swarm-node/revoked/1"
@@ -37,7 +36,6 @@ class StreamProtocol(NamedTuple):
     reply: str
 
 
-_AS_BEFORE = "as of version 1"
 _STATEMENT = "a packed statement, or nothing"
 
 PROTOCOLS: Final = (
@@ -54,8 +52,7 @@ PROTOCOLS: Final = (
         "768)",
     ),
     StreamProtocol(PULL, "id (bin of 34)", "the sealed group itself, without an array around it"),
-    StreamProtocol(LIST_2, _AS_BEFORE, _AS_BEFORE),
-    StreamProtocol(PULL_2, _AS_BEFORE, _AS_BEFORE),
+    StreamProtocol(PULL_2, "as of version 1", "as of version 1"),
     StreamProtocol(PEERS, "limit 1 to 100", "presences (array of at most 100 bin, each ≤ 1,366)"),
     StreamProtocol(REVOKED, _STATEMENT, _STATEMENT),
     StreamProtocol(SECRET, _STATEMENT, _STATEMENT),

@@ -153,7 +153,7 @@ class HelloReply(HelloRequest, frozen=True):
 
 
 class ListRequest(Body, frozen=True):
-    """`/swarm-node/list/1` and `/2`: the newest `limit` announcements of `epoch` with a sequence
+    """`/swarm-node/list/1`: the newest `limit` announcements of `epoch` with a sequence
     number above `since`."""
 
     epoch: Counter

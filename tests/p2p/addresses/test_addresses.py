@@ -111,11 +111,11 @@ def test_a_host_as_long_as_fits_is_one() -> None:
 def test_a_port_that_another_listens_on_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         text = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
-        with pytest.raises(TransportError, match=r"cannot listen on .*in use; choose another"):
+        with pytest.raises(TransportError, match="in use"):
             require_free_ports(["/ip4/127.0.0.1/tcp/0", text])
     require_free_ports([text, "/dns4/node.invalid/tcp/1", "no address"])
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(TransportError, match=r"cannot listen on /ip4/192\.0\.2\.1/tcp/0: .*assign"):
+    with pytest.raises(TransportError, match=r"/ip4/192\.0\.2\.1/tcp/0:.*assign"):
         require_free_ports(["/ip4/192.0.2.1/tcp/0"])

@@ -167,5 +167,4 @@ def test_a_steward_that_is_none_renews_nobody() -> None:
     stolen = Signer(SWARM.issuer("Mallory").key, SWARM.steward.certificate)
     for signer, reason in ((Signer(SWARM.root.key, b"junk"), "schema"), (stolen, "wrong_issuer")):
         refused = issue_renewal(signer, SWARM.info, member, SWARM.begin + DAY)
-        assert isinstance(refused, Rejected)
         assert refused.reason == reason

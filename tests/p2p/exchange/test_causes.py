@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -122,10 +123,10 @@ def test_a_clock_an_hour_ahead_is_named_at_both_ends(tmp_path: Path) -> None:
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         assert not await _greet(one, host)
         (here,) = _told(one)
-        assert here.startswith("this clock is 3,600 s ahead of that of …")
+        assert re.search(r"\b3,600 s ahead", here)
         await asyncio.sleep(60.0)
         assert not await _greet(one, host)  # its chain begins in less time now, its clock stays
-        assert _tried(host) == ["the clock of newcomer is at least 3,600 s ahead of this one"]
+        assert re.search(r"newcomer .*\b3,600 s ahead", "".join(_tried(host)))
 
     _play(tmp_path, scene, ahead=3600.0)
 
@@ -135,13 +136,13 @@ def test_a_clock_an_hour_behind_hears_times_ahead_of_it(tmp_path: Path) -> None:
         presence = swarm.presence(host.membership, issued=float(DAY))
         one.exchange.meeting._hear(presence, expected=host.peer_id, teller=None)
         (here,) = _told(one)
-        assert here.startswith("this clock is at least 3,600 s behind that of …")
+        assert re.search(r"\b3,600 s behind", here)
 
     member = Swarm().member(1, name="newcomer")
     _play(tmp_path, scene, member, ahead=-3600.0)
 
 
-@pytest.mark.parametrize(("ahead", "way"), [(3600.0, "ahead of"), (-3600.0, "behind")])
+@pytest.mark.parametrize(("ahead", "way"), [(3600.0, "ahead"), (-3600.0, "behind")])
 def test_clocks_of_two_members_that_differ_are_named_at_both_ends(
     tmp_path: Path, ahead: float, way: str
 ) -> None:
@@ -156,9 +157,9 @@ def test_clocks_of_two_members_that_differ_are_named_at_both_ends(
             node.directory.meet(other.peer_id, node.clock.now()).greeted = True
             await node.exchange.meeting.beat(0, 20.0)
         (here,), (there,) = _told(one), _told(host)
-        opposite = {"ahead of": "behind", "behind": "ahead of"}[way]
-        assert here == f"this clock is 3,600 s {way} that of host"
-        assert there == f"this clock is 3,600 s {opposite} that of newcomer"
+        opposite = {"ahead": "behind", "behind": "ahead"}[way]
+        assert re.search(rf"\b3,600 s {way} .*\bhost$", here)
+        assert re.search(rf"\b3,600 s {opposite} .*\bnewcomer$", there)
 
     # It began two days ago by the host's clock, and ends in years.
     _play(tmp_path, scene, Swarm().member(1, name="newcomer"), ahead=ahead)
@@ -169,7 +170,7 @@ def test_a_membership_that_ended_by_the_hosts_clock_alone_is_a_clock(tmp_path: P
         one.members.admit(one.membership.chain, one.peer_id)
         assert not await _greet(one, host)
         (here,) = _told(one)
-        assert here.startswith("this clock is 64,800 s behind that of …")
+        assert re.search(r"\b64,800 s behind", here)
 
     newcomer = Swarm(member_seconds=DAY // 2).member(1, name="newcomer")
     _play(tmp_path, scene, newcomer, ahead=-0.75 * DAY)
@@ -209,8 +210,8 @@ def test_a_host_that_cannot_read_the_greeting_has_another_version(tmp_path: Path
 
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         assert not await _greet(one, host)
-        (here,) = _told(one)
-        assert here.endswith("speaks another version of the protocol")
+        (cause,) = one.directory.failures.causes(one.clock.now())
+        assert cause.code == "wire_version"
 
     _play(tmp_path, scene, greets=refuses)
 

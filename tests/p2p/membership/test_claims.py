@@ -83,7 +83,6 @@ def test_who_was_met_first_stays_and_the_other_is_dropped_also_after_a_restart()
     assert not node.stays(node.first)
     assert node.members.dismiss() == [node.first.identity.peer_id]
     answer = node.members.admit(node.first.chain, node.first.identity.peer_id)
-    assert isinstance(answer, Rejected)
     assert answer.reason == "used_up"
     assert node.members.tried(TICKET.key.public_key) == [node.first.identity.peer_id]
     again = Members(SWARM.info, lambda: node.now, node.office)
@@ -99,7 +98,6 @@ def test_who_came_too_late_and_has_ended_has_ended() -> None:
     node.now += 31 * 86_400
     for shown in (node.first, node.late):
         answer = node.members.admit(shown.chain, shown.identity.peer_id)
-        assert isinstance(answer, Rejected)
         assert answer.reason == "expired"
 
 
@@ -118,7 +116,6 @@ def test_a_witness_cannot_claim_for_a_key_that_the_ticket_did_not_sign() -> None
     node = Node()
     stolen = Claim(node.late.identity.public_key, node.first.chain, 0)
     refused = node.members.learn(stolen, node.witness.identity.peer_id)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "wrong_subject"
     assert node.stays(node.first)
 

@@ -70,7 +70,6 @@ def test_a_newer_list_is_obeyed_kept_and_passed_on() -> None:
     later = Node(SWARM.member(2), office=node.office)
     assert later.own.lists.raw == raw
     answer = later.members.admit(anna.chain, anna.identity.peer_id)
-    assert isinstance(answer, Rejected)
     assert answer.reason == "revoked"
 
 
@@ -85,7 +84,6 @@ def test_an_older_or_worse_list_changes_nothing() -> None:
     node.own.lists.fresh = False
     assert node.own.lists.exchange(first) == second  # the peer learns of the newer one
     refused = node.own.lists.exchange(secret(1))
-    assert isinstance(refused, Rejected)
     assert refused.reason == "kind"
     assert node.own.lists.raw == second
     assert not node.own.lists.fresh
@@ -118,7 +116,6 @@ def test_an_ended_list_is_kept_but_not_taken_from_others() -> None:
     stranger = Node(SWARM.member(3))
     stranger.now = later.now
     refused = stranger.own.lists.offer(raw)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "expired"
 
 
@@ -186,13 +183,11 @@ def test_nobody_but_a_steward_renews_and_nobody_but_members_are() -> None:
         if known:
             node.members.admit(anna.chain, anna.identity.peer_id)
         answer = node.own.renewal_of(anna.identity.peer_id)
-        assert isinstance(answer, Rejected)
         assert answer.reason == reason
     expelled = Node(SWARM.member(9), SWARM.steward)
     expelled.members.admit(anna.chain, anna.identity.peer_id)
     expelled.own.lists.offer(listed(anna.identity.public_key))
     answer = expelled.own.renewal_of(anna.identity.peer_id)
-    assert isinstance(answer, Rejected)
     assert answer.reason == "revoked"
 
 
@@ -208,7 +203,6 @@ def test_a_steward_renews_itself_and_states_the_list_anew() -> None:
     node.now = SWARM.begin + LIST_SECONDS * 0.7
     node.own.refresh()
     held = node.own.lists.held
-    assert held is not None
     assert (held.body.number, held.body.keys) == (2, (KEY,))
     assert held.body.not_after > SWARM.begin + 1.6 * LIST_SECONDS
 
@@ -218,7 +212,6 @@ def test_the_first_of_its_ticket_is_this_node_itself() -> None:
     node = Node(SWARM.member(1, ticket, "one"))
     second = SWARM.member(2, ticket, "one")
     answer = node.members.admit(second.chain, second.identity.peer_id)
-    assert isinstance(answer, Rejected)
     assert answer.reason == "used_up"
 
 
@@ -252,7 +245,6 @@ def test_two_stewards_that_expel_at_once_both_have_their_way() -> None:
             node.own.lists.offer(other.own.lists.raw)
     held = [node.own.lists.held for node in nodes]
     assert held[0] == held[1]
-    assert held[0] is not None
     assert held[0].body.keys == (KEY, OTHER_KEY)
 
 
@@ -263,7 +255,6 @@ def test_a_peers_list_does_not_undo_what_a_command_has_just_written(key: bytes) 
     node.own.lists.offer(next_list(site, SWARM.info, None, [key], SWARM.begin).raw)
     node.own.refresh()
     held = node.own.lists.held
-    assert held is not None
     assert KEY in held.body.keys  # the other steward restates its own, if it was outranked
 
 

@@ -9,7 +9,7 @@ from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership import members as members_module
 from swarm_node.p2p.membership.credentials import MemoryOffice
-from swarm_node.p2p.membership.members import MAX_HEAD_SECONDS, Heard, Member, Members
+from swarm_node.p2p.membership.members import Heard, Member, Members
 from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     IssuerBody,
@@ -81,23 +81,6 @@ def test_relays_are_members_that_say_so() -> None:
     expelled = revocations(1, world.now, world.now + DAY, [relay.identity.public_key])
     world.members.obey(expelled)
     assert world.members.relays() == {}
-
-
-@pytest.mark.parametrize(
-    ("issued", "reason"),
-    [
-        (300, None),
-        (301, "future"),
-        (-MAX_HEAD_SECONDS, None),
-        (-MAX_HEAD_SECONDS - 1, "outdated"),
-        (1e9, "future"),
-    ],
-)
-def test_a_heartbeat_is_of_now(issued: float, reason: str | None) -> None:
-    world, anna = World(), SWARM.member(1)
-    answer = world.members.hear(SWARM.presence(anna, issued))
-    assert (answer.reason if isinstance(answer, Rejected) else None) == reason
-    assert world.members.is_member(anna.identity.peer_id) == (reason is None)
 
 
 def test_what_is_no_presence_of_a_member_is_refused() -> None:

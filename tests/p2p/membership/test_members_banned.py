@@ -26,7 +26,6 @@ def test_a_banned_peer_is_refused_everywhere_until_the_ban_ends() -> None:
             members.admit(ANNA.chain, ANNA_ID),
             members.hear(SWARM.presence(ANNA)),
         ):
-            assert isinstance(answer, Rejected)
             assert answer.reason == "banned"
         assert members.is_member(CARL_ID)
         banned.clear()
@@ -34,7 +33,6 @@ def test_a_banned_peer_is_refused_everywhere_until_the_ban_ends() -> None:
     banned.add(ANNA_ID)
     assert members.dismiss() == [ANNA_ID]
     shown = members.shown(ANNA_ID)
-    assert shown is not None
     assert (shown[0].name, shown[1]) == ("Anna", "banned")
     banned.clear()
     assert not isinstance(members.hear(SWARM.presence(ANNA)), Rejected)

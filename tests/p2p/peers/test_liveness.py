@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from swarm_node.p2p.peers import liveness
 from swarm_node.p2p.peers.liveness import (
     DIRECT,
-    OFFENCE,
     PEER,
-    PROBE_ROUND,
     RELAY,
     SOON_SECONDS,
-    STRIKE,
     TELLER,
     TRY_SECONDS,
     UNMET,
@@ -112,13 +109,6 @@ def test_every_pause_grows_to_its_bound_and_stays_there_for_years() -> None:
         assert pauses[-1] == row.after(10**9) == row.longest, name
         for one, other in pairwise(pauses):
             assert one <= other <= one * row.factor + 1e-9, name
-
-
-def test_the_pauses_of_each_row() -> None:
-    assert [STRIKE.after(n) for n in (0, 1, 8)] == [1 / 64, 1 / 32, 4.0]
-    assert [OFFENCE.after(n) for n in (0, 1, 20)] == [60.0, 120.0, 86_400.0]
-    assert [PROBE_ROUND.after(n) for n in (0, 1, 20)] == [15.0, 30.0, 600.0]
-    assert [TELLER.after(n) for n in range(6)] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
 
 
 @pytest.mark.parametrize(("cut", "patience"), [(10.0, 2.5), (60.0, 8.5), (9e4, 300.0)])

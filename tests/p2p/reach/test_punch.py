@@ -185,20 +185,17 @@ def test_a_syn_goes_to_an_address_of_the_own_kind() -> None:
     assert Sides("restricted", ip="2a01:8::1").answer() == b""
 
 
-def test_a_syn_that_meets_nobody_is_given_up() -> None:
-    async def main() -> None:
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))  # nobody listens: the host refuses
-            with socket.socket() as own:
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                own.bind(("0.0.0.0", 0))
-                port = own.getsockname()[1]
-                assert await hold(port, "127.0.0.1", other.getsockname()[1], 0.6) is None
-            with socket.socket() as own:  # a port that is not shared
-                own.bind(("0.0.0.0", 0))
-                assert await hold(own.getsockname()[1], "127.0.0.1", 9) is None
-
-    asyncio.run(main())
+async def test_a_syn_that_meets_nobody_is_given_up() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))  # nobody listens: the host refuses
+        with socket.socket() as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            own.bind(("0.0.0.0", 0))
+            port = own.getsockname()[1]
+            assert await hold(port, "127.0.0.1", other.getsockname()[1], 0.6) is None
+        with socket.socket() as own:  # a port that is not shared
+            own.bind(("0.0.0.0", 0))
+            assert await hold(own.getsockname()[1], "127.0.0.1", 9) is None
 
 
 def test_a_connection_is_passed_on_both_ways_until_either_end_closes() -> None:
@@ -242,24 +239,21 @@ async def _send(writer: asyncio.StreamWriter, payload: bytes) -> None:
     await writer.drain()
 
 
-def test_a_router_that_resets_a_syn_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        sent, met = [], punch._met
+async def test_a_router_that_resets_a_syn_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, met = [], punch._met
 
-        async def counted(listens: int, ip: str, port: int) -> socket.socket:
-            sent.append(port)
-            return await met(listens, ip, port)
+    async def counted(listens: int, ip: str, port: int) -> socket.socket:
+        sent.append(port)
+        return await met(listens, ip, port)
 
-        monkeypatch.setattr(punch, "_met", counted)
-        with socket.socket() as own, socket.socket() as closed:
-            for each in (own, closed):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                each.bind(("127.0.0.1", 0))
-            ports = own.getsockname()[1], closed.getsockname()[1]
-            assert await hold(ports[0], "127.0.0.1", ports[1], 1.0) is None
-        assert 1 <= len(sent) <= 3  # at 0, 0.25 and 0.75 s
-
-    asyncio.run(main())
+    monkeypatch.setattr(punch, "_met", counted)
+    with socket.socket() as own, socket.socket() as closed:
+        for each in (own, closed):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.bind(("127.0.0.1", 0))
+        ports = own.getsockname()[1], closed.getsockname()[1]
+        assert await hold(ports[0], "127.0.0.1", ports[1], 1.0) is None
+    assert 1 <= len(sent) <= 3  # at 0, 0.25 and 0.75 s
 
 
 async def forever(step: Callable[[], Awaitable[None]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -85,153 +85,132 @@ def peer(member: Membership) -> str:
     return member.identity.peer_id
 
 
-def in_world(body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await body(World())
-
-    asyncio.run(main())
-
-
-def test_a_members_request_goes_on_as_it_was_sealed() -> None:
-    async def body(world: World) -> None:
-        asker, target = world.askers[:2]
-        sealed = world.sealed(asker, peer(target))
-        onward = await world.end.route(peer(asker), sealed)
-        assert (onward.peer, onward.protocol, onward.payload) == (peer(target), RELAYED, sealed)
-        assert onward.max_reply == 5000 + REPLY_ROOM
-        onward.sent(700)
-        onward.ended()
-        assert (world.end.carried.requests, world.end.carried.bytes) == (1, len(sealed) + 700)
-        assert world.refused == []
-
-    in_world(body)
+async def test_a_members_request_goes_on_as_it_was_sealed() -> None:
+    world = World()
+    asker, target = world.askers[:2]
+    sealed = world.sealed(asker, peer(target))
+    onward = await world.end.route(peer(asker), sealed)
+    assert (onward.peer, onward.protocol, onward.payload) == (peer(target), RELAYED, sealed)
+    assert onward.max_reply == 5000 + REPLY_ROOM
+    onward.sent(700)
+    onward.ended()
+    assert (world.end.carried.requests, world.end.carried.bytes) == (1, len(sealed) + 700)
+    assert world.refused == []
 
 
-def test_a_relay_forwards_to_members_that_are_connected_and_names_no_reason_for_others() -> None:
-    async def body(world: World) -> None:
-        asker, target = world.askers[:2]
-        world.connected.discard(peer(target))
-        stranger = Identity.generate().peer_id
-        world.connected.add(stranger)
-        for named in (peer(target), stranger, Identity.generate().peer_id):
-            with pytest.raises(TransportError, match="not connected to that member"):
-                await world.end.route(peer(asker), world.sealed(asker, named))
-        assert world.end.carried.requests == 0
-        assert world.end.carried.refused == {"not_connected": 3}
-        assert world.refused == []  # an asker may have an old address
-
-    in_world(body)
-
-
-def test_only_members_ask_and_only_while_it_serves() -> None:
-    async def body(world: World) -> None:
-        asker, target = world.askers[:2]
-        stranger = replace(asker, identity=Identity.generate())
-        for call in (world.ask(stranger, target), world.end.keep(peer(stranger), b"")):
-            with pytest.raises(TransportError, match="say hello first"):
-                await call
-        assert await world.end.keep(peer(asker), b"") == b""
-        world.serves = False
-        for call in (world.ask(asker, target), world.end.keep(peer(asker), b"")):
-            with pytest.raises(TransportError, match="no relay now"):
-                await call
-
-    in_world(body)
-
-
-def test_what_no_honest_asker_sends_is_counted_against_it() -> None:
-    async def body(world: World) -> None:
-        asker, other, target = world.askers[:3]
-        cases = {
-            "author": world.sealed(other, peer(target)),  # replayed by another
-            "signature": world.sealed(asker, peer(target))[:-1] + b"x",
-            "schema": b"junk",
-        }
-        routes = [
-            world.sealed(asker, peer(world.relay)),
-            world.sealed(asker, peer(asker)),
-            *(world.sealed(asker, peer(target), protocol) for protocol in (RELAY, RELAYED)),
-        ]
-        for sealed in (*cases.values(), *routes):
-            with pytest.raises(TransportError, match="bad request"):
-                await world.end.route(peer(asker), sealed)
-        reasons = [*cases, *["route"] * 4]
-        assert world.refused == [(peer(asker), reason) for reason in reasons]
-        assert world.end.carried.requests == 0
-
-    in_world(body)
-
-
-def test_a_peer_that_broke_the_protocol_is_not_served() -> None:
-    async def body(world: World) -> None:
-        asker, target = world.askers[:2]
-        world.directory.meet(peer(asker), 0.0)
-        world.directory.refused(peer(asker), "signature", 0.0)
-        with pytest.raises(TransportError, match="broke the protocol"):
-            await world.ask(asker, target)
-
-    in_world(body)
-
-
-def test_who_is_expelled_while_its_request_waits_is_not_forwarded() -> None:
-    async def body(world: World) -> None:
-        asker, target = world.askers[:2]
-        held = [await world.ask(asker, target) for _ in range(PER_PAIR)]
-        waiting = asyncio.create_task(world.ask(asker, target))
-        await asyncio.sleep(0)
-        keys = (asker.identity.public_key,)
-        world.members.obey(Revocations(1, 1, 0, int(world.wall) + 60, keys))
-        held[0].ended()
+async def test_a_relay_forwards_to_members_that_are_connected_and_names_no_reason_for_others() -> (
+    None
+):
+    world = World()
+    asker, target = world.askers[:2]
+    world.connected.discard(peer(target))
+    stranger = Identity.generate().peer_id
+    world.connected.add(stranger)
+    for named in (peer(target), stranger, Identity.generate().peer_id):
         with pytest.raises(TransportError, match="not connected"):
-            await waiting
-        for each in held[1:]:
-            each.ended()
-        assert len(world.end._circuits) == 0
-
-    in_world(body)
+            await world.end.route(peer(asker), world.sealed(asker, named))
+    assert world.end.carried.requests == 0
+    assert world.end.carried.refused == {"not_connected": 3}
+    assert world.refused == []  # an asker may have an old address
 
 
-def test_an_asker_that_floods_is_refused_and_then_cut_and_others_are_served() -> None:
-    async def body(world: World) -> None:
-        junk, honest, target = world.askers[:3]
-        for _ in range(2000):
-            with suppress(TransportError):
-                (await world.ask(junk, target)).ended()
-        assert (peer(junk), "flood") in world.refused
-        served = world.end.carried.requests
-        assert served < 500
-        assert world.end.carried.refused == {"rate": 2000 - served}
-        world.now += 1.0
-        (await world.ask(honest, target)).ended()
-        (await world.ask(world.others[0], target)).ended()
-        for _ in range(20):
-            with suppress(TransportError):
-                await world.end.keep(peer(honest), b"")
-        assert world.end.carried.refused["rate"] == 2000 - served + 4
-
-    in_world(body)
+async def test_only_members_ask_and_only_while_it_serves() -> None:
+    world = World()
+    asker, target = world.askers[:2]
+    stranger = replace(asker, identity=Identity.generate())
+    for call in (world.ask(stranger, target), world.end.keep(peer(stranger), b"")):
+        with pytest.raises(TransportError, match="say hello"):
+            await call
+    assert await world.end.keep(peer(asker), b"") == b""
+    world.serves = False
+    for call in (world.ask(asker, target), world.end.keep(peer(asker), b"")):
+        with pytest.raises(TransportError, match="no relay"):
+            await call
 
 
-def test_large_replies_are_paid_for_by_their_asker() -> None:
-    async def body(world: World) -> None:
-        greedy, honest, target, another = world.askers[:4]
-        size = 2 * wire.MAX_SEALED_BYTES - REPLY_ROOM
-        group = await world.ask(greedy, target, size)  # two of the largest groups pass
-        for waits in range(3):
-            # Not even a small reply more, before this one ends and after.
-            with pytest.raises(TransportError, match="slow down"):
-                await world.ask(greedy, another, size // 8)
-            (await world.ask(world.others[0], another, size // 2)).ended()  # others' share
-            if not waits:
-                group.sent(size)
-                group.ended()
-        assert world.end.carried.refused == {"rate": 3}
-        world.now += 10.0
-        (await world.ask(greedy, another, size)).ended()  # nothing of it was sent
-        (await world.ask(greedy, another, size)).ended()
-        (await world.ask(honest, another)).ended()
+async def test_what_no_honest_asker_sends_is_counted_against_it() -> None:
+    world = World()
+    asker, other, target = world.askers[:3]
+    cases = {
+        "author": world.sealed(other, peer(target)),  # replayed by another
+        "signature": world.sealed(asker, peer(target))[:-1] + b"x",
+        "schema": b"junk",
+    }
+    routes = [
+        world.sealed(asker, peer(world.relay)),
+        world.sealed(asker, peer(asker)),
+        *(world.sealed(asker, peer(target), protocol) for protocol in (RELAY, RELAYED)),
+    ]
+    for sealed in (*cases.values(), *routes):
+        with pytest.raises(TransportError, match="bad request"):
+            await world.end.route(peer(asker), sealed)
+    reasons = [*cases, *["route"] * 4]
+    assert world.refused == [(peer(asker), reason) for reason in reasons]
+    assert world.end.carried.requests == 0
 
-    in_world(body)
+
+async def test_a_peer_that_broke_the_protocol_is_not_served() -> None:
+    world = World()
+    asker, target = world.askers[:2]
+    world.directory.meet(peer(asker), 0.0)
+    world.directory.refused(peer(asker), "signature", 0.0)
+    with pytest.raises(TransportError, match="broke"):
+        await world.ask(asker, target)
+
+
+async def test_who_is_expelled_while_its_request_waits_is_not_forwarded() -> None:
+    world = World()
+    asker, target = world.askers[:2]
+    held = [await world.ask(asker, target) for _ in range(PER_PAIR)]
+    waiting = asyncio.create_task(world.ask(asker, target))
+    await asyncio.sleep(0)
+    keys = (asker.identity.public_key,)
+    world.members.obey(Revocations(1, 1, 0, int(world.wall) + 60, keys))
+    held[0].ended()
+    with pytest.raises(TransportError, match="not connected"):
+        await waiting
+    for each in held[1:]:
+        each.ended()
+    assert len(world.end._circuits) == 0
+
+
+async def test_an_asker_that_floods_is_refused_and_then_cut_and_others_are_served() -> None:
+    world = World()
+    junk, honest, target = world.askers[:3]
+    for _ in range(2000):
+        with suppress(TransportError):
+            (await world.ask(junk, target)).ended()
+    assert (peer(junk), "flood") in world.refused
+    served = world.end.carried.requests
+    assert served < 500
+    assert world.end.carried.refused == {"rate": 2000 - served}
+    world.now += 1.0
+    (await world.ask(honest, target)).ended()
+    (await world.ask(world.others[0], target)).ended()
+    for _ in range(20):
+        with suppress(TransportError):
+            await world.end.keep(peer(honest), b"")
+    assert world.end.carried.refused["rate"] == 2000 - served + 4
+
+
+async def test_large_replies_are_paid_for_by_their_asker() -> None:
+    world = World()
+    greedy, honest, target, another = world.askers[:4]
+    size = 2 * wire.MAX_SEALED_BYTES - REPLY_ROOM
+    group = await world.ask(greedy, target, size)  # two of the largest groups pass
+    for waits in range(3):
+        # Not even a small reply more, before this one ends and after.
+        with pytest.raises(TransportError, match="slow down"):
+            await world.ask(greedy, another, size // 8)
+        (await world.ask(world.others[0], another, size // 2)).ended()  # others' share
+        if not waits:
+            group.sent(size)
+            group.ended()
+    assert world.end.carried.refused == {"rate": 3}
+    world.now += 10.0
+    (await world.ask(greedy, another, size)).ended()  # nothing of it was sent
+    (await world.ask(greedy, another, size)).ended()
+    (await world.ask(honest, another)).ended()
 
 
 Leave = Callable[[], None]
@@ -245,98 +224,88 @@ async def fill(circuits: Circuits, asker: str, target: str, count: int) -> list[
     return [await circuits.enter(asker, target.format(n)) for n in range(count)]
 
 
-def test_circuits_have_limits_by_pair_asker_target_and_issuer(
+async def test_circuits_have_limits_by_pair_asker_target_and_issuer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relaying, "WAIT_SECONDS", 0.01)
 
-    async def main() -> None:
-        circuits = Circuits(members_of)
+    circuits = Circuits(members_of)
 
-        async def full(asker: str, target: str) -> None:
-            with pytest.raises(TransportError, match="busy"):
-                await circuits.enter(asker, target)
+    async def full(asker: str, target: str) -> None:
+        with pytest.raises(TransportError, match="busy"):
+            await circuits.enter(asker, target)
 
-        held = await fill(circuits, "i 1", "t", PER_PAIR)
-        await full("i 1", "t")
-        held += await fill(circuits, "i 1", "u {}", PER_ASKER - PER_PAIR)
-        await full("i 1", "v")
-        for asker in range(2, 1 + PER_TARGET // PER_PAIR):
-            held += await fill(circuits, f"i {asker}", "t", PER_PAIR)
-        await full("j 9", "t")
-        # The members of one issuer leave half to others, and these half of the rest.
-        for asker in range(10, 14):
-            room = CIRCUITS // 2 - len(held)
-            held += await fill(circuits, f"i {asker}", f"{asker} {{}}", min(PER_ASKER, room))
-        assert len(circuits) == CIRCUITS // 2
-        await full("i 50", "w")
-        held += await fill(circuits, "j 1", "w {}", PER_ASKER)
-        held.pop()()
-        assert len(circuits) == len(held)
-        for leave in held:
-            leave()
-        assert len(circuits) == 0
-        assert not circuits._held
-        await fill(circuits, "i 1", "t", PER_PAIR)
-
-    asyncio.run(main())
+    held = await fill(circuits, "i 1", "t", PER_PAIR)
+    await full("i 1", "t")
+    held += await fill(circuits, "i 1", "u {}", PER_ASKER - PER_PAIR)
+    await full("i 1", "v")
+    for asker in range(2, 1 + PER_TARGET // PER_PAIR):
+        held += await fill(circuits, f"i {asker}", "t", PER_PAIR)
+    await full("j 9", "t")
+    # The members of one issuer leave half to others, and these half of the rest.
+    for asker in range(10, 14):
+        room = CIRCUITS // 2 - len(held)
+        held += await fill(circuits, f"i {asker}", f"{asker} {{}}", min(PER_ASKER, room))
+    assert len(circuits) == CIRCUITS // 2
+    await full("i 50", "w")
+    held += await fill(circuits, "j 1", "w {}", PER_ASKER)
+    held.pop()()
+    assert len(circuits) == len(held)
+    for leave in held:
+        leave()
+    assert len(circuits) == 0
+    assert not circuits._held
+    await fill(circuits, "i 1", "t", PER_PAIR)
 
 
-def test_a_request_waits_for_a_circuit_in_its_turn() -> None:
-    async def main() -> None:
-        circuits, order = Circuits(members_of), []
-        held = [await circuits.enter("i 1", "t") for _ in range(PER_PAIR)]
+async def test_a_request_waits_for_a_circuit_in_its_turn() -> None:
+    circuits, order = Circuits(members_of), []
+    held = [await circuits.enter("i 1", "t") for _ in range(PER_PAIR)]
 
-        async def enter(name: int) -> None:
-            held.append(await circuits.enter("i 1", "t"))
-            order.append(name)
+    async def enter(name: int) -> None:
+        held.append(await circuits.enter("i 1", "t"))
+        order.append(name)
 
-        async with asyncio.TaskGroup() as group:
-            for name in range(4):
-                group.create_task(enter(name))
-            await asyncio.sleep(0)
-            for _ in range(4):
-                held.pop(0)()
-                await asyncio.sleep(0.01)
-        assert order == [0, 1, 2, 3]
-
-    asyncio.run(main())
+    async with asyncio.TaskGroup() as group:
+        for name in range(4):
+            group.create_task(enter(name))
+        await asyncio.sleep(0)
+        for _ in range(4):
+            held.pop(0)()
+            await asyncio.sleep(0.01)
+    assert order == [0, 1, 2, 3]
 
 
-def test_a_stranger_that_goes_on_is_cut_and_is_not_told_what_the_node_does() -> None:
-    async def body(world: World) -> None:
-        stranger = replace(world.askers[0], identity=Identity.generate())
-        world.serves = False
-        for number in range(100):
-            call = world.end.keep(peer(stranger), b"")
-            with pytest.raises(TransportError, match="say hello first"):
-                await (call if number % 2 else world.ask(stranger, world.askers[1]))
-            if number % 2 == 0:
-                call.close()
-            if number == 63:
-                assert world.refused == []  # a node that restarted forgot its members
-        assert set(world.refused) == {(peer(stranger), "flood")}
-
-    in_world(body)
+async def test_a_stranger_that_goes_on_is_cut_and_is_not_told_what_the_node_does() -> None:
+    world = World()
+    stranger = replace(world.askers[0], identity=Identity.generate())
+    world.serves = False
+    for number in range(100):
+        call = world.end.keep(peer(stranger), b"")
+        with pytest.raises(TransportError, match="say hello"):
+            await (call if number % 2 else world.ask(stranger, world.askers[1]))
+        if number % 2 == 0:
+            call.close()
+        if number == 63:
+            assert world.refused == []  # a node that restarted forgot its members
+    assert set(world.refused) == {(peer(stranger), "flood")}
 
 
-def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_not_all() -> None:
-    async def body(world: World) -> None:
-        world.end = world.relaying(replace(WANTS, groups=10_000.0))
-        target, another, *askers = world.askers
+async def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_not_all() -> None:
+    world = World()
+    world.end = world.relaying(replace(WANTS, groups=10_000.0))
+    target, another, *askers = world.askers
 
-        async def passed(askers: list[Membership], times: int) -> int:
-            count = 0
-            for asker in askers * times:
-                with suppress(TransportError):
-                    (await world.ask(asker, target)).ended()
-                    count += 1
-            return count
+    async def passed(askers: list[Membership], times: int) -> int:
+        count = 0
+        for asker in askers * times:
+            with suppress(TransportError):
+                (await world.ask(asker, target)).ended()
+                count += 1
+        return count
 
-        assert await passed(askers[:1], 1000) == PASSED_AT_ONCE / 2
-        assert await passed(askers, 50) == 0  # of the same issuer, which leaves half to others
-        assert 100 < await passed(world.others, 50) <= PASSED_AT_ONCE / 2
-        assert world.refused == []  # the askers are many, and none is at fault
-        (await world.ask(askers[0], another)).ended()
-
-    in_world(body)
+    assert await passed(askers[:1], 1000) == PASSED_AT_ONCE / 2
+    assert await passed(askers, 50) == 0  # of the same issuer, which leaves half to others
+    assert 100 < await passed(world.others, 50) <= PASSED_AT_ONCE / 2
+    assert world.refused == []  # the askers are many, and none is at fault
+    (await world.ask(askers[0], another)).ended()

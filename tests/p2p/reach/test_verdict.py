@@ -144,100 +144,56 @@ def verdict(*probes: Probed, relays: tuple[Relay, ...] = ()) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
-    [
-        (0, "no member to ask"),
-        (1, "the only member asked could not tell"),
-        (3, "none of 3 members asked could tell"),
-    ],
+    ("asked", "named"), [(0, "no member"), (1, "only member"), (3, "3 members")]
 )
-def test_without_an_answer_it_says_whether_anybody_was_asked(asked: int, text: str) -> None:
-    assert judge([alice("untried")], (PORT,), (), asked).text == f"not probed yet: {text}"
-    assert "asked could" not in judge([alice("open")], (PORT,), (), asked).text
+def test_without_an_answer_it_says_how_many_were_asked(asked: int, named: str) -> None:
+    assert named in judge([alice("untried")], (PORT,), (), asked).text
+    assert named not in judge([alice("open"), bob("open")], (PORT,), (), asked).text
+
+
+NAT_AT, LAN_AT = f"{HOME}:{PORT}", f"192.168.1.11:{PORT}"
 
 
 @pytest.mark.parametrize(
-    ("probes", "kind", "text", "remedy"),
+    ("probes", "kind", "named", "remedy"),
     [
-        ([], "unknown", "not probed yet: no member to ask", ""),
-        ([alice("untried")], "unknown", "not probed yet: no member to ask", ""),
-        (
-            [alice("open"), bob("open"), carol("timeout")],
-            "direct",
-            "direct at 11.0.1.1:31330, by alice and bob",
-            "",
-        ),
-        (
-            [alice("open")],
-            "direct",
-            "direct at 11.0.1.1:31330, by alice, the only member asked",
-            "",
-        ),
-        ([LAN], "local", "direct on this network (seen by dora at 192.168.1.11:31330)", ""),
-        ([MACHINE], "local", "direct on this network (seen by fred at 127.0.0.1:31330)", ""),
-        ([NEIGHBOUR], "local", "direct on this network (seen by gina at 11.0.1.1:31330)", ""),
+        ([], "unknown", (), ""),
+        ([alice("untried")], "unknown", (), ""),
+        ([alice("open"), bob("open"), carol("timeout")], "direct", (NAT_AT, "alice and bob"), ""),
+        ([alice("open")], "direct", (NAT_AT, "alice, the only"), ""),
+        ([LAN], "local", ("dora", LAN_AT), ""),
+        ([MACHINE], "local", ("fred", f"127.0.0.1:{PORT}"), ""),
+        ([NEIGHBOUR], "local", ("gina", NAT_AT), ""),
         (
             [alice("timeout"), bob("timeout")],
-            "unreachable",
-            "unreachable, because nothing answers at 11.0.1.1:31330 (asked: alice and bob)",
-            "forward TCP port 31330 of the router to this machine",
+            *("unreachable", ("nothing answers", NAT_AT, "alice and bob"), "router"),
         ),
-        (
-            [probed("dora", "192.168.1.12", "open")],  # the router lets its own network in
-            "local",
-            "direct on this network (seen by dora at 11.0.1.1:31330)",
-            "",
-        ),
-        (
-            [probed("dora", ALICE, "open", seen="192.168.1.11")],  # it sees what a proxy shows
-            "local",
-            "direct on this network (seen by dora at 192.168.1.11:31330)",
-            "",
-        ),
+        # The router lets its own network in.
+        ([probed("dora", "192.168.1.12", "open")], "local", ("dora", NAT_AT), ""),
+        # It sees what a proxy shows.
+        ([probed("dora", ALICE, "open", seen="192.168.1.11")], "local", ("dora", LAN_AT), ""),
         (
             [alice("refused", "timeout", port=7), bob("timeout")],
-            "unreachable",
-            "unreachable, because nothing answers at 11.0.1.1:31330 (asked: alice and bob)",
-            "forward TCP port 31330 of the router to this machine",
+            *("unreachable", ("nothing answers", NAT_AT, "alice and bob"), "router"),
         ),
-        (
-            [here(alice("refused"))],
-            "unreachable",
-            "unreachable, because connections to 11.0.1.1:31330 are refused (asked: alice)",
-            "open TCP port 31330 in the firewall of this machine or of its provider",
-        ),
-        (
-            [alice("other")],
-            "unreachable",
-            "unreachable, because another program answers at 11.0.1.1:31330 (asked: alice)",
-            "forward a port of the router that no other machine has to this one, and name it with "
-            "`--announce /ip4/ADDRESS/tcp/PORT`",
-        ),
+        ([here(alice("refused"))], "unreachable", (NAT_AT, "refused", "alice"), "firewall"),
+        ([alice("other")], "unreachable", ("another program", NAT_AT, "alice"), "--announce"),
         (
             [probed("dora", "192.168.1.12", "silent", seen="192.168.1.11")],
-            "unreachable",
-            "unreachable on this network, because something accepts connections to "
-            "192.168.1.11:31330 and says nothing (asked: dora)",
-            "forward TCP port 31330 of the router to this machine",
+            *("unreachable", ("this network", LAN_AT, "says nothing", "dora"), "router"),
         ),
-        (
-            [asked(alice("open"), "timeout")],
-            "unreachable",
-            "unreachable, because only members that it has a link to can connect to "
-            "11.0.1.1:31330 (asked: alice)",
-            "forward TCP port 31330 of the router to this machine",
-        ),
-        (
-            [alice("open"), bob("timeout")],
-            "unknown",
-            "members disagree: alice opened a connection to this node, bob could not",
-            "",
-        ),
+        ([asked(alice("open"), "timeout")], "unreachable", ("a link", NAT_AT, "alice"), "router"),
+        ([alice("open"), bob("timeout")], "unknown", ("disagree: alice", "bob could"), ""),
     ],
 )
-def test_a_verdict_in_words(probes: list[Probed], kind: Kind, text: str, remedy: str) -> None:
+def test_a_verdict_names_the_address_the_members_and_the_remedy(
+    probes: list[Probed], kind: Kind, named: tuple[str, ...], remedy: str
+) -> None:
     told = verdict(*probes)
-    assert (told.kind, told.text, told.remedy) == (kind, text, remedy)
+    assert told.kind == kind
+    assert [each for each in named if each not in told.text] == []
+    assert remedy in told.remedy
+    assert bool(told.remedy) == bool(remedy)
     assert told.probes == probes
 
 
@@ -245,10 +201,9 @@ def test_relays_count_where_a_node_is_not_known_to_be_dialable() -> None:
     relays = (Relay("hub", 0.0312), Relay("spare"))
     behind = verdict(alice("timeout"), bob("timeout"), relays=relays)
     assert behind.kind == "relayed"
-    assert behind.text.startswith("via relay hub (31 ms) and spare; unreachable, because nothing")
-    assert behind.remedy == (
-        "nothing; for direct connections, forward TCP port 31330 of the router to this machine"
-    )
+    assert "hub (31 ms)" in behind.text
+    assert "spare" in behind.text
+    assert str(PORT) in behind.remedy
     assert behind.relays == list(relays)
     assert verdict(alice("open"), relays=relays).kind == "relayed"  # by the word of one
     assert verdict(alice("open"), bob("open"), relays=relays).kind == "direct"
@@ -260,7 +215,8 @@ def test_what_a_node_knows_changes_with_the_probes_and_the_relays() -> None:
     reach = Reach()
     assert (reach.dialable(), reach.found(), reach.verdict().kind) == (None, [], "unknown")
     reach.relays = lambda: [Relay("hub")]
-    assert reach.verdict().text == "via relay hub; not probed yet: no member to ask"
+    assert reach.verdict().kind == "relayed"
+    assert "hub" in reach.verdict().text
     reach.probes, reach.ports = (alice("open"), bob("open")), (PORT,)
     assert reach.dialable() is True
     assert reach.found() == [f"/ip4/{HOME}/tcp/{PORT}"]

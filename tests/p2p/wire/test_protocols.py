@@ -27,7 +27,7 @@ def test_the_table_has_every_name_once() -> None:
     versions = [found.groups() if (found := re.fullmatch(pattern, name)) else () for name in NAMES]
     assert () not in versions, "every name has a version"
     newer = {name for name, version in versions if version == "2"}
-    assert newer == {"list", "pull"}
+    assert newer == {"pull"}
     assert newer <= {name for name, version in versions if version == "1"}, "both are served"
 
 

@@ -74,7 +74,6 @@ def test_neither_asks_the_other_with_success_and_neither_is_blamed(tmp_path: Pat
 def test_a_statement_of_another_version_is_another_kind(kind: Kind) -> None:
     sealed = resealed(seal(Identity.from_seed(bytes(32)), ID, kind, b"body"), OTHER[kind])
     opened = open_sealed(sealed, ID, kind)
-    assert isinstance(opened, Rejected)
     assert opened.reason == "kind"
 
 
@@ -84,7 +83,6 @@ def test_within_a_version_a_body_of_another_is_refused() -> None:
     )  # fmt: skip
     later = pack(body)[:1] + b"\x02" + pack(body)[2:]
     refused = unpack(Announcement, later, max_bytes=768)
-    assert isinstance(refused, Rejected)
     assert refused.reason == "schema"
 
 
@@ -92,7 +90,6 @@ def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> N
     """So who speaks two versions must not pass the later one on to peers of the earlier one."""
     member = SWARM.member(1)
     known = unpack(Presence, heartbeat(member, EPOCH), max_bytes=2000)
-    assert not isinstance(known, Rejected)
     later = pack(Presence(resealed(known.head, OTHER[Kind.HEAD]), known.issuer, known.member))
     heard = Members(SWARM.info, lambda: EPOCH).hear(later)
     assert isinstance(heard, Rejected)
@@ -101,5 +98,5 @@ def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> N
 
 def test_a_ticket_of_another_version_says_what_to_do() -> None:
     later = PREFIX.replace("1", "2") + "AAAA"
-    with pytest.raises(TicketError, match="upgrade the older"):
+    with pytest.raises(TicketError, match="upgrade"):
         parse_ticket(later, EPOCH)

@@ -54,7 +54,6 @@ def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
     batch = build_batch([group_of(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
     assert [r.prompt_ids.tolist() for r in batch.rows] == [[97, 98]] * 2
     assert [r.completion_ids.tolist() for r in batch.rows] == [[5, 6], [7]]
-    assert batch.rows[0].logprobs is not None
     assert batch.rows[0].logprobs.tolist() == [-1.0, -2.0]
     assert [r.advantage for r in batch.rows] == grpo([1.0, 0.0]).tolist()
 
@@ -82,7 +81,6 @@ def test_own_rows_know_which_version_sampled_each_token() -> None:
     resumed = replace(completion([5, 6, 7], "x"), spans=spans)
     parts = [resumed, completion([8], "y")]
     own = build_batch([group_of(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
-    assert own.rows[0].versions is not None
     assert own.rows[0].versions.tolist() == [3, 3, 5]
     # A peer counts its own updates.
     kin = group_of(Provenance.KIN, parts, [1.0, 0.0])

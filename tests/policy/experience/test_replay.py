@@ -49,7 +49,6 @@ def test_a_batch_is_own_groups_then_external_ones() -> None:
     held = buffer(own=2, external=2)
     admit(held, *own(3), *(group(f"p{index}", f"peer{index % 2}") for index in range(5)))
     drawn = held.draw(0, random.Random(1))
-    assert drawn is not None
     assert (drawn.own_count, drawn.external_count) == (2, 2)
     assert names(drawn)[:2] == ["own0", "own1"]
     assert {each.author for each in drawn.groups[2:]} <= {"peer0", "peer1"}
@@ -68,7 +67,6 @@ def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> 
     for version, (name, rewards, again) in enumerate(batches):
         admit(held, group(name, rewards=rewards, spans=(version,)), version=version)
         drawn = held.draw(version, random.Random(1))
-        assert drawn is not None
         assert names(drawn)[0] == name
         assert sorted(names(drawn)[1:]) == again
         assert {each.provenance for each in drawn.groups[1:]} <= {Provenance.KIN}
@@ -95,7 +93,6 @@ def test_after_a_rollback_neither_younger_nor_too_many_groups_come_again() -> No
     for number in range(9):  # no update is made, so the version stays
         admit(held, group(f"again{number}", spans=(1,)), version=1)
         drawn = held.draw(1, random.Random(1))
-        assert drawn is not None
         assert all(each.id.startswith(b"again") for each in drawn.groups)
     assert len(held._past) == 3
 
@@ -127,7 +124,6 @@ def test_own_groups_stand_in_for_missing_peers(
     held = buffer(own=2, external=2)
     admit(held, *own(own_ready), *(group(f"p{i}", f"peer{i}") for i in range(external_ready)))
     drawn = held.draw(0, random.Random(1))
-    assert drawn is not None
     assert (drawn.own_count, drawn.external_count) == counts
 
 
@@ -261,11 +257,9 @@ def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() 
     held = buffer(own=1, external=1, merge=True)
     admit(held, group("mine", rewards=wrong))
     first = held.draw(0, random.Random(1))
-    assert first is not None
     assert first.other_rewards == ((),)
     admit(held, group("other", seed=1), group("theirs", "peer", rewards=right))
     second = held.draw(1, random.Random(1))
-    assert second is not None
     assert names(second) == ["other", "theirs"]
     assert second.other_rewards == ((), wrong)
     assert held.stats().merged == 1
@@ -273,7 +267,6 @@ def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() 
     assert held.admit(group("dull", "third", rewards=wrong), 1) is not None
     admit(held, group("late", rewards=wrong), version=1)
     third = held.draw(1, random.Random(1))
-    assert third is not None
     assert third.other_rewards == (right,)
 
 
@@ -281,5 +274,4 @@ def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
     held = buffer(own=1, external=1)
     admit(held, group("mine"), group("theirs", "peer"))
     drawn = held.draw(0, random.Random(1))
-    assert drawn is not None
     assert drawn.other_rewards == ((), ())

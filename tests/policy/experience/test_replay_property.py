@@ -143,7 +143,6 @@ class ReplayMachine(RuleBasedStateMachine):
                 # Nobody met before, who may have filled a quota of its own already.
                 name = author or f"stranger {self.number}"
                 self._admit(_group(self._name(), name, (0.0, 1.0), (0,), self.version))
-                assert self.last is not None
                 assert self.last.id in self.held, "a slot was free, and yet it was refused"
             if author is not None:
                 assert self.slots.free_external(self.version, author) == 0

@@ -72,7 +72,6 @@ def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:
     limit = Slots(held, 8)
     admit(held, *own(4))
     drawn = held.draw(0, random.Random(1))
-    assert drawn is not None
     limit.train(drawn.own_count)
     assert limit.free(0) == 0
     assert limit.sampling_batch(0) == 0
@@ -123,7 +122,7 @@ def test_interrupted_groups_hold_their_slots_and_a_batch_resumes_them() -> None:
     limit.end(8)  # four were interrupted, the others failed
     assert (limit.sampling, limit.free(0), limit.sampling_batch(0)) == (4, 12, 8)
     for wrong in (5, -1):
-        with pytest.raises(ValueError, match=f"{wrong} groups cannot end: 4 are"):
+        with pytest.raises(ValueError, match=f"^{wrong} .* 4 are"):
             limit.end(wrong)
     limit.end(0)
     limit.end(4)
@@ -171,5 +170,4 @@ def test_free_slots_for_peers_are_those_that_no_group_holds() -> None:
     alone = buffer(own=4, external=0)
     assert Slots(alone, 8).free_external(0) == 0
     refused = alone.admit(group("p", "peer"), 0)
-    assert refused is not None
     assert refused.reason == "capacity"

@@ -143,7 +143,6 @@ def test_a_hostile_directory_is_refused_in_a_sentence_soon_and_in_little_memory(
     change, why = HOSTILE[name]
     change(directory)
     assert resolver.stdin is not None
-    assert resolver.stdout is not None
     print(json.dumps(str(directory)), file=resolver.stdin, flush=True)
     code, said, seconds = json.loads(resolver.stdout.readline())
     assert code == 1

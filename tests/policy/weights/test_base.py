@@ -94,31 +94,30 @@ def test_the_base_of_before_is_let_go_at_once(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next(tmp_path: Path) -> None:
+async def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next(
+    tmp_path: Path,
+) -> None:
     host = trainer(tmp_path, "shared")
 
-    async def scenario() -> None:
-        own = Qwen2.from_directory(TINY)
-        unshared = TorchSampler(own, CODEC, inline=True)
-        await unshared.let_go()
-        assert unshared._model is own
-        await sampled(unshared)
-        model = Qwen2(host.core.model.config, draw=False)
-        sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
-        await sampler.load(host.published, 0)
-        before, base = await sampled(sampler), weakref.ref(sampler._model)
-        await sampler.let_go()
-        assert base() is None
-        asked = asyncio.create_task(sampled(sampler))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not asked.done()
-        await sampler.load(host.published, 3)
-        after = await asked
-        assert after[0].spans[0].version == 3
-        assert [one.text for one in after] == [one.text for one in before]
-
-    asyncio.run(scenario())
+    own = Qwen2.from_directory(TINY)
+    unshared = TorchSampler(own, CODEC, inline=True)
+    await unshared.let_go()
+    assert unshared._model is own
+    await sampled(unshared)
+    model = Qwen2(host.core.model.config, draw=False)
+    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
+    await sampler.load(host.published, 0)
+    before, base = await sampled(sampler), weakref.ref(sampler._model)
+    await sampler.let_go()
+    assert base() is None
+    asked = asyncio.create_task(sampled(sampler))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    await sampler.load(host.published, 3)
+    after = await asked
+    assert after[0].spans[0].version == 3
+    assert [one.text for one in after] == [one.text for one in before]
 
 
 def test_both_processes_map_one_file(tmp_path: Path) -> None:
@@ -163,7 +162,7 @@ def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
 
 def test_a_base_of_another_shape_is_refused(tmp_path: Path, random_qwen2: Path) -> None:
     make_base(TINY, tmp_path, ON_CPU)
-    with pytest.raises(ModelError, match="not of this model"):
+    with pytest.raises(ModelError, match="this model"):
         map_base(tmp_path, Qwen2.from_directory(random_qwen2).config)
 
 
@@ -171,7 +170,7 @@ def test_a_full_directory_is_an_error_that_says_what_to_do(tmp_path: Path) -> No
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(ModelError, match="no space for") as refused:
+        with pytest.raises(ModelError, match="no space") as refused:
             make_base(TINY, tmp_path, ON_CPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

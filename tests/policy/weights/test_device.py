@@ -53,7 +53,7 @@ def test_tensors_are_laid_side_by_side_and_found_again() -> None:
 
 
 def test_without_a_gpu_there_is_no_place_for_weights() -> None:
-    with pytest.raises(ModelError, match="there is no GPU"):
+    with pytest.raises(ModelError, match="no GPU"):
         DeviceBuffers(ON_CPU)
 
 

@@ -104,7 +104,7 @@ def test_too_little_shared_memory_means_the_temporary_directory(
 
 
 def test_too_little_room_everywhere_is_refused_with_both_places_and_the_bytes() -> None:
-    with pytest.raises(WeightsError, match=r"need 4611686018\.427 GB.*/dev/shm .* GB.*TMPDIR"):
+    with pytest.raises(WeightsError, match=r"4611686018\.427.*/dev/shm.*TMPDIR"):
         shared_memory_dir("alice", need=1 << 62)
 
 
@@ -112,7 +112,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_written(tmp_path: P
     held = WeightStore(tmp_path)
     first = held.publish(1, weights(1))
     huge = {"w": torch.zeros(1).expand(1 << 60)}  # one element in memory
-    with pytest.raises(WeightsError, match=r"4611686018\.427 GB into .*: \d+\.\d{3} GB are free"):
+    with pytest.raises(WeightsError, match=r"4611686018\.427 GB .*: \d+\.\d{3} GB"):
         held.publish(2, huge)
     with pytest.raises(WeightsError, match="are free"):
         held.publish_adapter(2, 1 << 62, lambda path: None)
@@ -132,7 +132,7 @@ def test_a_process_without_descriptors_fails_for_now(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
     try:
-        with pytest.raises(OSError, match=r"(?i): [^\[]*too many open files"):
+        with pytest.raises(OSError, match=r"(?i)open files"):
             store.publish(1, weights(1))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -23,7 +23,6 @@ def test_groups_of_common_tasks_merge_and_others_do_not(
     merged = {}
     for path in sorted(tmp_path.rglob("report.json")):
         report = load_report(path)
-        assert report is not None
         merged[path.parent.parent.name] = sum(node.merged for node in report.nodes)
         assert report.settings["plan"]["loss"] == 0.0
     assert merged["share-0"] == 0
@@ -32,5 +31,5 @@ def test_groups_of_common_tasks_merge_and_others_do_not(
 
 
 def test_an_unknown_regime_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no regime easy"):
+    with pytest.raises(ConfigError, match="regime easy"):
         Broad(nodes=1, rounds=1, seeds=1, flags={}, regime="easy")

@@ -76,5 +76,4 @@ def test_runs_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for path, content in kept.items():
         assert path.read_bytes() == content
         one = read_raw(path)
-        assert one is not None
         assert one.learners == HONEST

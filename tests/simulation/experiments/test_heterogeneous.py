@@ -19,12 +19,11 @@ from swarm_node.simulation.experiments.arms import chosen_arms
 from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.heterogeneous import (
     Composition,
-    Heterogeneous,
     compositions,
     gains_table,
 )
 from swarm_node.simulation.models import deal
-from swarm_node.simulation.report import SimulationReport, load_report
+from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import simulate
@@ -124,30 +123,6 @@ def test_sharing_arms_are_run_in_all_swarms_and_alone_in_none_of_both() -> None:
 def test_the_declared_seeds_are_its_own() -> None:
     assert declared_seeds(2, "heterogeneous") == [2431616001, 759067935]
     assert not {*declared_seeds(4, "sapo")} & {*declared_seeds(4, "heterogeneous")}
-
-
-@pytest.mark.nightly(reason="a study")
-@pytest.mark.slow(reason="simulates the five swarms of a comparison")
-def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
-    respelt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = Heterogeneous(2, 1, 1, {}, arms=("4/4",), strong="tiny", weak=respelt)
-    small.run(tmp_path)
-    shown = capsys.readouterr().out
-    assert "own kind" in shown
-    assert "both kinds" in shown
-    files = sorted(tmp_path.rglob("report.json"))
-    places = [str(path.parent.relative_to(tmp_path)) for path in files]
-    swarms = ("strong/4-4", "strong/8-0", "strong-weak/4-4", "weak/4-4", "weak/8-0")
-    assert places == [f"n2-r1/{swarm}/seed-0" for swarm in swarms]
-    written = [path.stat().st_mtime_ns for path in files]
-    small.run(tmp_path)
-    assert [path.stat().st_mtime_ns for path in files] == written
-    assert capsys.readouterr().out == shown
-    (both,) = (load_report(path) for path in files if "strong-weak" in str(path))
-    assert both is not None
-    swarm = compositions(chosen_arms(("8/0", "4/4")))[-1]
-    assert swarm.curve(both, "weak") == both.models[1].curve
 
 
 @pytest.mark.nightly(reason="a study")

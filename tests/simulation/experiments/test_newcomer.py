@@ -28,7 +28,6 @@ def test_the_newcomer_is_measured_beside_nodes_that_begin_alone(
     shown = run_twice(SMALL, "dense-n2-r10/newcomer.png")
     joins = next(line for line in shown.splitlines() if line.strip().startswith("joins"))
     report = load_report(tmp_path / "dense-n2-r10" / "joins" / "seed-0" / "report.json")
-    assert report is not None
     aim = 0.9 * report.held_out.curve[1][1]
     assert f"{reached(report, aim).updates:.1f}" in joins
     for name in ("alone", "alone+filter", "supervised"):
@@ -43,7 +42,6 @@ def test_a_late_node_begins_when_the_others_have_trained_and_takes_their_groups(
     assert len(report.nodes) == 2
     assert [entry for entry, _ in report.held_out.curve] == [0, 4, 6]
     late = report.newcomer
-    assert late is not None
     assert [entry for entry, _ in late.curve] == [0, 2]
     assert len(late.made) == 2
     # It finds groups of the others in its first update; they found none in theirs.
@@ -53,7 +51,6 @@ def test_a_late_node_begins_when_the_others_have_trained_and_takes_their_groups(
 def test_a_reward_is_reached_between_two_measurements_or_never() -> None:
     late = Late(curve=[(0, 0.0), (2, 0.2), (4, 0.4)], made=[1, 1, 2, 2], external=[])
     stored = load_report(Path(__file__).with_name("stored_report.json"))
-    assert stored is not None
     size = stored.settings["sampling"]["group_size"]
     report = msgspec.structs.replace(stored, newcomer=late)
     assert reached(report, 0.3) == Reached(pytest.approx(3.0), pytest.approx(4 * size), False)

@@ -6,19 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from swarm_node.config import Settings
 from swarm_node.simulation.experiments import skeleton
-from swarm_node.simulation.experiments.arms import ARMS
-from swarm_node.simulation.experiments.broad import Broad
 from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.sapo import Sapo
-from swarm_node.simulation.experiments.skeleton import Experiment
-from swarm_node.simulation.experiments.staleness import Staleness
 from swarm_node.simulation.report import SimulationReport, _digest, load_report, save_json
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
@@ -28,37 +23,6 @@ from swarm_node.simulation.swarm import describe, simulate
 STORED = Path(__file__).with_name("stored_report.json")
 ALONE = Sapo(1, 1, 1, {}, "dense", ("8/0",))
 TWO = Sapo(1, 1, 1, {}, "dense", ("8/0", "8/0+filter"))
-
-
-@pytest.mark.parametrize(
-    ("experiment", "place", "cases", "picture"),
-    [
-        (
-            Sapo(2, 1, 1, {}, "sparse", model="tiny"),
-            "sparse-n2-r1",
-            [arm.directory for arm in ARMS],
-            "arms.png",
-        ),
-        (
-            Staleness(4, 40, 3, {}, (0, 16), ("positive", "none"), (0.5, 4.0), 0.1),
-            "n4-r40",
-            ["positive-lag-0", "none-lag-0", "positive-lag-16", "none-lag-16"],
-            "staleness.png",
-        ),
-        (
-            Broad(4, 40, 4, {}, "dense"),
-            "dense-n4-r40",
-            ["share-0", "share-0.5", "share-1"],
-            "broad.png",
-        ),
-    ],
-)
-def test_results_lie_where_they_always_lay(
-    experiment: Experiment[Any], place: str, cases: list[str], picture: str, tmp_path: Path
-) -> None:
-    assert experiment.place == place
-    assert [case.name for case in experiment.cases(tmp_path).values()] == cases
-    assert experiment.picture == picture
 
 
 def test_a_report_of_an_earlier_version_is_read_and_its_key_is_the_same(tmp_path: Path) -> None:
@@ -120,8 +84,8 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(
     with pytest.raises(KeyboardInterrupt):
         TWO.run(tmp_path)
     told = capsys.readouterr().err
-    assert f"finished runs are kept in {tmp_path / 'dense-n1-r1'}" in told
-    assert "give the same command again" in told
+    assert str(tmp_path / "dense-n1-r1") in told
+    assert "same command" in told
     (kept,) = tmp_path.rglob("report.json")
     written = kept.stat().st_mtime_ns
     monkeypatch.undo()

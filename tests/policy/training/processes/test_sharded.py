@@ -146,9 +146,9 @@ def test_a_damaged_checkpoint_is_an_error_that_all_live_on_after(
     damaged.mkdir(parents=True)
 
     async def scenario() -> None:
-        with pytest.raises(ReportedError, match=r"no checkpoint .* verifies"):
+        with pytest.raises(ReportedError, match="verifies"):
             await running.start()
-        with pytest.raises(ReportedError, match="the first request must be Start"):
+        with pytest.raises(ReportedError, match="be Start"):
             await running.update(batch(0))
 
     guarded(running, scenario())

@@ -216,13 +216,13 @@ def test_a_model_that_overflows_in_float16_is_refused_with_what_to_do(
     model = Path(shutil.copytree(random_qwen2, tmp_path / "large"))
     save_file(weights, model / "model.safetensors")
     settings = replace(SETTINGS, dtype="float16")
-    with pytest.raises(ModelError, match=r"overflow in float16: set training\.dtype"):
+    with pytest.raises(ModelError, match=r"float16.*training\.dtype"):
         measure_canary(TrainerCore(model, settings).model)
     measure_canary(TrainerCore(model, replace(settings, dtype="float32")).model)
 
 
 def test_float16_is_refused_with_several_processes() -> None:
-    with pytest.raises(ConfigError, match=r"works in one process"):
+    with pytest.raises(ConfigError, match="one process"):
         replace(SETTINGS, dtype="float16", processes=2)
 
 
@@ -252,12 +252,12 @@ def sampled_error(core: TrainerCore, placement: Placement, work: Path, seed: int
 def test_an_optimizer_that_is_not_installed_is_refused_with_what_to_do(random_qwen2: Path) -> None:
     if HAS_BITSANDBYTES:
         pytest.skip("bitsandbytes is installed")
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes: run `pip install '\.\[gpu\]'`"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*\[gpu\]"):
         TrainerCore(random_qwen2, replace(SETTINGS, optimizer="adamw8bit"))
 
 
 def test_eight_bit_moments_are_refused_with_several_processes() -> None:
-    with pytest.raises(ConfigError, match=r'works in one process: .* set "adamw"'):
+    with pytest.raises(ConfigError, match=r'process.*"adamw"'):
         replace(SETTINGS, optimizer="adamw8bit", processes=2)
 
 

@@ -164,7 +164,7 @@ def test_a_batch_without_information_changes_nothing(random_qwen2: Path) -> None
     before = core.weights()
     for batch in (Batch(()), Batch((row(0.0),))):
         stats = core.update(batch)
-        assert stats.skipped == "no informative row"
+        assert "informative" in (stats.skipped or "")
     assert core.version == 0
     assert same(before, core.weights())
 
@@ -186,8 +186,8 @@ def test_a_non_finite_update_is_skipped_and_the_third_one_raises(random_qwen2: P
     good = core.state(b"", {})
     poison(core)
     for _ in range(2):
-        assert core.update(mixed_batch()).skipped == "non-finite parameters"
-    with pytest.raises(ModelError, match="3 updates in a row"):
+        assert "parameters" in (core.update(mixed_batch()).skipped or "")
+    with pytest.raises(ModelError, match="3 updates"):
         core.update(mixed_batch())
     assert core.version == 1
     core.restore(good)
@@ -200,7 +200,7 @@ def test_an_overflowing_gradient_is_skipped(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, SETTINGS)
     before = core.weights()
     stats = core.update(Batch((row(1e38), row(-3e38, seed=2))))
-    assert stats.skipped == "non-finite gradient"
+    assert "gradient" in (stats.skipped or "")
     assert not math.isfinite(stats.grad_norm)
     assert same(before, core.weights())
     assert core.version == 0
@@ -230,7 +230,7 @@ def test_a_restored_state_goes_on_bit_for_bit(random_qwen2: Path) -> None:
 
 def test_a_state_of_another_base_model_is_refused(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, SETTINGS)
-    with pytest.raises(CheckpointError, match="another base model"):
+    with pytest.raises(CheckpointError, match="another base"):
         core.restore(replace(core.state(b"", {}), model=b"x" * 32))
 
 
@@ -243,7 +243,7 @@ def test_damaged_moments_are_refused(random_qwen2: Path, broken: float | None) -
     name = next(name for name in state.optimizer if name.startswith("exp_avg:"))
     value = state.optimizer[name]
     wrong = value[:1] if broken is None else value * broken
-    with pytest.raises(CheckpointError, match=r"moments of .* are damaged"):
+    with pytest.raises(CheckpointError, match=r"moments .* damaged"):
         core.restore(replace(state, optimizer={**state.optimizer, name: wrong}))
 
 
@@ -253,7 +253,7 @@ def test_the_digest_that_is_given_names_the_base_model(random_qwen2: Path) -> No
     assert given.model == b"d" * 32
     hashed = TrainerCore(random_qwen2, SETTINGS)
     assert hashed.state(b"", {}).model == policy_digests(random_qwen2)[0]
-    with pytest.raises(CheckpointError, match="another base model"):
+    with pytest.raises(CheckpointError, match="another base"):
         hashed.restore(given)
 
 
@@ -264,6 +264,5 @@ def test_other_settings_than_the_checkpoint_are_told(
     TrainerCore(random_qwen2, SETTINGS).restore(state)
     assert not caplog.records
     TrainerCore(random_qwen2, trainer_settings()).restore(state)
-    assert caplog.messages == [
-        "settings differ from those of the checkpoint: learning_rate, warmup_updates"
-    ]
+    (message,) = caplog.messages
+    assert message.split(": ")[1].split(", ") == ["learning_rate", "warmup_updates"]
