@@ -195,7 +195,13 @@ def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) 
     assert found[2].replies == ("1 b 7",)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("exit", "crashed"), ("loop", "timeout")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("exit", "crashed"),
+        pytest.param("loop", "timeout", marks=pytest.mark.slow(reason="two limits are waited out")),
+    ],
+)
 def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
     talk: str, text: str, reason: str
 ) -> None:

@@ -114,6 +114,8 @@ def create(level=1, seconds=0.0):
     return hostile
 '''
 T = TypeVar("T")
+#: `make test-fast` takes one text of two that end a judge alike, and one side of two.
+WAITED_OUT = pytest.mark.slow(reason="a limit is waited out")
 VERSION = with_split("1")
 REF = TaskRef("hostile", VERSION, "one", 7)
 #: Its text is held out, so that no training reference makes it.
@@ -197,7 +199,7 @@ def little_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_SLACK_SECONDS", 0.2)
 
 
-@pytest.mark.parametrize("text", ["exit", "loop", "wait"])
+@pytest.mark.parametrize("text", ["exit", "loop", pytest.param("wait", marks=WAITED_OUT)])
 def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
     request: pytest.FixtureRequest, impatient: LastingHost, text: str
 ) -> None:
@@ -286,21 +288,21 @@ def test_a_scorer_that_kills_its_process_costs_one_reward(lasting: LastingHost, 
     assert lasting.host.losses == before + 2
 
 
-@pytest.mark.parametrize("text", ["loop", "backtrack"])
+@pytest.mark.parametrize("text", ["loop", pytest.param("backtrack", marks=WAITED_OUT)])
 def test_a_scorer_that_never_returns_is_ended(impatient: LastingHost, text: str) -> None:
     judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
 
 
-@pytest.mark.parametrize("whose", ["own", "peers"])
+@pytest.mark.parametrize("whose", ["own", pytest.param("peers", marks=WAITED_OUT)])
 def test_an_environment_says_how_much_time_its_scorer_needs(hostile: str, whose: Whose) -> None:
     host = ProcessEnvironmentHost(hostile, {"seconds": 1.0}, FAMILIES, score_seconds=0.1)
     judged = with_host(host, lambda h: h.judge(REF, ["compute", "no"], whose))
     assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 0.0), 0, "")
 
 
-@pytest.mark.parametrize("whose", ["own", "peers"])
+@pytest.mark.parametrize("whose", ["own", pytest.param("peers", marks=WAITED_OUT)])
 def test_a_larger_group_has_as_much_time_for_each_answer(hostile: str, whose: Whose) -> None:
     host = ProcessEnvironmentHost(hostile, {"seconds": 0.4}, FAMILIES, score_seconds=0.1)
     texts = ["compute", "compute", *["no"] * 14]  # 0.6 s, where a group of eight has 0.4
@@ -308,7 +310,7 @@ def test_a_larger_group_has_as_much_time_for_each_answer(hostile: str, whose: Wh
     assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 1.0, *[0.0] * 14), 0, "")
 
 
-@pytest.mark.parametrize("text", ["loop", "backtrack"])
+@pytest.mark.parametrize("text", ["loop", pytest.param("backtrack", marks=WAITED_OUT)])
 def test_peers_texts_that_use_up_their_time_are_not_scored(
     impatient: LastingHost, text: str
 ) -> None:
@@ -317,7 +319,7 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of threads are Linux's")
-@pytest.mark.parametrize("text", ["wait", "doze"])
+@pytest.mark.parametrize("text", ["wait", pytest.param("doze", marks=WAITED_OUT)])
 @pytest.mark.usefixtures("little_sleep")
 def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
     hostile: str, text: str

@@ -281,6 +281,7 @@ def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
         assert environment.score(task, f"<answer>{right}</answer>") == 1.0
 
 
+@pytest.mark.slow(reason="a limit is waited out")
 async def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
     path = write(
         tmp_path / "sums.jsonl",

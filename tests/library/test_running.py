@@ -134,6 +134,7 @@ def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
 def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("swarm_node.library.running._POLL_SECONDS", 0.05)
     monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 0.4)
     shots = rising()
     busy = threading.Event()

@@ -114,7 +114,7 @@ def test_logs_follow_a_file_that_is_moved_away(tmp_path: Path) -> None:
 
     def write() -> None:
         number = 0
-        while not ended.wait(0.2):
+        while not ended.wait(0.05):
             journal.append(json.dumps({"event": "x" * 40, "number": number}).encode())
             number += 1
 

@@ -62,7 +62,7 @@ def test_a_stopped_process_and_one_that_ended_do_not_sleep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "patience", "slept"), [(SLEEPS, 600.0, True), (SPINS, 1.5, False)]
+    ("code", "patience", "slept"), [(SLEEPS, 600.0, True), (SPINS, 0.8, False)]
 )
 def test_the_limit_ends_the_patience_with_who_sleeps(
     code: str, patience: float, slept: bool

@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,7 +167,6 @@ def test_depth_is_counted_to_the_level(tmp_path: Path) -> None:
 
 
 def test_templates_of_models_in_use_pass() -> None:
-    began = time.monotonic()
     check_template(
         "{%- if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}"
         "{{ '<|im_start|>' + message.role + '\\n' }}{% generation %}{{ message.content }}"
@@ -176,4 +174,3 @@ def test_templates_of_models_in_use_pass() -> None:
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
     check_template("{{ raise_exception('the codec says so') }}")  # refused where it is used
-    assert time.monotonic() - began < 60
