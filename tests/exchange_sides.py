@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -255,13 +255,13 @@ def in_swarm(count: int = 2) -> Callable[[Callable[..., Coroutine[Any, Any, None
         signature = inspect.signature(test)
         taken = list(signature.parameters)[: count + 1]
 
+        @wraps(test)
         def run(tmp_path: Path, **fixtures: Any) -> None:
             if "tmp_path" in signature.parameters:
                 fixtures["tmp_path"] = tmp_path
             asyncio.run(_with_sides(tmp_path, count, partial(test, **fixtures)))
 
-        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-        run.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
+        del run.__wrapped__  # or pytest takes it for a coroutine
         place = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
         more = [
             each.replace(kind=inspect.Parameter.KEYWORD_ONLY)

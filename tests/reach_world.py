@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from light_nodes import WANTS
 from swarm_keys import Swarm
@@ -132,10 +135,24 @@ class World:
         await self.one.told_of(self.two)
 
 
-def in_world(body: Callable[[World], Awaitable[None]], relays: int = 2) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        world = World(loop, relays)
-        await world.start()
-        await body(world)
+def in_world(relays: int = 2) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run a test on the virtual clock with a started world, which is its first parameter; the
+    others are fixtures. A fixture `relays` is the number of relays."""
 
-    run_virtual(main)
+    def decorated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            async def main(loop: VirtualTimeLoop) -> None:
+                world = World(loop, fixtures.get("relays", relays))
+                await world.start()
+                await test(world, **fixtures)
+
+            run_virtual(main)
+
+        del run.__wrapped__  # or pytest takes it for a coroutine
+        shown = inspect.signature(test)
+        more = list(shown.parameters.values())[1:]
+        run.__signature__ = shown.replace(parameters=more)  # type: ignore[attr-defined]
+        return run
+
+    return decorated
