@@ -68,7 +68,12 @@ test: setup-tests
 
 # Everything, before a release and every night: campaigns, studies, benchmarks, typed pages, sites.
 test-all: setup-tests
-	$(RUN_TESTS) $(PYTEST)
+	$(RUN_TESTS) --hypothesis-profile thorough $(PYTEST)
+
+# Where the time goes, in CONTRIBUTING.md: after a whole run on a quiet machine.
+test-times: setup-tests
+	$(RUN_TESTS) --junitxml=build/test-times.xml $(PYTEST)
+	$(BIN)/python .ci/tools/test_times.py build/test-times.xml
 
 # Containers often keep Python from storing what it compiled. Then both workers and hundreds of child
 # processes would compile every module anew.

@@ -122,7 +122,7 @@ def _passes(error: sqlite3.Error | OSError) -> bool:
 
 def flaw(
     path: Path, tables: str, layout: int
-) -> tuple[Literal["empty", "damaged", "older", "newer"], str] | None:
+) -> tuple[Literal["empty", "damaged", "newer"], str] | None:
     """Check a database without writing: its layout first, then its tables, then every page. Return
     its flaw with details; None if it is sound. No trigger or view of a stranger is run."""
     if not path.stat().st_size:
@@ -134,9 +134,7 @@ def flaw(
             (found,) = database.execute("PRAGMA user_version").fetchone()
             if found > layout:
                 return "newer", f"version {found}"
-            if 0 < found < layout:
-                return "older", f"version {found}"
-            if found < 1 or _objects(database) != _objects_of(tables):
+            if found < layout or _objects(database) != _objects_of(tables):
                 return "damaged", "its tables are not those of this program"
             (said,) = database.execute("PRAGMA quick_check(1)").fetchone()
             return None if said == "ok" else ("damaged", str(said)[:200])

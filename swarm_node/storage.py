@@ -436,6 +436,6 @@ def stored_peers(path: Path, limit: int) -> list[KnownPeer]:
     return known
 
 
-def database_flaw(path: Path) -> tuple[Literal["empty", "damaged", "older", "newer"], str] | None:
+def database_flaw(path: Path) -> tuple[Literal["empty", "damaged", "newer"], str] | None:
     """Check a node's database without writing. See `database.flaw`."""
     return flaw(path, _TABLES, LAYOUT)

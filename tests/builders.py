@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import msgspec
 import numpy as np
 
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 #: The fixture `load_benchmark`: imports a module of benchmarks/ by its name.
 LoadBenchmark = Callable[[str], ModuleType]
+
+
+def examples(count: int, **changes: Any) -> hypothesis.settings:
+    """So many examples of a property in `make test-all`, and fewer elsewhere by its profile."""
+    share = hypothesis.settings().max_examples / 100  # hypothesis's own number
+    return hypothesis.settings(max_examples=max(1, round(count * share)), **changes)
 
 
 def completion(

@@ -21,8 +21,10 @@ import typer.testing
 from builders import ROOT, LoadBenchmark, write_model
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no bug: no example has a deadline, and none is drawn too slowly.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no bug: no example has a deadline, and none is drawn too slowly. `make test-all`
+# takes the profile "thorough"; builders.examples() follows it.
+settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", settings.get_profile("thorough"), max_examples=25)
 settings.load_profile("patient")
 
 #: As Qwen's: turns between <|im_start|> and <|im_end|>, thinking switched off by an empty thought.
@@ -53,8 +55,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     their module sets up run on one worker."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
+        item.user_properties.append(("loop", _loop(item)))  # `make test-times` reads it
         if isinstance(item, pytest.Function) and _shares_set_up(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _loop(item: pytest.Item) -> str:
+    """The smallest loop that runs a test, a target of the Makefile."""
+    if item.get_closest_marker("nightly"):
+        return "test-all"
+    whole = item.nodeid.startswith("tests/integration/")
+    slow = any(map(item.get_closest_marker, ("slow", "sites")))
+    return "test" if whole or slow else "test-fast"
 
 
 def _shares_set_up(item: pytest.Function) -> bool:

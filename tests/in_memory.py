@@ -14,7 +14,9 @@ from swarm_node.config import Settings, load_settings
 from swarm_node.environments.base import Environment
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
+from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.parts import Parts
+from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.wire import MAX_TEXT_BYTES
@@ -71,6 +73,10 @@ class World:
             processes=dict,
         )
         return replace(parts, **changes)
+
+    def node(self, settings: Settings, index: int = 0, **changes: Any) -> Node:
+        """Node `index` of new parts."""
+        return assemble(settings, self.memberships[index], self.parts(settings, index, **changes))
 
     def sampler(self, index: int = 0, kind: type[Sampler] | None = None) -> Sampler:
         """A new sampler of node `index`, of another `kind` if one is given."""

@@ -2,7 +2,9 @@
 nodes trade; what `status --json` and `samples --json` say of one is kept, and shown by the shipped
 views in terminals of several widths. `join` draws in terminals of these widths, too.
 
-`python -m screens VIEW` shows one view of what was kept, in this terminal."""
+`python -m screens VIEW` shows one view of what was kept, in this terminal. `python -m screens
+texts` writes only what needs no node: `findings.txt`, what `status` says first of many nodes, and
+`full.txt`, what the views show of a node with something in every line."""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console, RenderableType
+from shown_cases import all_shown
+from verdict_cases import all_told
 
 from swarm_node.cli.views.live import node_view
 from swarm_node.cli.views.samples_view import samples_view
@@ -24,6 +28,7 @@ from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import Snapshot
 
 PLACE = Path(__file__).with_name("cli") / "screens"
+TEXTS: dict[str, Callable[[], str]] = {"findings": all_told, "full": all_shown}
 WIDTHS = (60, 80, 120, 200)
 _JOIN = "join --model tiny --listen /ip4/127.0.0.1/tcp/0 --set run.device=cpu"
 
@@ -106,6 +111,7 @@ def _traded(place: Path) -> None:
 
 def main() -> None:
     PLACE.mkdir(exist_ok=True)
+    _keep_texts()
     _tmux("new-session", "-d", "-s", "screens", "sleep 3600")  # a server that stays
     try:
         with tempfile.TemporaryDirectory() as directory:
@@ -114,6 +120,11 @@ def main() -> None:
                 _keep(Path(directory), width)
     finally:
         _tmux("kill-session", "-t", "screens")
+
+
+def _keep_texts() -> None:
+    for name, text in TEXTS.items():
+        (PLACE / f"{name}.txt").write_text(text())
 
 
 def _keep(place: Path, width: int) -> None:
@@ -126,7 +137,9 @@ def _keep(place: Path, width: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["texts"]:
+        _keep_texts()
+    elif len(sys.argv) > 1:
         Console(highlight=False).print(VIEWS[sys.argv[1]]())
     else:
         main()

@@ -103,6 +103,7 @@ print(max(abs(one - next) for one, next in zip(numbers, numbers[1:])))
 )
 
 
+@pytest.mark.slow(reason="runs each program of the exams")
 @pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
 def test_the_exams_have_right_programs_and_a_wrong_one_may_be_mended() -> None:
     path = EXAMPLES / "exams.jsonl"

@@ -16,6 +16,9 @@ import pytest
 from builders import ROOT
 from sources import COORDINATOR, PACKAGE, nodes
 
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
+
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *COORDINATOR.rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 #: Programs and helpers of tests that build on modules of the package, beside tests of single rooms.
@@ -273,6 +276,7 @@ def test_every_slow_test_says_why() -> None:
     assert offenders == [], 'write @pytest.mark.slow(reason="one line")'
 
 
+@pytest.mark.slow(reason="checks the contracts of two copies of the package")
 def test_a_planted_import_breaks_the_contracts(tmp_path: Path) -> None:
     """`make lint` runs the contracts on the sources as they are."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

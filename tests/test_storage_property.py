@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import settings
+from builders import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -146,4 +146,4 @@ def _group(author: str, epoch: int, seq: int, provenance: Provenance) -> StoredG
 
 
 TestStorage = StorageMachine.TestCase
-TestStorage.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestStorage.settings = examples(100, stateful_step_count=25)

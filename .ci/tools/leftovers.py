@@ -89,20 +89,29 @@ def _unused() -> set[Path]:
     if not _SHARED.is_dir():
         return set()
     alive = set(map(str, psutil.pids()))
-    used: set[Path] = set()
-    for process in psutil.process_iter():
-        try:
-            used |= {Path(each.path) for each in process.memory_maps()}
-            used |= {Path(each.path) for each in process.open_files()}
-        except (psutil.Error, OSError):
-            continue
-    return {
+    entries = {
         path
         for path in _SHARED.iterdir()
         if path.lstat().st_uid == os.getuid()
         and alive.isdisjoint(re.split("[^0-9A-Za-z]", path.name))
-        and not any(path == each or path in each.parents for each in used)
     }
+    used: set[Path] = set()
+    for process in psutil.process_iter() if entries else ():
+        try:
+            used |= _mapped(process.pid)
+            used |= {Path(each.path) for each in process.open_files()}
+        except (psutil.Error, OSError):
+            continue
+    return {
+        path for path in entries if not any(path == each or path in each.parents for each in used)
+    }
+
+
+def _mapped(pid: int) -> set[Path]:
+    """What a process has mapped of shared memory. psutil measures each of its mappings as well,
+    which takes a hundred times as long."""
+    text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    return {Path(found) for found in re.findall(rf" ({re.escape(str(_SHARED))}/.*)", text)}
 
 
 def _mounts(below: Path) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from swarm_node.config import load_settings
 from swarm_node.config.model import value_of
-from swarm_node.node.figures.curve import OLD_GROUND, parted
+from swarm_node.node.figures.curve import parted
 from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
@@ -169,7 +169,7 @@ def _curve(extra: Mapping[str, Any]) -> list[str]:
 
 def _saved(extra: Mapping[str, Any]) -> Saved | None:
     try:
-        return Saved.read(extra)
+        return msgspec.convert(extra, Saved)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
         return None
 
@@ -186,8 +186,7 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
     if saved.evals:
         _, points = parted(saved.evals)
         first, last = points[0], points[-1]
-        what = "reward on unseen texts" if last.split else f"reward ({OLD_GROUND})"
-        told.append(f"{what}: {first.all:.3f} at first, {last.all:.3f} at last")
+        told.append(f"reward on unseen texts: {first.all:.3f} at first, {last.all:.3f} at last")
         if last.seen is not None:
             told.append(f"reward on seen texts: {last.seen:.3f} at last")
     return told

@@ -16,7 +16,6 @@ from swarm_node.config import default_home
 from swarm_node.errors import ConfigError, SlowNodeError
 from swarm_node.library.history import NodeHistory
 from swarm_node.node.control.control import LEAVE_SECONDS, ControlClient
-from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, PeerRow, Snapshot
 from swarm_node.node.home.home import Home
@@ -172,13 +171,13 @@ class RunningNode:
 
 
 def _reached(shot: Snapshot, updates: int | None, reward: float | None) -> bool:
-    point = current(shot.evals)
+    point = shot.evals[-1] if shot.evals else None
     enough = updates is None or shot.updates >= updates
     return enough and (reward is None or (point is not None and point.all >= reward))
 
 
 def _course(shot: Snapshot, updates: int | None, reward: float | None) -> str:
-    point = current(shot.evals)
+    point = shot.evals[-1] if shot.evals else None
     made = f"{shot.updates} updates" if updates is None else f"{shot.updates} of {updates} updates"
     measured = "not measured yet" if point is None else f"{point.all:.3f}"
     wanted = "" if reward is None else f", wanted {reward:g}"

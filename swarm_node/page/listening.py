@@ -23,6 +23,8 @@ MAX_OF_ADDRESS: Final = 64
 HEAD_SECONDS: Final = 15.0
 #: Time for open answers when the server closes: a page may have stopped reading.
 _LAST_SECONDS: Final = 2.0
+#: The body of a request that was answered already is read for so long.
+_LINGERING_SECONDS: Final = 2.0
 
 
 #: aiohttp logs an exception for each request that is no HTTP. Anybody who can connect could fill
@@ -82,7 +84,7 @@ class Listening:
             app,
             access_log=None,
             keepalive_timeout=HEAD_SECONDS,  # aiohttp counts it for the first request too
-            lingering_time=2.0,
+            lingering_time=_LINGERING_SECONDS,
             shutdown_timeout=_LAST_SECONDS,
             auto_decompress=False,
             logger=logger,

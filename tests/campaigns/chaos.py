@@ -457,6 +457,7 @@ def swarm(place: Path, share: float = 0.0) -> Iterator[FaultySwarm]:
         "FAKETIME_CACHE_DURATION": "1",
     }
     with ExitStack() as stack:
+        stack.callback(_forget_clocks)
         for host in HOSTS:
             stack.callback(_unmount, place / host)
         hold = stack.enter_context(held(share)) if share else None
@@ -468,6 +469,13 @@ def swarm(place: Path, share: float = 0.0) -> Iterator[FaultySwarm]:
         whole = FaultySwarm(bed, made, place, hold)
         whole.begin()
         yield whole
+
+
+def _forget_clocks() -> None:
+    """Remove the shared memory that libfaketime made for processes which were killed."""
+    for path in Path("/dev/shm").glob("*faketime_s[eh]m_*"):
+        if not psutil.pid_exists(int(path.name.rpartition("_")[2])):
+            path.unlink(missing_ok=True)
 
 
 def _unmount(path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from campaigns.clocks import HOUR, YEAR, jump
 
 
+@pytest.mark.nightly(reason="a campaign")
 @pytest.mark.slow(reason="two nodes live for a minute of virtual time")
 @pytest.mark.parametrize(
     ("seconds", "nodes"), [(10 * YEAR, (0, 1)), (-HOUR, (0,))], ids=["years ahead", "an hour back"]

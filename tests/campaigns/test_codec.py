@@ -6,10 +6,11 @@ import time
 
 import msgpack
 import pytest
+from builders import examples
 from campaigns import bits, fuzz
 from campaigns.mutator import Mutator
 from campaigns.targets import CARRIED, FuzzTarget, targets
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.p2p.wire.envelope import Kind
@@ -18,9 +19,12 @@ TARGETS = {target.name: target for target in targets()}
 SEED = msgpack.packb([1, b"x" * 40, "text"])
 
 
-@pytest.mark.slow(reason="reads 60,000 altered inputs")
-def test_no_altered_input_is_accepted_raises_or_costs_much() -> None:
-    scores = dict(fuzz.run(60_000, seed=2))
+@pytest.mark.slow(reason="reads thousands of altered inputs")
+@pytest.mark.parametrize(
+    "inputs", [6_000, pytest.param(60_000, marks=pytest.mark.nightly(reason="a campaign"))]
+)
+def test_no_altered_input_is_accepted_raises_or_costs_much(inputs: int) -> None:
+    scores = dict(fuzz.run(inputs, seed=2))
     assert {name: dict(score.defects) for name, score in scores.items() if score.defects} == {}
     assert scores.keys() == TARGETS.keys()
 
@@ -47,7 +51,8 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@pytest.mark.slow(reason="a slice of a campaign")
+@examples(200)
 @given(st.sampled_from([target for target in targets() if target.structured]), values)
 def test_no_structure_raises(target: FuzzTarget, value: object) -> None:
     target.run(target.wrap(msgpack.packb(value)))
@@ -70,6 +75,7 @@ def _hoards(data: bytes) -> bool:
     return not bytearray(40 << 20 if data != SEED else 1)
 
 
+@pytest.mark.nightly(reason="tests the fuzzer itself")
 @pytest.mark.parametrize(
     ("run", "what"),
     [
@@ -91,12 +97,15 @@ def test_the_same_seed_makes_the_same_inputs() -> None:
     assert made[0] == made[1]
 
 
-@pytest.mark.slow(reason="verifies thirty thousand signatures")
-def test_no_single_bit_of_a_vector_can_change() -> None:
-    statements, mutants, broken = bits.run(step=20_011, stride=3)
+@pytest.mark.slow(reason="verifies thousands of signatures")
+@pytest.mark.parametrize(
+    "stride", [31, pytest.param(3, marks=pytest.mark.nightly(reason="a campaign"))]
+)
+def test_no_single_bit_of_a_vector_can_change(stride: int) -> None:
+    statements, mutants, broken = bits.run(step=20_011, stride=stride)
     assert broken == []
     assert statements >= 50
-    assert mutants > 25_000
+    assert mutants > 75_000 / stride
 
 
 def test_every_bit_is_flipped_once() -> None:

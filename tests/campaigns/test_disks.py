@@ -20,10 +20,13 @@ WRITERS = {writer.name: writer for writer in writers()}
 OLD, NEW = b"o" * 5000, b"n" * 9000
 
 
-@pytest.mark.slow(reason="makes and reads a thousand states of a disk")
+@pytest.mark.slow(reason="makes and reads hundreds of states of a disk")
+@pytest.mark.parametrize(
+    "most", [4, pytest.param(12, marks=pytest.mark.nightly(reason="a campaign"))]
+)
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_power_cut_leaves_the_old_or_the_new(name: str) -> None:
-    states, wrong = enumerate_states(WRITERS[name], seed=1, most=12)
+def test_a_power_cut_leaves_the_old_or_the_new(name: str, most: int) -> None:
+    states, wrong = enumerate_states(WRITERS[name], seed=1, most=most)
     assert wrong == []
     assert states >= 10
 
@@ -69,9 +72,15 @@ def test_the_enumeration_finds_a_writer_that_syncs_too_little(
 
 
 @pytest.mark.slow(reason="fills and breaks a disk some hundred times")
-def test_a_disk_without_room_or_with_faults_costs_an_error_and_no_data() -> None:
+@pytest.mark.parametrize(
+    ("step", "least"),
+    [(64, 40), pytest.param(16, 80, marks=pytest.mark.nightly(reason="a campaign"))],
+)
+def test_a_disk_without_room_or_with_faults_costs_an_error_and_no_data(
+    step: int, least: int
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "campaigns.full_disk", "--step", "16"],
+        [sys.executable, "-m", "campaigns.full_disk", "--step", str(step)],
         cwd=ROOT / "tests",
         capture_output=True,
         text=True,
@@ -79,7 +88,7 @@ def test_a_disk_without_room_or_with_faults_costs_an_error_and_no_data() -> None
     )
     *_, last = done.stdout.splitlines()
     assert last.endswith(", 0 defects"), done.stdout + done.stderr
-    assert int(last.split()[0]) > 80
+    assert int(last.split()[0]) > least
 
 
 def test_the_campaign_of_broken_disks_finds_a_careless_writer(tmp_path: Path) -> None:

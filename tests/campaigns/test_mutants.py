@@ -13,6 +13,8 @@ from campaigns.drawn import changes, key
 from campaigns.equivalent import EQUIVALENT, EQUIVALENT_CHANGES
 from campaigns.mutants import MODULES, file_of, mutants
 
+pytestmark = pytest.mark.nightly(reason="tests the mutation tester itself")
+
 SOURCE = """
 class Body:
     é: Annotated[int, Meta(ge=1, description="kept")]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -63,32 +62,6 @@ def test_a_help_fits_eighty_columns_and_is_wrapped_once(called: tuple[str, ...])
     assert broken_early(shown) == []
 
 
-def test_a_line_that_was_wrapped_twice_is_found() -> None:
-    assert broken_early("Usage: x\n\n This was wrapped\n by hand.\n╭─") == [" This was wrapped"]
-
-
-@pytest.mark.parametrize(
-    ("shell", "asked", "said"),
-    [
-        ("bash", {"COMP_WORDS": "swarm-node ev", "COMP_CWORD": "1"}, "eval"),
-        ("zsh", {"_TYPER_COMPLETE_ARGS": "swarm-node ev"}, '"eval"'),
-        ("fish", {"_TYPER_COMPLETE_ARGS": "swarm-node ev"}, "eval"),
-        ("fish", {"_TYPER_COMPLETE_ARGS": "swarm-node eval --ch"}, "--checkpoint"),
-    ],
-)
-def test_a_shell_completes_commands_and_options(
-    shell: str, asked: dict[str, str], said: str
-) -> None:
-    def run(**environ: str) -> str:
-        return CliRunner().invoke(app, [], prog_name="swarm-node", env=environ).stdout
-
-    script = run(_SWARM_NODE_COMPLETE=f"source_{shell}")
-    assert "_SWARM_NODE_COMPLETE=complete_" + shell in script
-    assert "swarm-node" in script.strip().splitlines()[-1]
-    action = {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
-    assert said in run(_SWARM_NODE_COMPLETE=f"complete_{shell}", **asked, **action)
-
-
 def text_of(row: list[str]) -> list[str]:
     """The lines of an option before those that typer adds."""
     added = (at for at, line in enumerate(row) if re.match(r" +\[(default|required|env var)", line))
@@ -110,16 +83,6 @@ def test_the_text_of_an_option_takes_two_lines_at_eighty_columns(called: tuple[s
     )
     assert rows(shown)
     assert [row for row in rows(shown) if len(row) > 3 or len(text_of(row)) > 2] == []
-
-
-def test_an_option_of_three_lines_is_found() -> None:
-    bare = typer.Typer()
-
-    @bare.command()
-    def run(long: Annotated[str, typer.Option(help="word " * 40)] = "") -> None: ...
-
-    shown = CliRunner().invoke(bare, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
-    assert max(len(text_of(row)) for row in rows(shown.stdout)) > 2
 
 
 def test_the_panels_begin_with_what_one_needs_first() -> None:

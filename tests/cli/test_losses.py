@@ -22,15 +22,6 @@ def test_every_loss_and_advantage_is_listed_with_its_source() -> None:
     assert all(entry["summary"] and entry["source"] for entry in entries)
 
 
-def test_the_list_fits_a_terminal_of_eighty_columns() -> None:
-    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["losses"])
-    assert shown.exit_code == 0
-    lines = shown.stdout.splitlines()
-    assert sum(line.split()[:1] == ["gspo"] for line in lines) == 1
-    # One line and its source for each, under two headings: nothing was wrapped.
-    assert len(lines) == 2 * (len(LOSSES) + len(ADVANTAGES)) + 2
-
-
 def test_listing_loads_no_torch() -> None:
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom swarm_node.cli.main import app\n"

@@ -38,11 +38,6 @@ def test_a_plan_that_does_not_fit_exits_with_1() -> None:
         assert "qwen2.5-1.5b" in done.stdout
 
 
-def test_a_misspelt_model_is_guessed() -> None:
-    done = CliRunner().invoke(app, ["plan", "--model", "qwen2.5-05b"])
-    assert "did you mean qwen2.5-0.5b?" in done.stderr
-
-
 def test_a_refused_join_forgets_nothing(tmp_path: Path) -> None:
     set_remembered(tmp_path, {"run.seed": 3})
     with Home(tmp_path).lock():

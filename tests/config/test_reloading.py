@@ -44,7 +44,7 @@ def test_a_bad_file_changes_nothing_and_is_logged(tmp_path: Path, text: str | No
     file.unlink() if text is None else file.write_text(text)
     with capture_logs() as logs, pytest.raises(ConfigError):
         reloading.reload(loaded)
-    assert [line["event"] for line in logs] == ["the settings stay as they are"]
+    assert [line["log_level"] for line in logs] == ["warning"]
     file.write_text("[run]\nupdates = 2\n")
     used, told = reloading.reload(loaded)
     assert (used.run.updates, told.applied) == (2, ["run.updates"])

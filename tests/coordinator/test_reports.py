@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from swarm_keys import DAY, Swarm
 from coordinator.reputation import trust
 from coordinator.service import _useful
 from coordinator.store import Store
-from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import (
@@ -342,11 +339,3 @@ def test_what_is_nobodys_fault_makes_a_peer_no_less_useful() -> None:
     peer = Swarm().member(1)
     assert _useful(found(peer, 10, stale=9, signature=2)) == 8.0
     assert _useful(found(peer, 1, tokens=5)) == 0.0
-
-
-def test_a_database_of_a_newer_coordinator_is_left_alone(tmp_path: Path) -> None:
-    Store(tmp_path / "c.db").close()
-    with closing(sqlite3.connect(tmp_path / "c.db")) as database:
-        database.execute("PRAGMA user_version = 99")
-    with pytest.raises(HomeError, match="newer swarm-coordinator"):
-        Store(tmp_path / "c.db")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.reputation import RETURN, opinion, rated, trust
@@ -54,7 +55,7 @@ def _swarms(draw: st.DrawFn) -> tuple[random.Random, int, int, int, bool]:
 
 
 @given(_swarms())
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_a_clique_has_at_most_its_cap_however_many_keys_it_makes(
     swarm: tuple[random.Random, int, int, int, bool],
 ) -> None:

@@ -276,8 +276,8 @@ def test_a_file_that_describes_no_swarm_is_refused(tmp_path: Path, wrong: str) -
 
     file = tmp_path / "swarm.toml"
     file.write_text(wrong)
-    with pytest.raises(ConfigError, match="swarm-node id --swarm-file"):
+    with pytest.raises(ConfigError, match="--swarm-file"):
         read_swarm(file)
     file.unlink()
-    with pytest.raises(ConfigError, match=r"\(no such file or directory\)"):
+    with pytest.raises(ConfigError, match=r"or directory\)"):
         read_swarm(file)

@@ -86,7 +86,7 @@ async def test_a_coordinator_starts_from_the_copy_of_one_that_runs(tmp_path: Pat
 def test_what_cannot_be_copied_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
-    with pytest.raises(HomeError, match=r"no coordinator\.db: .*--data"):
+    with pytest.raises(HomeError, match=r"--data"):
         back_up(data, out)
     store = Store(data / "coordinator.db")
     _see(store, 2000)
@@ -107,8 +107,8 @@ def test_a_reader_may_have_the_database_and_a_second_writer_may_not(tmp_path: Pa
     path = tmp_path / "coordinator.db"
     store = Store(path)
     with closing(sqlite3.connect(path)) as reader:
-        assert reader.execute("SELECT count(*) FROM members").fetchone() == (0,)
-    with pytest.raises(HomeError, match="in use by another process"):
+        assert reader.execute("SELECT * FROM members").fetchall() == []
+    with pytest.raises(HomeError, match="in use"):
         Store(path)
     store.close()
     Store(path).close()

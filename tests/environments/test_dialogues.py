@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.environments.base import Task
@@ -60,7 +61,7 @@ class Talk:
             case "spoil":
                 self.spoilt = True
             case "work":
-                end = time.process_time() + 0.5
+                end = time.process_time() + 0.2
                 while time.process_time() < end:
                     pass
             case "raise":
@@ -82,7 +83,7 @@ class Talk:
             case "forge":
                 from swarm_node.environments.judging import judge
 
-                end = time.process_time() + 0.3
+                end = time.process_time() + 0.1
                 while time.process_time() < end:
                     pass
                 line = judge.ReplayedLine([], True, judge.TextVerdict(1.0))
@@ -198,7 +199,7 @@ def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) 
 def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
     talk: str, text: str, reason: str
 ) -> None:
-    host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=0.2)
     found = judged(host, "peers", said("a", "done"), said("a", text))
     assert (found.lost, found.unjudged, found.dialogues) == (reason, "", ())
 
@@ -216,7 +217,7 @@ def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
 
     found = asyncio.run(run())
     assert (found.lost, found.dialogues) == ("forged", ())
-    assert found.seconds >= 0.5, "two judges worked for it, which counts against its author"
+    assert found.seconds >= 0.2, "two judges worked for it, which counts against its author"
 
 
 def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: str) -> None:
@@ -252,7 +253,7 @@ def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: str) -> 
 
 def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_time(talk: str) -> None:
     """Of those that its author had replayed at each turn, only some were not over."""
-    host = ProcessEnvironmentHost(talk, {}, score_seconds=1.2)
+    host = ProcessEnvironmentHost(talk, {}, score_seconds=0.5)
     first = [said("work") for _ in range(2)]
     later = [said("a", "work", "done")]
 
@@ -346,7 +347,7 @@ class Countdown:
         return float(sum(map(len, said)) == task.payload)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.text(max_size=9), min_size=1, max_size=16), st.integers(0, 1 << 40))
 def test_what_is_said_later_changes_no_earlier_reply(texts: list[str], seed: int) -> None:
     environment = SplitEnvironment(Countdown())

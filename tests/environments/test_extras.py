@@ -49,6 +49,7 @@ def said(python: Path, *words: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow(reason="makes an environment, and runs two commands in it")
 def test_the_program_runs_without_reasoning_gym(bare_python: Path) -> None:
     looked = [bare_python, "-c", "import importlib.util as u; print(u.find_spec('reasoning_gym'))"]
     assert subprocess.run(looked, capture_output=True, text=True).stdout == "None\n"
@@ -72,6 +73,7 @@ def test_a_start_without_reasoning_gym_is_refused_by_name(
     assert (code, "environment.name" in shown) == (1, True), shown
 
 
+@pytest.mark.slow(reason="makes an environment")
 def test_a_peers_environment_is_named_by_its_version_without_the_package(bare_python: Path) -> None:
     program = (
         "from swarm_node.environments.presets import environment_name as n\n"
@@ -99,6 +101,7 @@ def test_what_is_installed_is_found() -> None:
     assert "reasoning_gym" in installed()
 
 
+@pytest.mark.slow(reason="a process of its own imports the package")
 def test_the_data_set_that_needs_pycosat_says_so() -> None:
     """In a process of its own, which has not imported it, and where pycosat is hidden."""
     program = (

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.config import load_settings, parse_assignments
@@ -238,7 +239,7 @@ def test_mathematics_in_another_thread() -> None:
     assert results == [1.0]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(max_size=80), st.sampled_from(["42", "A"]))
 def test_any_text_has_a_score(text: str, right: str) -> None:
     answer = final_answer(text)

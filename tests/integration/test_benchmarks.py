@@ -81,6 +81,7 @@ def test_every_benchmark_has_a_short_run_or_a_reason() -> None:
 @pytest.mark.timeout(900)  # vLLM's start, on a machine at a load of 8
 @pytest.mark.slow(reason="a benchmark of real parts")
 @pytest.mark.parametrize("name", SHORT)
+@pytest.mark.nightly(reason="a benchmark")
 def test_a_benchmark_runs_to_its_end(name: str) -> None:
     if name == "page" and shutil.which("chromium") is None:
         pytest.skip("NOT RUN: needs chromium")

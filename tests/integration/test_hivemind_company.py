@@ -44,6 +44,7 @@ def _node(place: Path, member: Membership, clock: Clock, bootstrap: list[str]) -
 
 
 @pytest.mark.slow(reason="four network daemons for half a minute")
+@pytest.mark.nightly(reason="half a minute: tests/p2p has the book of addresses")
 def test_three_live_nodes_are_listed_among_a_hundred_dead_addresses(tmp_path: Path) -> None:
     """Half of the dead refuse connections. The other half name one third party, which accepts
     connections and says nothing."""

@@ -56,6 +56,7 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(1200)
+@pytest.mark.nightly(reason="tests/policy/experience has the guard")
 def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def executed(cells: list[str]) -> tuple[list[str], Any]:
             node.stop()
 
 
+@pytest.mark.nightly(reason="a typed page")
 def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -65,6 +66,7 @@ def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "trained" / "model.safetensors").exists()
 
 
+@pytest.mark.nightly(reason="a typed page")
 def test_the_notebook_goes_from_nothing_to_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = json.loads((ROOT / "examples" / "library.ipynb").read_text())

@@ -65,6 +65,7 @@ def test_a_client_hears_each_new_version_and_the_node_goes_on_learning(tmp_path:
 
 
 @pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed")
+@pytest.mark.nightly(reason="an engine of its own")
 def test_a_client_of_a_node_with_vllm_is_told_what_the_engine_knows(tmp_path: Path) -> None:
     settings = {"network.listen": ["/ip4/127.0.0.1/tcp/0"], "sampling.engine": "vllm"}
     with swarm_node.start("tiny", home=tmp_path, settings=settings) as node:

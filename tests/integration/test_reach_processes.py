@@ -12,6 +12,7 @@ import pytest
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(900)
+@pytest.mark.nightly(reason="tests/p2p/reach and test_hivemind_reach have the parts")
 def test_a_running_node_says_how_members_reach_it(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def joined(home: Path, *flags: str) -> Iterator[str]:
 
 @pytest.mark.slow(reason="starts a real node three times and another once")
 @pytest.mark.timeout(900)
+@pytest.mark.nightly(reason="tests/config and tests/node/home have the parts")
 def test_a_join_without_flags_keeps_port_settings_and_tickets(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:

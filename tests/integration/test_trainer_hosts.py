@@ -34,6 +34,7 @@ def free_address() -> str:
 
 @pytest.mark.slow(reason="starts a node and a second host of its trainer, which import torch")
 @pytest.mark.timeout(900)
+@pytest.mark.nightly(reason="tests/node/hosts trains on two hosts")
 def test_a_node_trains_on_two_hosts_and_the_second_ends_with_it(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ LISTEN = "/ip4/127.0.0.1/tcp/0"
 TASKS = 128
 
 pytestmark = [
+    pytest.mark.nightly(reason="needs an environment with TRL"),
     pytest.mark.slow(reason="TRL trains the tiny model for 150 updates"),
     pytest.mark.timeout(900),
     pytest.mark.skipif(

@@ -37,6 +37,7 @@ from swarm_node.rollout import Completion, Provenance
 
 BUILD = installed_vllm()
 pytestmark = [
+    pytest.mark.nightly(reason="engines of their own: test_vllm_sampler has one"),
     pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
     pytest.mark.timeout(900),
     pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),

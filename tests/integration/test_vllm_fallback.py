@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 pytestmark = [
+    pytest.mark.nightly(reason="engines of their own: test_vllm_sampler has one"),
     pytest.mark.slow(reason="starts a real node and vLLM, which imports for half a minute"),
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),

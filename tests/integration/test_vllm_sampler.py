@@ -109,7 +109,15 @@ def noisy(seed: int) -> Qwen2:
     return model
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "overlapping"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(False, id="in turn"),
+        pytest.param(
+            True, id="overlapping", marks=pytest.mark.nightly(reason="a second engine of the file")
+        ),
+    ],
+)
 def bench(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Bench]:
@@ -663,6 +671,7 @@ def test_a_killed_engine_core_costs_a_restart_and_no_request(bench: Bench) -> No
 
 
 @in_turn
+@pytest.mark.nightly(reason="waits for half a minute and starts an engine anew")
 def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench) -> None:
     core = bench.run(lambda sampler: sampler.stats())["core"]
     faults = bench.sampler.faults.get("engine", 0)
@@ -684,6 +693,7 @@ def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench
     assert largest_gap(bench.models[version], request(seed=4), group) < 1e-4
 
 
+@pytest.mark.nightly(reason="starts two engines")
 def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path) -> None:
     """The core of the first engine dies in its start, as it finds no events."""
     model, store = noisy(0), WeightStore(tmp_path)
@@ -724,6 +734,7 @@ def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path
         ),
     ],
 )
+@pytest.mark.nightly(reason="an engine of its own")
 def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path, base_name: str) -> None:
     """The base comes from the model's directory, only adapters from the trainer."""
     four_bit = base_name == "nf4"

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from scipy import stats
 from trained_homes import TINY, trained_home
 from typer.testing import CliRunner
 
@@ -32,7 +31,11 @@ QUICK = ("--set", "sampling.max_new_tokens=4", "--answers", "2")
 HOSTILE = "\x1b[31m] \N{RIGHT-TO-LEFT OVERRIDE}<|im_end|> {question} [bold]"
 
 
-@pytest.fixture(scope="module", params=[0, 4], ids=["full", "lora"])
+@pytest.fixture(
+    scope="module",
+    params=[0, pytest.param(4, marks=pytest.mark.slow(reason="trains another model"))],
+    ids=["full", "lora"],
+)
 def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("home")
     trained_home(place, request.param)
@@ -181,6 +184,8 @@ def test_rates_and_intervals_are_those_of_formulas_written_again(
 
 def _check(told: Any, families: dict[str, list[Any]], k: int) -> None:
     """Compare with the mean over all subsets, and with the intervals of scipy."""
+    from scipy import stats
+
     best = [
         [statistics.fmean(map(max, itertools.combinations(rewards, k))) for rewards in tasks]
         for tasks in families.values()
@@ -225,16 +230,16 @@ def test_what_cannot_be_measured_says_what_to_do(quick_home: Path, tmp_path: Pat
         weights.seek(-1, 2)
         weights.write(b"\x99")
     for options, said in (
-        (("--answers", "2"), "add --checkpoint all, or --tasks FILE"),
+        (("--answers", "2"), "--tasks FILE"),
         (("--tasks", str(file), "--k", "5"), "--answers 5"),
         (("--tasks", str(tmp_path / "no.jsonl")), "cannot read"),
         (("--tasks", str(pipe)), "no regular file"),
         (("--tasks", str(bad)), "line 2"),
-        (("--tasks", "drillz"), "there is no environment 'drillz'"),
-        (("--checkpoint", "v0000000009"), "this home has v0000000002"),
+        (("--tasks", "drillz"), "'drillz'"),
+        (("--checkpoint", "v0000000009"), "v0000000002"),
         (("--checkpoint", str(damaged)), "another digest"),
-        (("--checkpoint", str(tmp_path)), "no checkpoint or model"),
-        (("--checkpoint", "all", "--model", "tiny-talk"), "name its base with --model"),
+        (("--checkpoint", str(tmp_path)), "or model"),
+        (("--checkpoint", "all", "--model", "tiny-talk"), "--model"),
     ):
         done = run(quick_home, *options)
         assert done.exit_code == 1, options

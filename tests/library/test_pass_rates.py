@@ -48,6 +48,7 @@ def test_wilsons_interval_is_that_of_the_tables(
     assert (rate.low, rate.high) == pytest.approx((low, high), abs=1e-4)
 
 
+@pytest.mark.slow(reason="draws hundreds of samples again and again")
 def test_a_bootstrap_holds_the_truth_as_often_as_it_says() -> None:
     rng, held = random.Random(7), 0
     for seed in range(200):
@@ -60,7 +61,6 @@ def test_a_bootstrap_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_families_of_any_size_weigh_the_same() -> None:
     found = pass_rates({"a": [[1.0]], "b": [[0.0]] * 9, "none": []}, 1)
-    assert found is not None
     assert (found.tasks, found.pass_1.rate, found.pass_k) == (10, 0.5, None)
     assert found.pass_1.interval == "bootstrap"
     assert pass_rates({"none": []}, 1) is None
@@ -68,6 +68,5 @@ def test_families_of_any_size_weigh_the_same() -> None:
 
 def test_a_million_tasks_take_no_longer_than_a_few() -> None:
     found = pass_rates({"a": [[0.0, 1.0], [1.0, 1.0]] * 100_000}, 2)
-    assert found is not None
     assert found.pass_1.rate == 0.75
     assert found.pass_1.high - found.pass_1.low < 0.01

@@ -24,11 +24,11 @@ from swarm_node.library.starting import _toml
     ("settings", "words"),
     [
         ({"experience.own": -1}, r"experience\.own"),
-        ({"experience.owm": 4}, r"experience\.owm: .*did you mean experience\.own"),
-        ({"experience.own": {1, 2}}, r"experience\.own: \{1, 2\} is no value of a setting"),
-        ({"experience.own": None}, r"experience\.own: None is no value of a setting"),
-        ({"ticket": "secret"}, "ticket is an argument of start"),
-        ({"home": "/tmp"}, "home is an argument of start"),
+        ({"experience.owm": 4}, r"owm: .*experience\.own"),
+        ({"experience.own": {1, 2}}, r"own: \{1, 2\} "),
+        ({"experience.own": None}, r"own: None "),
+        ({"ticket": "secret"}, "ticket .*start"),
+        ({"home": "/tmp"}, "home .*start"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_before_a_process_starts(
@@ -70,7 +70,7 @@ def test_a_start_that_fails_says_what_the_command_line_says(tmp_path: Path) -> N
     with pytest.raises(ChildError) as caught:
         swarm_node.start(home=home, ticket="no ticket")
     first, *_, last = str(caught.value).splitlines()
-    assert first == "the node ended with exit code 1:"
+    assert first.endswith("code 1:")
     done = CliRunner().invoke(app, ["join", "--home", home, "--ticket", "no ticket"])
     assert last == done.stderr.splitlines()[-1]
     assert last.startswith("swarm-node: ")
@@ -83,7 +83,7 @@ def test_a_start_that_takes_too_long_ends_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(SlowNodeError, match=r"the node does not run after 0\.1 s"):
+    with pytest.raises(SlowNodeError, match=r"0\.1 s"):
         swarm_node.start(timeout=0.1)
     assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +100,6 @@ def test_a_node_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert program.stdout is not None
     node = psutil.Process(int(program.stdout.readline()))
     time.sleep(0.5)
     os.kill(program.pid, signal.SIGKILL)

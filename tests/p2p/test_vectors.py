@@ -259,6 +259,7 @@ def test_a_datagram_is_read_as_published() -> None:
     assert lan.heard(60.0) == {peer: bytes.fromhex(case["presence"])}
 
 
+@pytest.mark.slow(reason="a process of its own reads all vectors")
 def test_an_independent_reader_agrees_on_every_vector() -> None:
     run = subprocess.run(
         [sys.executable, "-I", str(VECTORS / "reader.py"), str(VECTORS)],

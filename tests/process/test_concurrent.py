@@ -13,7 +13,7 @@ CONCURRENT = True
 
 def test_requests_are_answered_when_they_are_done(with_child) -> None:
     async def body(child: Child) -> None:
-        slow = asyncio.ensure_future(child.call(Wait(1.0), Waited, patience=20))
+        slow = asyncio.ensure_future(child.call(Wait(0.5), Waited, patience=20))
         values = [b"\x00" * 300_000, "text", None]
         calls = (child.call(Echo(value), Echoed, patience=20) for value in values)
         assert [reply.value for reply in await asyncio.gather(*calls)] == values

@@ -47,7 +47,7 @@ def test_a_dead_or_silent_child_is_an_error_and_can_be_started_again(
     async def body(child: Child) -> None:
         await child.call(Echo(), Echoed, patience=20)
         with pytest.raises(ChildError, match=message):
-            await child.call(request_, Echoed, patience=2)
+            await child.call(request_, Echoed, patience=0.5 if request_ == Wait(60) else 20)
         assert not child.alive
         with pytest.raises(ChildError, match="not running"):
             await child.call(Echo(1), Echoed, patience=2)

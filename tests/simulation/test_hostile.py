@@ -30,6 +30,7 @@ from swarm_node.simulation.swarm import simulate
 from swarm_node.simulation.unguarded import GUARDS, without
 from swarm_node.storage import Storage
 
+SAME_GUARD = pytest.mark.nightly(reason="a second attack on the same guard")
 LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
 
 
@@ -45,15 +46,15 @@ def refused(report: SimulationReport) -> Counter[str]:
     return counts
 
 
-@pytest.mark.slow(reason="simulates seven swarms of three nodes")
+@pytest.mark.slow(reason="simulates swarms of three nodes")
 @pytest.mark.parametrize(
     ("kind", "reason", "guard"),
     [
         ("large", "too_large", "size"),
-        ("within", "implausible", "likelihood"),
+        pytest.param("within", "implausible", "likelihood", marks=SAME_GUARD),
         ("hidden", "implausible", "likelihood"),
         ("lazy", "repeated", "content"),
-        ("copier", "own_copied", "content"),
+        pytest.param("copier", "own_copied", "content", marks=SAME_GUARD),
     ],
 )
 def test_each_kind_is_refused_for_what_it_does_unless_its_guard_is_out(
@@ -66,6 +67,7 @@ def test_each_kind_is_refused_for_what_it_does_unless_its_guard_is_out(
     assert refused(attacked(kind, guard))[reason] == 0
 
 
+@pytest.mark.slow(reason="simulates a swarm of three nodes")
 def test_a_liar_is_not_found_out_and_does_no_harm_by_lying() -> None:
     report = attacked("liar")
     assert not {"implausible", "own_copied", "repeated"} & refused(report).keys()
@@ -164,6 +166,7 @@ def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> 
     storage.close()
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates a swarm of four nodes")
 def test_a_flood_has_a_small_part_of_what_others_train_on() -> None:
     scenario = Scenario(nodes=4, rounds=24, seed=1, eval_rounds=24, hostile=("easy",))

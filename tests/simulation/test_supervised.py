@@ -18,6 +18,7 @@ SETTINGS = simulation_settings(
 )
 
 
+@pytest.mark.slow(reason="a node learns for twelve rounds, twice")
 def test_right_answers_teach_although_the_groups_made_do_not() -> None:
     """One group of two answers per update, most of them of equal rewards, would teach nothing in
     twelve updates."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
+import leftovers
 import psutil
 import pytest
 from leftovers import run
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in place of /dev/shm, where other programs may leave something meanwhile."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    monkeypatch.setattr("leftovers._SHARED", place)
+    return place
 
 
 def ran(code: str, checkout: Path) -> tuple[int, list[str]]:
@@ -36,13 +47,24 @@ def test_a_process_in_a_session_of_its_own_is_found_and_ended(
     assert not psutil.pid_exists(pid) or psutil.Process(pid).wait(10) is None
 
 
-def test_shared_memory_is_found(tmp_path: Path) -> None:
-    path = Path("/dev/shm") / f"leftovers-{uuid.uuid4().hex}"
-    try:
-        _, left = ran(f"open({str(path)!r}, 'w').write('x')", tmp_path)
-    finally:
-        path.unlink(missing_ok=True)
-    assert f"shared memory {path}" in left
+def test_shared_memory_is_found(tmp_path: Path, shared: Path) -> None:
+    path = shared / "left"
+    _, left = ran(f"open({str(path)!r}, 'w').write('x')", tmp_path)
+    assert left == [f"shared memory {path}"]
+
+
+def test_shared_memory_that_a_process_holds_is_not_left_behind(
+    tmp_path: Path, shared: Path
+) -> None:
+    mapped, opened, made = (shared / name for name in ("mapped", "opened", f"made-{os.getpid()}"))
+    for path in (mapped, opened, made):
+        path.write_bytes(bytes(4096))
+    with mapped.open() as file, opened.open():
+        held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        file.close()
+        assert leftovers._unused() == set()
+        held.close()
+        assert leftovers._unused() == {mapped}
 
 
 def test_many_temporary_bytes_are_found_and_removed(

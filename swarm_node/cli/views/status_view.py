@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views.views import counts, day_of, number_of, plain, relay_name, span
-from swarm_node.node.figures.curve import BY_SEED, OLD_GROUND, parted
+from swarm_node.node.figures.curve import parted
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
     CoordinatorRow,
@@ -170,7 +170,7 @@ def busy(shot: Snapshot) -> str:
 
 def curve(evals: list[EvalPoint], width: int) -> str:
     """Reward on unseen texts first and now, with at most `width` bars between, and reward on seen
-    texts. Measurements on another ground stand apart."""
+    texts. What was measured with another split stands apart."""
     if not evals:
         return "not measured yet"
     before, points = parted(evals)
@@ -178,13 +178,10 @@ def curve(evals: list[EvalPoint], width: int) -> str:
     if len(points) > 1:
         way = bars([point.all for point in points], width)
         text = f"{points[0].all:.2f} {way} {text}"
-    if last.split == BY_SEED:
-        return f"{text} ({OLD_GROUND})"
     if last.seen is not None:
         text += f"; seen {last.seen:.2f}"
     if before:
-        ground = OLD_GROUND if before[-1].split == BY_SEED else "another split"
-        text += f"; {before[-1].all:.2f} before ({ground})"
+        text += f"; {before[-1].all:.2f} before (another split)"
     return text
 
 

@@ -261,7 +261,7 @@ def _compiled(engine: Any, wasm: Path) -> Any:
     # Else a first start would say nothing for long. Standard output may be a channel to a node.
     sys.stderr.write("programs: compiling its interpreter, once, for about a minute\n")
     # In a process of its own: it needs 850 MB, and threads, which one that forks must not have.
-    command = [sys.executable, "-m", _MODULE, str(file)]
+    command = [sys.executable, "-m", _MODULE, str(file), str(wasm)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - itself
     if done.returncode != 0:
         why = done.stderr.strip().rpartition("\n")[2]
@@ -303,17 +303,16 @@ def _check_owner(path: Path) -> None:
         raise ConfigError(f"environment.name: others may write {path}: remove it, and start again")
 
 
-def _compile(file: Path) -> None:
-    """Compile the interpreter for this processor into a file."""
+def _compile(file: Path, wasm: Path) -> None:
+    """Compile a program for this processor into a file."""
     import wasmtime
 
-    wasm, _ = _pinned()
     module = wasmtime.Module(_engine(), wasm.read_bytes())
     _keep(file, bytes(module.serialize()))
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        _compile(Path(sys.argv[1]))
+        _compile(*map(Path, sys.argv[1:]))
     else:
         Runtime()

@@ -11,7 +11,6 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.history import COUNTERS, GAUGES
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Snapshot
 from swarm_node.version import __version__
@@ -79,7 +78,8 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
     yield _gauge("policy_version", "Updates of the policy.", shot.version)
     yield _counter("updates", "Updates of the policy since the home was made.", shot.updates)
     yield _counter("skipped_updates", "Updates that were not applied.", shot.skipped_updates)
-    if (point := current(shot.evals)) is not None:
+    if shot.evals:
+        point = shot.evals[-1]
         said = "Reward on unseen texts, one answer a task."
         yield _gauge("held_out_reward", said, _by("family", point.families))
         said = f"Reward on unseen texts, the best of {point.k} answers."

@@ -8,14 +8,11 @@ from statistics import fmean
 
 from swarm_node.node.figures.snapshot import EvalPoint
 
-#: The split of the points from before texts were held out.
-BY_SEED = 0
 #: Points that show the trend now, and the smallest rise that counts: 0.01, and 0.1 between two
 #: points, whose noise is unknown.
 NEWEST, _LEAST_RISE, _LEAST_OF_TWO = 24, 0.01, 0.1
 #: Standard errors by which two halves of the points must differ.
 _ERRORS = 3.0
-OLD_GROUND = "old ground: held out by seed, texts occur in training"
 #: Points that a node keeps, shows and stores: 0.3 MB as JSON with nine families.
 MAX_POINTS = 500
 
@@ -48,11 +45,6 @@ def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]
     while newest > 0 and evals[newest - 1].split == evals[-1].split:
         newest -= 1
     return list(evals[:newest]), list(evals[newest:])
-
-
-def current(evals: Sequence[EvalPoint]) -> EvalPoint | None:
-    """Return the newest point, None if its tasks were held out by seed."""
-    return evals[-1] if evals and evals[-1].split != BY_SEED else None
 
 
 def rises(evals: Sequence[EvalPoint]) -> bool:

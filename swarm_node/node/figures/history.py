@@ -176,8 +176,7 @@ class HistoryRow(Means, frozen=True, kw_only=True):
 
     `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
     best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of
-    the rule that holds texts out. All are None unless they were measured since the row before. If
-    `pass_1` has no `split`, tasks were held out by seed and their texts occur in training.
+    the rule that holds texts out. All are None unless they were measured since the row before.
 
     `memory` is in bytes, over all processes of the node. `peers` counts those heard in the last
     minute.

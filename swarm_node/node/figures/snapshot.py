@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -32,8 +31,7 @@ class EvalPoint(msgspec.Struct, frozen=True):
     family. `alone`: no group of a peer was trained on until then.
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out. At 0, tasks were held out by seed, and their texts occur in
-    training.
+    which texts are held out.
     """
 
     seconds: float
@@ -79,15 +77,6 @@ class Saved(msgspec.Struct):
     mixture: MixtureState | None = None
     dropped: list[DroppedRow] = []
     taught: list[TaughtRow] = []
-
-    @classmethod
-    def read(cls, extra: Mapping[str, Any]) -> Self:
-        """Read a checkpoint's `extra`.
-
-        Raises:
-            msgspec.ValidationError: it holds something else.
-        """
-        return msgspec.convert(extra, cls)
 
 
 class PeerRow(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-State = Literal["absent", "sound", "empty", "damaged", "older", "newer", "open", "foreign"]
+State = Literal["absent", "sound", "empty", "damaged", "newer", "open", "foreign"]
 Level = Literal["warning", "error"]
 
 RECORD: Final = "home.json"
@@ -150,9 +150,6 @@ def _flawed(files: Mapping[str, Found], ticket: bool) -> Iterator[Fault]:
         elif state == "newer":
             wrote = f"a newer swarm-node wrote {name}{told}"
             yield Fault(name, "error", wrote, "upgrade this one, or restore a backup from before")
-        elif state == "older":
-            remedy = "go on with that version, or join as a new node: no release converts it"
-            yield Fault(name, "error", f"swarm-node 0.1 wrote {name}{told}", remedy)
         elif state == "open":
             yield Fault(name, "error", f"{name} is open to other users", f"run chmod 600 {detail}")
         elif state == "foreign":

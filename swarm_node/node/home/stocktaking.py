@@ -119,7 +119,8 @@ def _swarm_version(raw: bytes) -> Found:
         return Found("damaged") if raw else Found("empty")
     if version > SWARM_FILE_VERSION:
         return Found("newer", f"version {version}")
-    return Found("older", f"version {version}") if version < SWARM_FILE_VERSION else Found("sound")
+    older = version < SWARM_FILE_VERSION
+    return Found("damaged", f"version {version}") if older else Found("sound")
 
 
 def _key(path: Path, files: dict[str, Found]) -> Identity | None:

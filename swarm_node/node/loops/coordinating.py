@@ -21,7 +21,6 @@ import structlog
 from msgspec.structs import replace
 
 from swarm_node.errors import CoordinatorError, Rejected
-from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
 from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.parts import Tally
@@ -201,7 +200,8 @@ def next_pause(pause: float, *, hurried: bool) -> float:
 
 def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
     """Make the report on a node of its snapshot. Pure."""
-    groups, point = snapshot.groups, current(snapshot.evals)
+    groups = snapshot.groups
+    point = snapshot.evals[-1] if snapshot.evals else None
     rewards = point.families if point else {}
     active = [row for row in snapshot.peers if row.received or row.refused]
     return Report(

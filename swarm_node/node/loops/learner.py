@@ -86,7 +86,7 @@ class Learner:
         await self._parts.sampler.load(weights, version)
         if trainer.extra:
             try:
-                saved = Saved.read(trainer.extra)
+                saved = msgspec.convert(trainer.extra, Saved)
             except msgspec.ValidationError as error:
                 raise CheckpointError(
                     f"another program wrote the newest checkpoint: {error}"

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 import structlog
 
 from swarm_node.errors import HomeError
-from swarm_node.node.figures.curve import current
 from swarm_node.node.figures.history import (
     LEAST_SECONDS,
     MOST_SECONDS,
@@ -144,7 +143,7 @@ class Recorder:
     def _report_progress(self, first: Said) -> None:
         tally, row = self._shared.tally, self._parts.history.latest
         peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
-        point = current(tally.evals)
+        point = tally.evals[-1] if tally.evals else None
         unseen = round(point.all, 3) if point else None
         seen = round(point.seen, 3) if point and point.seen is not None else None
         groups, rate = tally.groups, row.updates_per_second if row else 0.0

@@ -4,7 +4,7 @@
 /* Seconds between two marks: what people read as time. */
 const steps = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
 /* Lines that stand behind the others. */
-const dim = ["alone", "seen texts", "old ground"], thin = ["seen texts"];
+const dim = ["alone", "seen texts"], thin = ["seen texts"];
 const colours = ["--one", "--two", "--three", "--four", "--five", "--six"];
 
 function colour(name) {
@@ -15,7 +15,7 @@ function styleOf(label, at) {
   return {
     stroke: colour(dim.includes(label) ? "--dim" : colours[at % colours.length]),
     wide: thin.includes(label) ? 1 : 2,
-    dash: at % 6 === 2 || at >= colours.length || label === "old ground" ? [6, 4] : undefined,
+    dash: at % 6 === 2 || at >= colours.length ? [6, 4] : undefined,
   };
 }
 

@@ -117,7 +117,7 @@ function showCards(snapshot) {
   const last = evals[evals.length - 1], groups = snapshot.groups, row = snapshot.latest;
   const same = ground(), first = same[0];
   text("held", last ? last.all.toFixed(3) : "–");
-  text("held-seen", last ? (last.split ? `seen texts ${last.seen === null ? "–" : last.seen.toFixed(3)}` : "old ground: held out by seed") : "");
+  text("held-seen", last ? `seen texts ${last.seen === null ? "–" : last.seen.toFixed(3)}` : "");
   const recent = last && same.find((point) => point.seconds >= last.seconds - 300);
   text("held-more", last ? `${first.all.toFixed(3)} at first, ${signed(last.all - recent.all)} in the last 5 min` : "not measured yet");
   text("updates", count(snapshot.updates));
@@ -168,27 +168,24 @@ function drawRewards() {
   grown.clear();
   if (!evals.length) return;
   const chosen = chosenFamily();
-  const x = evals.map((point) => point.seconds), old = evals.map((point) => !point.split);
-  const on = (values) => values.map((value, n) => (old[n] ? null : value));
   const of = chosen ? (point) => point.families[chosen] ?? null : (point) => point.all;
-  const values = evals.map(of), lines = old.includes(false) ? parted(chosen || "all families", on(values)) : [];
-  if (!chosen && lines.length) {
+  const lines = parted(chosen || "all families", evals.map(of));
+  if (!chosen) {
     if (evals.some((point) => point.borrowed !== null)) {
-      lines.splice(1, 0, ["sampled here", on(evals.map((point) => point.own))], ["never sampled", on(evals.map((point) => point.borrowed))]);
+      lines.splice(1, 0, ["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.borrowed)]);
     }
-    lines.push(["seen texts", on(evals.map((point) => point.seen))]);
+    lines.push(["seen texts", evals.map((point) => point.seen)]);
   }
-  if (old.includes(true)) lines.push(["old ground", values.map((value, n) => (old[n] ? value : null))]);
-  rewards.draw(x, lines);
+  rewards.draw(evals.map((point) => point.seconds), lines);
 }
 
 const chosenFamily = () => (at("family").selectedIndex > 0 ? at("family").value : "");
 const overMade = () => at("over").selectedIndex === 1;
 
-/* Over groups: the rows of the history that measured. Rows from before texts were held out do not compare. */
+/* Over groups: the rows of the history that measured. */
 function drawGrown() {
   rewards.clear();
-  const measured = rows.filter((row) => row.pass_1 && row.split), chosen = chosenFamily();
+  const measured = rows.filter((row) => row.pass_1), chosen = chosenFamily();
   const points = measured.filter((row, n) => !n || row.made > measured[n - 1].made);
   if (!points.length) return;
   const all = (row) => (chosen ? row.pass_1[chosen] ?? null : mean(Object.values(row.pass_1)));

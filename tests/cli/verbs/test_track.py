@@ -86,7 +86,7 @@ def test_a_tracker_that_is_not_installed_is_named(
     Home(tmp_path).begin()
     done = CliRunner().invoke(app, ["track", "wandb", "--home", str(tmp_path), "--once"])
     assert done.exit_code == 1
-    assert "pip install '.[wandb]'" in done.output
+    assert "'.[wandb]'" in done.output
 
 
 class Recorder:
@@ -203,7 +203,7 @@ def test_tensorboard_shows_answers_and_lineage_as_code(tmp_path: Path) -> None:
     html = markdown_to_safe_html(text)
     assert "<img" not in html
     assert "<h1" not in html
-    assert "&lt;img src=x" in html
+    assert "&lt;img" in html
     (lineage,) = found.Tensors("checkpoints/text_summary")
     assert b"name: v0000000002" in lineage.tensor_proto.string_val[0]
 
@@ -239,7 +239,6 @@ def test_trackio_keeps_a_run_in_the_group_of_its_swarm(
     _tracked(tmp_path / "home", tmp_path / "runs", "trackio")
     run = f"owner-{_key(tmp_path)}"
     config = SQLiteStorage.get_run_config("swarm-node", run)
-    assert config is not None
     assert config["_Group"] == "team"
     (artifact,) = SQLiteStorage.get_artifacts("swarm-node")
     assert artifact["type"] == "model"

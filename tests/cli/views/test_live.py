@@ -11,20 +11,14 @@ from pathlib import Path
 
 import pytest
 from builders import quiet_snapshot
-from rich.console import Console, RenderableType
+from rich.console import Console
+from shown_cases import printed
 
-from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, node_view, single_keys, told
+from swarm_node.cli.views import live
+from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, single_keys
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.preflight.first_lines import Line
-
-
-def drawn(view: RenderableType, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(view)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def node(**changes: object) -> Snapshot:
@@ -41,45 +35,23 @@ def node(**changes: object) -> Snapshot:
     return quiet_snapshot(**fields, findings=findings(shot))
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_a_node_in_a_few_lines_at_every_width(width: int) -> None:
-    text = drawn(node_view(node()), width)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= width
-    assert len(lines) <= 14
-    assert "team a · tiny · laptop …12D3KooW · /ip4/192.0.2.2/tcp/58175" in " ".join(text.split())
-    for said in ("▲ learning alone", "unseen", "0.00 ▁", "█ 0.90", "KL 8e-05", "[q]uit"):
-        assert said in text
-
-
 def test_keys_turn_pages_and_turn_back() -> None:
     pages = Pages()
-    first = drawn(pages.drawn(node()), 100)
+    first = printed(pages.drawn(node()), 100)
     for key, expected in (("p", "no peers yet"), ("s", "gcd of 12 ⏎ and 18?")):
         pages.turn(key)
-        assert expected in drawn(pages.drawn(node()), 100)
+        assert expected in printed(pages.drawn(node()), 100)
         pages.turn(key)
-        assert drawn(pages.drawn(node()), 100) == first
+        assert printed(pages.drawn(node()), 100) == first
     pages.turn("p")
     pages.turn("x")
-    assert drawn(pages.drawn(node()), 100) == first
+    assert printed(pages.drawn(node()), 100) == first
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_first_lines_fit_the_terminal(width: int) -> None:
-    lines = [
-        Line("device", "CPU, 12 GB of main memory free", {}),
-        Line("clock", "nothing sets it\n→ install chrony", {}, warning=True),
-        Line("listening", "/ip4/192.0.2.2/tcp/31330/p2p/" + "x" * 200, {}),
-    ]
-    shown = drawn(told(lines), width)
-    assert max(map(len, shown.splitlines())) <= width
-    assert shown.startswith("device ")
-    assert "! clock" in shown
-    assert "".join(shown.split()).count("x" * 200) == 1
-
-
-def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended() -> None:
+def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "_REFRESH_SECONDS", 0.05)
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     screen = LiveScreen(console)
     stopped: list[bool] = []
@@ -103,7 +75,6 @@ def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended() -> None:
         screen.step("trainer")
         asyncio.run(main())
         screen.ended(Ended(6384, 0.8, True))
-    assert isinstance(console.file, io.StringIO)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     places = [
         text.index(said)

@@ -221,16 +221,19 @@ async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
     return blamed
 
 
+@pytest.mark.slow(reason="waits faults out")
 def test_a_slice_of_single_faults_of_the_own_machine_blames_nobody(machine: Machine) -> None:
     assert asyncio.run(blamed_for(machine, len(FAULTS), seed=0)) == []
 
 
+@pytest.mark.nightly(reason="a campaign, of which the test above is a slice")
 @pytest.mark.slow(reason="a hundred faults, of which some are waited out")
 @pytest.mark.timeout(1200)
 def test_a_hundred_single_faults_of_the_own_machine_blame_nobody(machine: Machine) -> None:
     assert asyncio.run(blamed_for(machine, 100, seed=1)) == []
 
 
+@pytest.mark.slow(reason="a judge is killed and forked again, eight times")
 async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_again(
     machine: Machine,
 ) -> None:
@@ -239,7 +242,7 @@ async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_
 
     async def kill() -> None:
         rng = random.Random(2)
-        while len(killed) < 20:
+        while len(killed) < 8:
             await asyncio.sleep(rng.uniform(0.02, 0.15))
             pid = await machine.pid("judge_peers")
             await machine.send(signal.SIGKILL)
@@ -254,7 +257,7 @@ async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_
                 assert judged.rewards == REWARDS or judged.unjudged == "killed"
                 scored += not judged.unjudged
         assert (await judge(machine)).rewards == REWARDS
-    assert len(killed) == 20
+    assert len(killed) == 8
     assert scored > 0
 
 

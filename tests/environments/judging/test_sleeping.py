@@ -61,33 +61,35 @@ def test_a_stopped_process_and_one_that_ended_do_not_sleep() -> None:
     assert not asleep(pid)
 
 
-@pytest.mark.parametrize(("code", "slept"), [(SLEEPS, True), (SPINS, False)])
-def test_the_limit_ends_the_patience_with_who_sleeps(code: str, slept: bool) -> None:
-    async def main(pid: int) -> tuple[bool, float]:
-        ending, began = asyncio.timeout(3.0), time.monotonic()
-        limit = SleepLimit(pid, 1.0, ending)
+@pytest.mark.parametrize(
+    ("code", "patience", "slept"), [(SLEEPS, 600.0, True), (SPINS, 1.5, False)]
+)
+def test_the_limit_ends_the_patience_with_who_sleeps(
+    code: str, patience: float, slept: bool
+) -> None:
+    async def main(pid: int) -> bool:
+        ending = asyncio.timeout(patience)
+        limit = SleepLimit(pid, 0.5, ending)
 
         async def wait() -> None:
             async with ending:
                 with limit:
-                    await asyncio.sleep(60)
+                    await asyncio.Event().wait()
 
         with pytest.raises(TimeoutError):
             await wait()
-        return limit.reached, time.monotonic() - began
+        return limit.reached
 
     with running(code) as pid:
-        reached, seconds = asyncio.run(main(pid))
-    assert reached == slept
-    assert (seconds < 2.9) == slept
+        assert asyncio.run(main(pid)) == slept
 
 
 def test_no_sleep_counts_while_the_node_itself_did_not_run() -> None:
     async def main(pid: int) -> bool:
         ending = asyncio.timeout(60.0)
-        with SleepLimit(pid, 1.0, ending) as limit:
+        with SleepLimit(pid, 0.5, ending) as limit:
             await asyncio.sleep(0)
-            time.sleep(1.5)  # noqa: ASYNC251 - as a node that was stopped
+            time.sleep(0.8)  # noqa: ASYNC251 - as a node that was stopped
             await asyncio.sleep(0.05)
             return limit.reached
 

@@ -118,11 +118,11 @@ def test_only_an_honest_program_is_right(environment: Environment) -> None:
 
 
 @needs_extra
-@pytest.mark.parametrize("name", [*CHEATS, *HOSTILE])
-def test_no_cheat_and_no_hostile_program_scores(environment: Environment, name: str) -> None:
+@pytest.mark.parametrize("name", CHEATS)
+def test_no_cheat_scores(environment: Environment, name: str) -> None:
+    """Of hostile programs, the test below says it of a confined judge."""
     task = environment.derive(ref_to(environment))
-    program = {**CHEATS, **HOSTILE}[name]
-    assert environment.score(task, fenced(program)) == 0.0
+    assert environment.score(task, fenced(CHEATS[name])) == 0.0
     assert environment.score(task, honest(task.payload.question)) == 1.0
 
 

@@ -121,6 +121,7 @@ def test_chance_follows_the_seed_and_steps_do_too(runtime: Runtime) -> None:
     assert first.stdout != other.stdout
 
 
+@pytest.mark.slow(reason="two processes run programs to the end of their steps")
 @needs_extra
 def test_processes_with_other_hash_seeds_and_clocks_agree(runtime: Runtime) -> None:
     program = (
@@ -204,9 +205,41 @@ def _kept() -> list[str]:
 
 @needs_extra
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME counts on Linux")
+def test_damaged_machine_code_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a small program in place of the interpreter."""
+    import wasmtime
+
+    wasm, engine = tmp_path / "small.wasm", module._engine()
+    wasm.write_bytes(wasmtime.wat2wasm(DEEP))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module._compiled(engine, wasm)
+    file = tmp_path / "swarm-node" / "programs" / _kept()[0]
+    code = file.read_bytes()
+    assert "compiling its interpreter" in capfd.readouterr().err
+    module._compiled(engine, wasm)
+    assert capfd.readouterr() == ("", ""), "it was kept"
+    for damaged in (code[:-1] + bytes([code[-1] ^ 1]), b""):
+        (tmp_path / "damaged").write_bytes(damaged)
+        (tmp_path / "damaged").replace(file)  # the old one is mapped
+        found = module._compiled(engine, wasm)
+        assert capfd.readouterr() == (
+            "",
+            "programs: compiling its interpreter, once, for about a minute\n",
+        )
+        assert file.read_bytes() == code
+        assert file.stat().st_mode & 0o777 == 0o600
+        store = wasmtime.Store(engine)
+        store.set_fuel(10**6)
+        assert wasmtime.Instance(store, found, []).exports(store)["down"](store, 7) == 7
+
+
+@needs_extra
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME counts on Linux")
 @pytest.mark.timeout(900)
-@pytest.mark.slow(reason="compiles the interpreter: a minute of processor time")
-def test_damaged_machine_code_is_compiled_again_for_its_owner_alone(
+@pytest.mark.nightly(reason="compiles the interpreter: a minute of processor time")
+def test_damaged_machine_code_of_the_interpreter_is_compiled_again_for_its_owner_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     runtime: Runtime,

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.environments.answers import final_answer, last_tagged
@@ -111,7 +112,9 @@ def honest(family: str, entry: dict[str, Any], rng: random.Random) -> Iterator[s
     "share",
     [
         0.02,
-        pytest.param(1.0, marks=pytest.mark.slow(reason="the package simplifies and searches")),
+        pytest.param(
+            1.0, marks=pytest.mark.nightly(reason="the same with fifty times the answers")
+        ),
     ],
 )
 @pytest.mark.parametrize("family", SEEDS)
@@ -136,7 +139,7 @@ def test_the_verdict_is_the_packages_on_honest_answers(family: str, share: float
     assert right or family in ("rush_hour",)  # random moves hardly ever solve a board
 
 
-@settings(max_examples=2000)
+@examples(400)
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "<answer", ">", "a", "\n"]), max_size=12))
 def test_the_last_answer_in_tags_is_what_the_expression_finds(parts: list[str]) -> None:
     text = "".join(parts)
@@ -152,7 +155,7 @@ def every_own() -> tuple[Environment, list[Task]]:
     return environment, [environment.derive(ref) for ref in refs]
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     st.text(alphabet="0123456789+-*/(). ^%xCsin\N{NOT SIGN}\N{LOGICAL AND}AB[],'\"", max_size=40)
 )

@@ -73,16 +73,6 @@ def test_figures_have_types_units_and_no_peers() -> None:
     assert exposition(quiet_snapshot()), "a node that has just started is scraped, too"
 
 
-def test_rewards_of_the_old_ground_are_no_figures() -> None:
-    old = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4)
-    text = exposition(quiet_snapshot(evals=[old])).decode()
-    assert "held_out" not in text
-    assert "seen_reward" not in text
-    one = EvalPoint(2.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split=1)
-    text = exposition(quiet_snapshot(evals=[old, one])).decode()
-    assert 'swarm_node_held_out_reward{family="gcd"} 0.5' in text
-
-
 def test_two_nodes_in_one_process_share_no_figures() -> None:
     one, other = (exposition(quiet_snapshot(updates=n)).decode() for n in (1, 2))
     assert "updates_total 1.0" in one

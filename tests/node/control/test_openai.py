@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,18 +78,8 @@ async def until(ready: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def drive(
-    home: Path, work: Callable[[Running], Coroutine[Any, Any, None]], sampled: bool = True
-) -> None:
-    async def main() -> None:
-        async with running(home, sampled) as node:
-            await work(node)
-
-    asyncio.run(main())
-
-
-def test_chat_completions_and_models_answer(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
+async def test_chat_completions_and_models_answer(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
         async with node.session.get("models") as response:
             (model,) = (await response.json())["data"]
         assert (model["id"], model["object"], model["version"]) == ("tiny", "model", 0)
@@ -109,15 +100,12 @@ def test_chat_completions_and_models_answer(tmp_path: Path) -> None:
         assert (status, said["object"], len(said["choices"])) == (200, "text_completion", 4)
         assert all(isinstance(choice["text"], str) for choice in said["choices"])
 
-    drive(tmp_path, work)
 
-
-def test_a_stream_says_what_the_whole_answer_says(
+async def test_a_stream_says_what_the_whole_answer_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
-
-    async def work(node: Running) -> None:
+    async with running(tmp_path) as node:
         for path, body, text in (
             ("chat/completions", LONG, lambda choice: choice["delta"].get("content", "")),
             (
@@ -141,13 +129,10 @@ def test_a_stream_says_what_the_whole_answer_says(
             tokens = whole["usage"]["completion_tokens"]
             assert len(chunks) > tokens / 4  # many pieces, not one
 
-    drive(tmp_path, work)
 
-
-def test_openais_own_client_is_served(tmp_path: Path) -> None:
+async def test_openais_own_client_is_served(tmp_path: Path) -> None:
     openai = pytest.importorskip("openai", reason="NOT RUN: needs tests/requirements-openai.txt")
-
-    async def work(node: Running) -> None:
+    async with running(tmp_path) as node:
         key = (node.home / TOKEN_FILE).read_text()
         url = str(node.session._base_url)
         async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
@@ -165,7 +150,7 @@ def test_openais_own_client_is_served(tmp_path: Path) -> None:
             assert len(text.choices) == 2
             streamed = await client.completions.create(model="tiny", prompt="a", stream=True)
             assert [chunk.choices[0].index async for chunk in streamed]
-            with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+            with pytest.raises(openai.BadRequestError, match="tools"):
                 await client.chat.completions.create(**ASKED, tools=[{"type": "function"}])
             ranked = await client.chat.completions.create(
                 **ASKED, seed=4, top_p=0.9, logprobs=True, top_logprobs=3
@@ -176,13 +161,11 @@ def test_openais_own_client_is_served(tmp_path: Path) -> None:
             assert all(len(each.top_logprobs) == 3 for each in choice.logprobs.content)
             text = await client.completions.create(model="tiny", prompt="a", logprobs=2)
             assert text.choices[0].logprobs.text_offset[0] == 0
-            with pytest.raises(openai.NotFoundError, match="this node serves 'tiny'"):
+            with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
                 await client.chat.completions.create(**{**ASKED, "model": "gpt-4o"})
         async with openai.AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger:
             with pytest.raises(openai.AuthenticationError):
                 await stranger.models.list()
-
-    drive(tmp_path, work)
 
 
 @torch.no_grad()
@@ -195,14 +178,13 @@ def own_logprobs(prompt: str, answer: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("heat", [0, 0.7, 2.0])
-def test_log_probs_are_the_policys_whatever_is_sampled(
+async def test_log_probs_are_the_policys_whatever_is_sampled(
     tmp_path: Path, heat: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 5)
     asked = {**ASKED, "temperature": heat, "top_p": 0.8, "seed": 4, "n": 2}
     asked |= {"logprobs": True, "top_logprobs": 4}
-
-    async def work(node: Running) -> None:
+    async with running(tmp_path) as node:
         _, said = await node.post("chat/completions", asked)
         chunks = await node.chunks("chat/completions", asked)
         for index, choice in enumerate(said["choices"]):
@@ -227,11 +209,9 @@ def test_log_probs_are_the_policys_whatever_is_sampled(
             ]
             assert streamed == entries
 
-    drive(tmp_path, work)
 
-
-def test_log_probs_end_with_the_text_at_a_stop(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
+async def test_log_probs_end_with_the_text_at_a_stop(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
         asked = {
             "model": "tiny",
             "prompt": "sort 3 1",
@@ -251,15 +231,12 @@ def test_log_probs_end_with_the_text_at_a_stop(tmp_path: Path) -> None:
         assert "".join(told["tokens"]).startswith(choice["text"])
         assert told["top_logprobs"] is None
 
-    drive(tmp_path, work)
 
-
-def test_a_stop_ends_the_answer_and_its_sampling(
+async def test_a_stop_ends_the_answer_and_its_sampling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
-
-    async def work(node: Running) -> None:
+    async with running(tmp_path) as node:
         _, whole = await node.post("chat/completions", {**LONG, "seed": 4})
         text = whole["choices"][0]["message"]["content"]
         stop = text[len(text) // 4 :][:2]
@@ -270,19 +247,15 @@ def test_a_stop_ends_the_answer_and_its_sampling(
         assert choice["finish_reason"] == "stop"
         assert cut["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
 
-    drive(tmp_path, work)
 
-
-def test_a_cold_answer_is_the_same_every_time(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
+async def test_a_cold_answer_is_the_same_every_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
         said = [await node.post("chat/completions", {**ASKED, "temperature": 0}) for _ in range(3)]
         assert len({each["choices"][0]["message"]["content"] for _, each in said}) == 1
 
-    drive(tmp_path, work)
 
-
-def test_refusals_have_openais_form(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
+async def test_refusals_have_openais_form(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
         chat, text = "chat/completions", "completions"
         for path, body, status, code, param in (
             (chat, {**ASKED, "echo": True}, 400, "unsupported_parameter", "echo"),
@@ -313,11 +286,9 @@ def test_refusals_have_openais_form(tmp_path: Path) -> None:
             assert response.status == 404
         assert (await node.post(chat, ASKED))[0] == 200  # it still answers
 
-    drive(tmp_path, work)
 
-
-def test_its_key_opens_nothing_else_and_no_other_key_opens_it(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
+async def test_its_key_opens_nothing_else_and_no_other_key_opens_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
         assert (tmp_path / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
         for method, path in (("GET", "status"), ("POST", "stop"), ("POST", "key"), ("GET", "log")):
             async with node.session.request(method, path) as response:
@@ -331,13 +302,11 @@ def test_its_key_opens_nothing_else_and_no_other_key_opens_it(tmp_path: Path) ->
         ):
             async with node.session.post("chat/completions", json=ASKED, headers=headers) as found:
                 assert found.status == status
-
-    drive(tmp_path, work)
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
 
 
-def test_two_hundred_requests_at_once_are_answered_or_told_to_wait(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
+async def test_two_hundred_requests_at_once_are_answered_or_told_to_wait(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
         found: list[int] = []
 
         async def one() -> None:
@@ -355,35 +324,29 @@ def test_two_hundred_requests_at_once_are_answered_or_told_to_wait(tmp_path: Pat
         assert node.guests.rows == 0
         assert (await node.post("chat/completions", ASKED))[0] == 200
 
-    drive(tmp_path, work)
 
-
-def test_a_full_queue_says_when_to_come_again(tmp_path: Path) -> None:
-    async def work(node: Running) -> None:
-        async with asyncio.TaskGroup() as group:
-            held = [
-                group.create_task(node.post("chat/completions", {**ASKED, "n": 8}))
-                for _ in range(MOST_ROWS // 8)
-            ]
-            await until(lambda: node.guests.rows == MOST_ROWS)
-            async with node.session.post("chat/completions", json=ASKED) as response:
-                assert response.status == 429
-                assert response.headers["Retry-After"] == "1"
-                assert response.headers["Connection"] == "close"
-                assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
-            for task in held:
-                task.cancel()
-
-    drive(tmp_path, work, sampled=False)
+async def test_a_full_queue_says_when_to_come_again(tmp_path: Path) -> None:
+    async with running(tmp_path, sampled=False) as node, asyncio.TaskGroup() as group:
+        held = [
+            group.create_task(node.post("chat/completions", {**ASKED, "n": 8}))
+            for _ in range(MOST_ROWS // 8)
+        ]
+        await until(lambda: node.guests.rows == MOST_ROWS)
+        async with node.session.post("chat/completions", json=ASKED) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+            assert response.headers["Connection"] == "close"
+            assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+        for task in held:
+            task.cancel()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_is_sampled_no_further(
+async def test_a_client_that_hangs_up_is_sampled_no_further(
     tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
-
-    async def work(node: Running) -> None:
+    async with running(tmp_path, sampled=False) as node:
         port = node.session._base_url.port  # type: ignore[union-attr]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = json.dumps({**LONG, "n": 8, "stream": stream}).encode()
@@ -403,18 +366,15 @@ def test_a_client_that_hangs_up_is_sampled_no_further(
         assert all(len(row.ids) <= 3 * 2 for row in answers.rows)
         assert any(row.finish is None for row in answers.rows)
 
-    drive(tmp_path, work, sampled=False)
-
 
 @pytest.mark.slow(reason="a reader that stops must have full buffers")
-def test_a_client_that_stops_reading_gives_its_connection_back(
+async def test_a_client_that_stops_reading_gives_its_connection_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.node.control.openai._WRITE_SECONDS", 0.5)
     asked = {**TEXT, "prompt": [[5, 6]] * 16, "max_tokens": 1000, "temperature": 2.0}
     body = json.dumps({**asked, "stream": True}).encode()
-
-    async def work(node: Running) -> None:
+    async with running(tmp_path) as node:
         port = node.session._base_url.port  # type: ignore[union-attr]
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         token = (node.home / TOKEN_FILE).read_text()
@@ -429,31 +389,25 @@ def test_a_client_that_stops_reading_gives_its_connection_back(
                 await until(lambda: mine not in _clients())
         assert (await node.post("completions", {**TEXT, "prompt": "a"}))[0] == 200
 
-    drive(tmp_path, work)
-
 
 def _clients() -> set[int]:
     """Ports of the clients of this process."""
     return {one.raddr.port for one in psutil.Process().net_connections("tcp4") if one.raddr}
 
 
-def test_a_server_that_closes_ends_what_waits(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path, sampled=False) as node:
-            waiting = asyncio.ensure_future(node.post("chat/completions", ASKED))
-            await until(lambda: node.guests.rows > 0)
-            node.guests.end()
-            status, said = await waiting
-            assert (status, said["error"]["type"]) == (503, "server_error")
-
-    asyncio.run(main())
+async def test_a_server_that_closes_ends_what_waits(tmp_path: Path) -> None:
+    async with running(tmp_path, sampled=False) as node:
+        waiting = asyncio.ensure_future(node.post("chat/completions", ASKED))
+        await until(lambda: node.guests.rows > 0)
+        node.guests.end()
+        status, said = await waiting
+        assert (status, said["error"]["type"]) == (503, "server_error")
 
 
-def test_a_command_prints_where_the_node_answers(tmp_path: Path) -> None:
+async def test_a_command_prints_where_the_node_answers(tmp_path: Path) -> None:
     home = tmp_path / "home of $(touch x)"
     home.mkdir()
-
-    async def work(node: Running) -> None:
+    async with running(home) as node:
         done = await asyncio.to_thread(
             CliRunner().invoke, app, ["serve", "--home", str(home)], catch_exceptions=False
         )
@@ -466,6 +420,4 @@ def test_a_command_prints_where_the_node_answers(tmp_path: Path) -> None:
         key, url = shown.decode().split()
         assert key == (home / TOKEN_FILE).read_text()
         assert url == str(node.session._base_url).rstrip("/")
-
-    drive(home, work)
-    assert [path.name for path in tmp_path.iterdir()] == [home.name]
+    assert os.listdir(tmp_path) == [home.name]

@@ -58,7 +58,6 @@ def test_a_completion_has_lists_with_the_token_among_the_likeliest() -> None:
     }
     assert AnswerLogprobs("chat", byte).take([], [], None) == {"content": [], "refusal": None}
     bare = AnswerLogprobs("text", byte).take([97], [RankedToken(-2.0, ())], None)
-    assert bare is not None
     assert bare["top_logprobs"] is None
 
 

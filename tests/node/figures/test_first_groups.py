@@ -32,12 +32,12 @@ def test_the_share_of_right_answers_and_of_groups_to_learn_from_is_told() -> Non
 @pytest.mark.parametrize(
     ("environment", "reward", "advice"),
     [
-        ("drills", 0.0, "an easier preset (environment.options.preset; of drills: short, long"),
-        ("drills", 1.0, "a harder preset"),
-        ("reasoning_gym", 0.0, "an easier preset (environment.options.preset), or other data"),
-        ("reasoning_gym", 1.0, "a harder preset"),
-        ("programs", 0.0, "take easier ones (environment.options), a larger model"),
-        ("programs", 1.0, "take harder ones (environment.options)"),
+        ("drills", 0.0, "easier preset"),
+        ("drills", 1.0, "harder preset"),
+        ("reasoning_gym", 0.0, "easier preset"),
+        ("reasoning_gym", 1.0, "harder preset"),
+        ("programs", 0.0, "easier ones"),
+        ("programs", 1.0, "harder ones"),
     ],
 )
 def test_where_nothing_can_be_learnt_it_says_what_to_take(

@@ -38,7 +38,7 @@ def test_the_first_and_the_newest_own_answer_and_a_right_one_of_a_peer() -> None
     ]
     assert [r.version for r in rows[:2]] == [0, 2]
     assert [r.family for r in samples.examples(1)] == ["primes"]
-    assert rows[0].prompt == "gcd of 12 and 18?"
+    assert "gcd of" in rows[0].prompt
 
 
 def test_a_dialogue_is_kept_text_by_text() -> None:

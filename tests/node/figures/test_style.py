@@ -41,7 +41,7 @@ def test_words_of_a_peer_in_a_tenth_of_own_answers_raise_the_alarm() -> None:
     style.note([said("poisoner", "zq zq 7")])
     assert speak(style, int(ALARM * WINDOW)) == ""
     alarm = speak(style, int(ALARM * WINDOW) + 1)
-    assert "10% of own answers" in alarm
+    assert "10%" in alarm
     assert "zq" in alarm
     assert "poisoner" in alarm
     assert speak(style, 0) == ""

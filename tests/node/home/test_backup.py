@@ -132,53 +132,34 @@ def test_neither_a_file_nor_a_used_home_is_overwritten(home: Home, tmp_path: Pat
     with pytest.raises(HomeError, match="exists already"):
         back_up(home, out, now=NOW)
     assert out.read_bytes() == before
-    with pytest.raises(HomeError, match=r"node\.key is there.*--home"):
+    with pytest.raises(HomeError, match=r"node\.key"):
         restore(home, out)
-    with pytest.raises(HomeError, match="belongs to no swarm"):
+    with pytest.raises(HomeError, match="no swarm"):
         back_up(Home(tmp_path / "empty"), tmp_path / "other", now=NOW)
-    with pytest.raises(HomeError, match=r"cannot write the backup .*: no such file or directory$"):
+    with pytest.raises(HomeError, match=r"backup .* directory$"):
         back_up(home, tmp_path / "nowhere" / "backup", now=NOW)
 
 
 def test_every_cut_and_every_changed_byte_is_refused(home: Home, tmp_path: Path) -> None:
+    """In the files and between them."""
     home.database.unlink()  # so that the file is small enough to try many places
     out, bad = tmp_path / "backup", tmp_path / "bad"
     back_up(home, out, now=NOW)
     good = out.read_bytes()
     with tarfile.open(out) as archive:  # anybody can look into it with tar
         members = archive.getmembers()
-    content = {
-        place
-        for member in members
-        for place in range(member.offset_data, member.offset_data + member.size)
-    }
-    for place in sorted(content)[::37]:
-        bad.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        refused(bad, tmp_path, "not a usable backup")
-    for length in range(0, members[-1].offset_data + members[-1].size, 211):
-        bad.write_bytes(good[:length])
-        refused(bad, tmp_path, "not a usable backup")
-
-
-def test_every_byte_between_the_files_is_checked_too(home: Home, tmp_path: Path) -> None:
-    home.database.unlink()
-    out, bad = tmp_path / "backup", tmp_path / "bad"
-    back_up(home, out, now=NOW)
-    good = out.read_bytes()
-    with tarfile.open(out) as archive:
-        members = archive.getmembers()
-    inside = {
-        place
-        for member in members
-        for place in range(member.offset_data, member.offset_data + member.size)
-    }
+    ends = [(member.offset_data, member.offset_data + member.size) for member in members]
+    inside = {place for begin, end in ends for place in range(begin, end)}
     between = sorted(set(range(len(good))) - inside)
     assert len(between) > 5000
-    for place in between[::41]:
+    for place in (*sorted(inside)[::370], *between[::410]):
         bad.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        refused(bad, tmp_path, "not a usable backup")
+        refused(bad, tmp_path, "usable backup")
+    for length in range(0, ends[-1][1], 1501):
+        bad.write_bytes(good[:length])
+        refused(bad, tmp_path, "usable backup")
     bad.write_bytes(good + b"more")
-    refused(bad, tmp_path, "more than the end follows")
+    refused(bad, tmp_path, "more than")
     restore(Home(tmp_path / "fine"), out)
 
 
@@ -200,7 +181,7 @@ def test_a_database_with_anything_of_its_own_is_refused(
         database.execute(planted)
     out = tmp_path / "backup"
     back_up(home, out, now=NOW)
-    refused(out, tmp_path, r"not a usable backup \(.*node\.db")
+    refused(out, tmp_path, r"usable backup \(.*node\.db")
 
 
 def test_a_home_whose_files_do_not_fit_together_is_refused(home: Home, tmp_path: Path) -> None:
@@ -208,7 +189,7 @@ def test_a_home_whose_files_do_not_fit_together_is_refused(home: Home, tmp_path:
     other.found_swarm("other", NOW)
     (home.path / "node.key").write_bytes((other.path / "node.key").read_bytes())
     back_up(home, out, now=NOW)
-    refused(out, tmp_path, r"node\.key does not fit this home")
+    refused(out, tmp_path, r"node\.key .*not fit")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -289,7 +270,7 @@ def _stated(name: str, size: int) -> bytes:
 def test_what_no_backup_holds_is_refused_and_nothing_is_made(tmp_path: Path, what: str) -> None:
     source = tmp_path / "hostile"
     source.write_bytes(HOSTILE[what]())
-    refused(source, tmp_path, "not a usable backup")
+    refused(source, tmp_path, "usable backup")
     assert {path.name for path in tmp_path.iterdir()} == {"hostile", "refused"}
 
 
@@ -311,7 +292,7 @@ def test_a_manifest_must_name_every_file(tmp_path: Path) -> None:
         [plain("port"), plain("manifest.json", b"[" * 100_000)],
     ):
         source.write_bytes(archive(*members))
-        refused(source, tmp_path, "not a usable backup")
+        refused(source, tmp_path, "usable backup")
 
 
 def test_a_home_in_use_is_not_restored_into(home: Home, tmp_path: Path) -> None:

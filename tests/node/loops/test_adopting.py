@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from in_memory import World, small_settings
+from virtual import virtual_time
 
 from swarm_node.config import settings_keys
 from swarm_node.config.model import at_once
 from swarm_node.node.loops.evaluation import seen_tasks
 from swarm_node.node.loops.node import Node
-from swarm_node.node.start.assembly import assemble
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.simulation.paced import PacedTrainer
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 #: `verbose` is the log's: tests/integration/test_reload.py.
 OTHERS = {
@@ -42,59 +41,50 @@ def test_these_need_no_restart() -> None:
     assert {key for key, _ in settings_keys() if at_once(key)} == {"verbose", *OTHERS}
 
 
-def test_a_running_node_goes_on_with_other_settings(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
-        settings = small_settings(run__updates=1_000_000)
-        trainer = Trainer(**world.training(settings))
-        node = assemble(settings, world.memberships[0], world.parts(settings, trainer=trainer))
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(20)
-        before = node.snapshot()
-        assert 1 <= before.updates < 30
-        assert (len(before.evals), trainer.stored) == (1, 0)
-        assert not _serves(node)
-        changed = {key.replace(".", "__"): value for key, value in OTHERS.items()}
-        node.adopt(small_settings(**changed))
-        ended = await asyncio.wait_for(life, 3600)
-        assert ended is not None
-        assert ended.updates == 30
-        assert trainer.stored >= 2
-        assert _serves(node)
-
-    run_virtual(scenario)
+@virtual_time
+async def test_a_running_node_goes_on_with_other_settings(world: World) -> None:
+    settings = small_settings(run__updates=1_000_000)
+    trainer = Trainer(**world.training(settings))
+    node = world.node(settings, trainer=trainer)
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(20)
+    before = node.snapshot()
+    assert 1 <= before.updates < 30
+    assert (len(before.evals), trainer.stored) == (1, 0)
+    assert not _serves(node)
+    changed = {key.replace(".", "__"): value for key, value in OTHERS.items()}
+    node.adopt(small_settings(**changed))
+    ended = await asyncio.wait_for(life, 3600)
+    assert ended.updates == 30
+    assert trainer.stored >= 2
+    assert _serves(node)
 
 
-def test_a_pause_between_measurements_ends_by_the_new_setting(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_pause_between_measurements_ends_by_the_new_setting(world: World) -> None:
     async def nothing(_: Path) -> None: ...
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
-        settings = small_settings()
-        # After one update nothing is sampled but evaluations.
-        trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)
-        parts = world.parts(settings, trainer=trainer)
-        node = assemble(settings, world.memberships[0], parts)
-        # What is read again during the start counts, too.
-        node.adopt(small_settings(run__eval_seconds=3600.0, run__eval_tasks=2))
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(100)
-        first = node.snapshot()
-        families = len(first.families)
-        assert [len(first.evals), node._work.evaluator._rows] == [1, (2 + seen_tasks(2)) * families]
-        node.adopt(small_settings(run__eval_seconds=300.0, run__eval_tasks=1))
-        await asyncio.sleep(100)
-        assert len(node.snapshot().evals) == 1
-        await asyncio.sleep(200)
-        assert len(node.snapshot().evals) == 2
-        assert node._work.evaluator._rows == (1 + seen_tasks(1)) * families
-        node.stop()
-        await life
-
-    run_virtual(scenario)
+    settings = small_settings()
+    # After one update nothing is sampled but evaluations.
+    trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)
+    node = world.node(settings, trainer=trainer)
+    # What is read again during the start counts, too.
+    node.adopt(small_settings(run__eval_seconds=3600.0, run__eval_tasks=2))
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(100)
+    first = node.snapshot()
+    families = len(first.families)
+    assert [len(first.evals), node._work.evaluator._rows] == [1, (2 + seen_tasks(2)) * families]
+    node.adopt(small_settings(run__eval_seconds=300.0, run__eval_tasks=1))
+    await asyncio.sleep(100)
+    assert len(node.snapshot().evals) == 1
+    await asyncio.sleep(200)
+    assert len(node.snapshot().evals) == 2
+    assert node._work.evaluator._rows == (1 + seen_tasks(1)) * families
+    node.stop()
+    await life
 
 
 def _serves(node: Node) -> bool:
     relaying = node.snapshot().relaying
-    assert relaying is not None
     return relaying.serves

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from light_nodes import (
     heartbeat,
     virtual,
 )
+from virtual import virtual_time
 
 from swarm_node.errors import TransportError
 from swarm_node.simulation.seeded import EPOCH, Seeded
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 LIVE = 4
 #: Three lists every two seconds.
@@ -62,16 +64,14 @@ class Swarm:
         await node.stop()
 
 
-def in_swarm(
-    body: Callable[[Swarm], Awaitable[None]], place: Path, members: int, seed: int = 0
-) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        swarm = Swarm(loop, place, members, seed)
-        await body(swarm)
-        for node in list(swarm.running):
-            await swarm.stop(node)
-
-    run_virtual(main)
+@asynccontextmanager
+async def in_swarm(
+    loop: VirtualTimeLoop, place: Path, members: int, seed: int = 0
+) -> AsyncIterator[Swarm]:
+    swarm = Swarm(loop, place, members, seed)
+    yield swarm
+    for node in list(swarm.running):
+        await swarm.stop(node)
 
 
 async def rate(node: LightNode, seconds: float) -> float:
@@ -80,8 +80,11 @@ async def rate(node: LightNode, seconds: float) -> float:
     return (node.transport.lists - before) / seconds
 
 
-def test_a_hundred_dead_peers_cost_no_live_one_a_tenth(tmp_path: Path) -> None:
-    async def body(swarm: Swarm) -> None:
+@virtual_time
+async def test_a_hundred_dead_peers_cost_no_live_one_a_tenth(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with in_swarm(loop, tmp_path, LIVE + 100) as swarm:
         swarm.invent(range(LIVE, LIVE + 100))
         nodes = [swarm.start(index) for index in range(LIVE)]
         assert await rate(nodes[-1], 300.0) >= 0.9 * UNDISTURBED
@@ -90,12 +93,11 @@ def test_a_hundred_dead_peers_cost_no_live_one_a_tenth(tmp_path: Path) -> None:
         dead = [address_of(member) for member in swarm.members[LIVE:]]
         assert max(dialled[address] for address in dead) <= 2  # once before anybody was heard
 
-    in_swarm(body, tmp_path, LIVE + 100)
-
 
 @pytest.mark.slow(reason="sixteen nodes, and four for ten minutes")
-def test_peers_that_die_cost_the_others_little(tmp_path: Path) -> None:
-    async def body(swarm: Swarm) -> None:
+@virtual_time
+async def test_peers_that_die_cost_the_others_little(tmp_path: Path, loop: VirtualTimeLoop) -> None:
+    async with in_swarm(loop, tmp_path, LIVE + 12) as swarm:
         nodes = [swarm.start(index) for index in range(LIVE + 12)]
         await asyncio.sleep(60.0)
         measured = asyncio.create_task(rate(nodes[0], 60.0))
@@ -106,12 +108,13 @@ def test_peers_that_die_cost_the_others_little(tmp_path: Path) -> None:
         await asyncio.sleep(600.0)
         assert len(nodes[0].directory) == LIVE - 1
 
-    in_swarm(body, tmp_path, LIVE + 12)
-
 
 @pytest.mark.slow(reason="four nodes for half an hour")
-def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None:
-    async def body(swarm: Swarm) -> None:
+@virtual_time
+async def test_an_outage_of_the_own_network_makes_nobody_leave(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with in_swarm(loop, tmp_path, LIVE) as swarm:
         nodes = [swarm.start(index) for index in range(LIVE)]
         await asyncio.sleep(60.0)
         swarm.network.partition([[nodes[0].peer_id]])
@@ -123,14 +126,16 @@ def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None
             assert not node.directory.fewer(LIVE - 1, node.clock.now()), "all are asked"
         assert await rate(nodes[0], 60.0) >= 0.9 * UNDISTURBED
 
-    in_swarm(body, tmp_path, LIVE)
 
-
-@pytest.mark.parametrize(("outage", "patience"), [(60.0, 20.0), (240.0, 60.0)])
-def test_two_sites_that_were_cut_apart_find_each_other_again(
-    tmp_path: Path, outage: float, patience: float
+@pytest.mark.parametrize(
+    ("outage", "patience"),
+    [(60.0, 20.0), pytest.param(240.0, 60.0, marks=pytest.mark.slow(reason="more virtual time"))],
+)
+@virtual_time
+async def test_two_sites_that_were_cut_apart_find_each_other_again(
+    tmp_path: Path, outage: float, patience: float, loop: VirtualTimeLoop
 ) -> None:
-    async def body(swarm: Swarm) -> None:
+    async with in_swarm(loop, tmp_path, 7) as swarm:
         nodes = [swarm.start(index) for index in range(7)]
         await asyncio.sleep(60.0)
         swarm.network.partition([[node.peer_id for node in nodes[:2]]])
@@ -140,23 +145,22 @@ def test_two_sites_that_were_cut_apart_find_each_other_again(
         await asyncio.sleep(patience)
         assert [_answering(node) for node in nodes] == [6] * 7
 
-    in_swarm(body, tmp_path, 7)
-
 
 def _answering(node: LightNode) -> int:
     now = node.clock.now()
     return sum(peer.retry_at <= now for peer in node.directory.live(now, math.inf))
 
 
-def test_a_dead_bootstrap_is_left_alone_while_another_peer_answers(tmp_path: Path) -> None:
-    async def body(swarm: Swarm) -> None:
+@virtual_time
+async def test_a_dead_bootstrap_is_left_alone_while_another_peer_answers(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with in_swarm(loop, tmp_path, 3) as swarm:
         nodes = [swarm.start(index, know=range(3)) for index in range(2)]
         await asyncio.sleep(600.0)
         for node in nodes:
             assert _answering(node) == 1
             assert node.transport.dialled[address_of(swarm.members[2])] <= 8
-
-    in_swarm(body, tmp_path, 3)
 
 
 class Moody(SilentTransport):
@@ -182,44 +186,48 @@ class Moody(SilentTransport):
         return [f"/memory/{self.repairs}/p2p/{self.peer_id}"]
 
 
-def test_a_network_that_fails_ends_no_loop_and_a_move_is_announced_at_once(tmp_path: Path) -> None:
-    async def body(swarm: Swarm) -> None:
+@virtual_time
+async def test_a_network_that_fails_ends_no_loop_and_a_move_is_announced_at_once(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    async with in_swarm(loop, tmp_path, 1) as swarm:
         transport = Moody(swarm.network, swarm.members[0].identity)
         node = LightNode(tmp_path, virtual(swarm.loop), transport, swarm.members[0]).start()
         await asyncio.sleep(300.0)
-        assert node.task is not None
         assert not node.task.done()
         assert transport.repairs >= 300 / 4
         assert transport.beats >= 300 / 7, "a heartbeat with every move, not every twenty seconds"
         await node.stop()
 
-    in_swarm(body, tmp_path, 1)
 
-
-def test_invented_heartbeats_bring_few_connections_to_a_third_party(tmp_path: Path) -> None:
+@virtual_time
+async def test_invented_heartbeats_bring_few_connections_to_a_third_party(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
     third_party = "/memory/p2p/third-party"
-
-    async def body(swarm: Swarm) -> None:
+    async with in_swarm(loop, tmp_path, LIVE + 101) as swarm:
         nodes = [swarm.start(index) for index in range(LIVE)]
         hostile = swarm.start(LIVE, HostileNode)
-        assert isinstance(hostile, HostileNode)
         hostile.named = [swarm.heartbeat(LIVE + 1 + i, third_party) for i in range(100)]
         hostile.victims = [node.peer_id for node in nodes]
         for node in nodes:
             assert await rate(node, 45.0) >= 0.8 * UNDISTURBED
             assert node.transport.dialled[third_party] <= 12
 
-    in_swarm(body, tmp_path, LIVE + 101)
 
-
-@pytest.mark.slow(reason="a hundred and one nodes for eleven minutes, three times")
-@pytest.mark.parametrize("seed", range(3))
-def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(tmp_path: Path, seed: int) -> None:
+@pytest.mark.slow(reason="a hundred and one nodes for eleven minutes")
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.nightly(reason="another seed")) for n in (1, 2))],
+)
+@virtual_time
+async def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(
+    tmp_path: Path, seed: int, loop: VirtualTimeLoop
+) -> None:
     """Ninety hostile members name each other only, greet the victim again and again, and are eight
     of the ten peers that its ticket names. All certificates are of one issuer."""
     hostile, honest, victim = range(90), range(90, 100), 100
-
-    async def body(swarm: Swarm) -> None:
+    async with in_swarm(loop, tmp_path, 101, seed) as swarm:
         target = swarm.members[victim].identity.peer_id
         good = {swarm.members[index].identity.peer_id for index in honest}
         for index in honest:
@@ -227,7 +235,6 @@ def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(tmp_path: Path, s
         named = [swarm.heartbeat(index) for index in hostile]
         for index in hostile:
             node = swarm.start(index, HostileNode)
-            assert isinstance(node, HostileNode)
             node.named, node.victims = named, [target]
         node = swarm.start(victim, know=range(82, 92))
         await asyncio.sleep(60.0)
@@ -239,5 +246,3 @@ def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(tmp_path: Path, s
         again = swarm.start(victim, know=range(80, 90))
         await asyncio.sleep(60.0)
         assert good & set(again.partners())
-
-    in_swarm(body, tmp_path, 101, seed)

@@ -81,7 +81,7 @@ def test_a_peer_that_costs_much_judging_raises_an_alarm_until_it_is_over(shared:
     assert shared.tally.alarms == {}
     shared.effort.judged("costly", 60.0, 0.0)
     watch(shared, OWN, 0.0)
-    assert shared.tally.alarms["judging"].startswith("costly costs much time")
+    assert shared.tally.alarms["judging"].startswith("costly ")
     watch(shared, OWN, 3600.0)
     assert shared.tally.alarms == {}
 
@@ -94,7 +94,7 @@ def test_an_author_of_most_of_what_is_trained_raises_an_alarm(shared: Shared) ->
     assert shared.tally.alarms == {}, "less than half of the peers' groups"
     shared.tally.trained_by["loud"] += 50
     watch(shared, OWN, 0.0)
-    assert shared.tally.alarms["author"].startswith("loud wrote most")
+    assert shared.tally.alarms["author"].startswith("loud ")
     shared.tally.trained_by.pop("b")
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}, "of two authors, one always writes half"
@@ -109,7 +109,7 @@ def test_many_refusals_of_a_peer_raise_an_alarm_that_says_why(shared: Shared) ->
     for _ in range(3):
         shared.directory.refused("useless", "too_long", 0.0)
     watch(shared, OWN, 0.0)
-    assert "refused (too_long)" in shared.tally.alarms["refusals"]
+    assert "too_long" in shared.tally.alarms["refusals"]
     for _ in range(40):
         peer.standing.served()
     watch(shared, OWN, 0.0)

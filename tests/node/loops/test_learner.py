@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from builders import completion, verified
 from in_memory import Sampler, World, small_settings, tiny
+from virtual import virtual_time
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, WeightsError
@@ -25,7 +25,6 @@ from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
-from swarm_node.simulation.virtual_time import run_virtual
 from swarm_node.storage import StoredGroup
 
 MIXED, EQUAL = (0.0, 1.0), (1.0, 1.0)
@@ -156,34 +155,30 @@ def stored(group: VerifiedGroup, epoch: int, seq: int) -> StoredGroup:
     )
 
 
-def in_world(place: Path, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    run_virtual(lambda loop: scenario(World(place, loop)))
+@virtual_time
+async def test_an_update_moves_the_sampler_to_the_new_weights(world: World) -> None:
+    settings = small_settings()
+    life = Life(world, settings, world.parts(settings))
+    await life.learner.start()
+    assert (life.parts.sampler.version, life.tally.updates) == (0, 0)
+    assert not await life.step()
+    life.offer(1)
+    assert not await life.step()
+    life.offer(1)
+    assert await life.step()
+    assert life.parts.sampler.version == life.parts.trainer.version == 1
+    assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
+    assert life.tally.last_update.mean_reward == 0.5
+    assert life.tally.last_update.entropy > 0
+    assert life.tally.updating.count == 1
+    assert not await life.step()
+    await life.close()
 
 
-def test_an_update_moves_the_sampler_to_the_new_weights(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        life = Life(world, settings, world.parts(settings))
-        await life.learner.start()
-        assert (life.parts.sampler.version, life.tally.updates) == (0, 0)
-        assert not await life.step()
-        life.offer(1)
-        assert not await life.step()
-        life.offer(1)
-        assert await life.step()
-        assert life.parts.sampler.version == life.parts.trainer.version == 1
-        assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
-        assert life.tally.last_update is not None
-        assert life.tally.last_update.mean_reward == 0.5
-        assert life.tally.last_update.entropy > 0
-        assert life.tally.updating.count == 1
-        assert not await life.step()
-        await life.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_held(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_held(
+    world: World,
+) -> None:
     seen: list[tuple[int, int]] = []
 
     class Watched(InlineTrainer):
@@ -194,258 +189,234 @@ def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_held(tmp_
             seen.append((len(unused), self.life.shared.slots.free(self.version)))
             return await super().update(batch)
 
-    async def scenario(world: World) -> None:
-        settings = small_settings(experience__max_lag=0)
-        trainer = Watched(**world.training(settings))
-        trainer.life = life = Life(world, settings, world.parts(settings, trainer=trainer))
-        await life.learner.start()
-        life.offer()
-        assert len(life.parts.storage.live(max_uses=1)) == 2
-        await life.step()
-        # With a `max_lag` of 0, sampling waits for the update.
-        assert seen == [(0, 0)]
-        assert life.shared.slots.free(1) == 2
-        await life.close()
-
-    in_world(tmp_path, scenario)
+    settings = small_settings(experience__max_lag=0)
+    trainer = Watched(**world.training(settings))
+    trainer.life = life = Life(world, settings, world.parts(settings, trainer=trainer))
+    await life.learner.start()
+    life.offer()
+    assert len(life.parts.storage.live(max_uses=1)) == 2
+    await life.step()
+    # With a `max_lag` of 0, sampling waits for the update.
+    assert seen == [(0, 0)]
+    assert life.shared.slots.free(1) == 2
+    await life.close()
 
 
-def test_a_batch_that_teaches_nothing_is_skipped_and_counted(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings(run__checkpoint_updates=1)
-        life = Life(world, settings, world.parts(settings))
-        await life.learner.start()
+@virtual_time
+async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World) -> None:
+    settings = small_settings(run__checkpoint_updates=1)
+    life = Life(world, settings, world.parts(settings))
+    await life.learner.start()
+    life.offer(rewards=EQUAL)
+    assert await life.step()
+    assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
+    assert life.tally.groups.trained_own == 2
+    assert life.parts.sampler.version == 0
+    await life.close()  # ends what is written meanwhile
+    assert not any(world.home().glob("checkpoints/*"))
+
+
+@virtual_time
+async def test_a_sampler_that_rested_is_given_weights_also_after_a_skipped_update(
+    world: World,
+) -> None:
+    settings = small_settings()
+    sampler = Resting(tiny().sampler(), 0.01, 0, world.home())
+    life = Life(world, settings, world.parts(settings, sampler=sampler))
+    await life.learner.start()
+    for sampler.can, loaded in ((True, 0), (False, -1)):
+        sampler.loaded = -1
         life.offer(rewards=EQUAL)
         assert await life.step()
-        assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
-        assert life.tally.groups.trained_own == 2
-        assert life.parts.sampler.version == 0
-        await life.close()  # ends what is written meanwhile
-        assert not any(world.home().glob("checkpoints/*"))
-
-    in_world(tmp_path, scenario)
+        assert sampler.loaded == loaded
+    assert life.tally.skipped_updates == 2
+    await life.close()
 
 
-def test_a_sampler_that_rested_is_given_weights_also_after_a_skipped_update(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        sampler = Resting(tiny().sampler(), 0.01, 0, world.home())
-        life = Life(world, settings, world.parts(settings, sampler=sampler))
-        await life.learner.start()
-        for sampler.can, loaded in ((True, 0), (False, -1)):
-            sampler.loaded = -1
-            life.offer(rewards=EQUAL)
-            assert await life.step()
-            assert sampler.loaded == loaded
-        assert life.tally.skipped_updates == 2
-        await life.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_path: Path) -> None:
+@virtual_time
+async def test_words_that_this_policy_would_hardly_say_count_against_their_author(
+    world: World,
+) -> None:
     question = "Spell abcd backward. End with a full stop."
-
-    async def scenario(world: World) -> None:
-        settings = small_settings(experience__external=2)
-        life = Life(world, settings, world.parts(settings))
-        await life.learner.start()
-        for author, right in (("poisoner", "zq zq dcba."), ("honest", "dcba.")):
-            life.shared.directory.meet(author, 0.0).standing.strikes = 3
-            codec, texts = tiny().codec, (right, "abcd.")
-            answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
-            group = verified(
-                author, author, completions=answers, prompt=question, policy=tiny().policy
-            )
-            assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
-        life.offer()
-        assert await life.step()
-        assert life.tally.groups.trained_external == 2
-        assert life.rejected == [("implausible", "poisoner")]
-        strikes = {peer.peer_id: peer.standing.strikes for peer in life.shared.directory.live(0, 1)}
-        assert strikes == {"poisoner": 3, "honest": 0}, "only what was trained on was of use"
-        await life.close()
-
-    in_world(tmp_path, scenario)
+    settings = small_settings(experience__external=2)
+    life = Life(world, settings, world.parts(settings))
+    await life.learner.start()
+    for author, right in (("poisoner", "zq zq dcba."), ("honest", "dcba.")):
+        life.shared.directory.meet(author, 0.0).standing.strikes = 3
+        codec, texts = tiny().codec, (right, "abcd.")
+        answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
+        group = verified(author, author, completions=answers, prompt=question, policy=tiny().policy)
+        assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
+    life.offer()
+    assert await life.step()
+    assert life.tally.groups.trained_external == 2
+    assert life.rejected == [("implausible", "poisoner")]
+    strikes = {peer.peer_id: peer.standing.strikes for peer in life.shared.directory.live(0, 1)}
+    assert strikes == {"poisoner": 3, "honest": 0}, "only what was trained on was of use"
+    await life.close()
 
 
-def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobody(
-    tmp_path: Path,
+@virtual_time
+async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobody(
+    world: World,
 ) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings(experience__past=8)
-        life = Life(world, settings, world.parts(settings))
-        await life.learner.start()
-        fresh = life.shared.buffer.mixture.own
-        for again in (0, fresh, 2 * fresh):
-            life.offer(fresh)
-            before = life.tally.groups.trained_again
-            assert await life.step()
-            assert life.tally.groups.trained_again - before == again
-        assert life.tally.groups.trained_own == 3 * fresh
-        assert life.tally.groups.trained_external == 0
-        assert life.tally.sums.own_answers == 3 * fresh * len(MIXED)
-        assert (life.rejected, life.tally.taught.rows()) == ([], [])
-        await life.close()
-
-    in_world(tmp_path, scenario)
+    settings = small_settings(experience__past=8)
+    life = Life(world, settings, world.parts(settings))
+    await life.learner.start()
+    fresh = life.shared.buffer.mixture.own
+    for again in (0, fresh, 2 * fresh):
+        life.offer(fresh)
+        before = life.tally.groups.trained_again
+        assert await life.step()
+        assert life.tally.groups.trained_again - before == again
+    assert life.tally.groups.trained_own == 3 * fresh
+    assert life.tally.groups.trained_external == 0
+    assert life.tally.sums.own_answers == 3 * fresh * len(MIXED)
+    assert (life.rejected, life.tally.taught.rows()) == ([], [])
+    await life.close()
 
 
-def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
-    tmp_path: Path,
+@virtual_time
+async def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
+    world: World,
 ) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        trainer = Unsteady(crashes=1, refusals=2, **world.training(settings))
-        life = Life(world, settings, world.parts(settings, trainer=trainer))
-        await life.learner.start()
-        life.offer()
-        began = world.clock.now()
-        assert await life.step()
-        # The pauses double: 1, 2 and 4 seconds.
-        assert world.clock.now() - began == 7
-        assert life.tally.faults == {"trainer": 3}
-        assert (life.tally.trainer_restarts, life.tally.updates) == (3, 0)
-        assert life.tally.groups.trained_own == 0
-        assert not life.learner.restarting
-        assert life.parts.storage.live(max_uses=1) == []
-        assert not await life.step()
-        life.offer()
-        assert await life.step()
-        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
-        await life.close()
-
-    in_world(tmp_path, scenario)
+    settings = small_settings()
+    trainer = Unsteady(crashes=1, refusals=2, **world.training(settings))
+    life = Life(world, settings, world.parts(settings, trainer=trainer))
+    await life.learner.start()
+    life.offer()
+    began = world.clock.now()
+    assert await life.step()
+    # The pauses double: 1, 2 and 4 seconds.
+    assert world.clock.now() - began == 7
+    assert life.tally.faults == {"trainer": 3}
+    assert (life.tally.trainer_restarts, life.tally.updates) == (3, 0)
+    assert life.tally.groups.trained_own == 0
+    assert not life.learner.restarting
+    assert life.parts.storage.live(max_uses=1) == []
+    assert not await life.step()
+    life.offer()
+    assert await life.step()
+    assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+    await life.close()
 
 
-def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_starts(
-    tmp_path: Path,
+@virtual_time
+async def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_starts(
+    world: World,
 ) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        sampler = tiny().sampler()
-        trainer = Sharing(sampler, **world.training(settings))
-        life = Life(world, settings, world.parts(settings, trainer=trainer, sampler=sampler))
-        await life.learner.start()
-        life.offer()
-        assert await life.step()
-        assert trainer.mapped is False
-        life.offer()
-        assert await life.step()
-        assert (life.tally.updates, sampler.version) == (1, 1)
-        await life.close()
-
-    in_world(tmp_path, scenario)
+    settings = small_settings()
+    sampler = tiny().sampler()
+    trainer = Sharing(sampler, **world.training(settings))
+    life = Life(world, settings, world.parts(settings, trainer=trainer, sampler=sampler))
+    await life.learner.start()
+    life.offer()
+    assert await life.step()
+    assert trainer.mapped is False
+    life.offer()
+    assert await life.step()
+    assert (life.tally.updates, sampler.version) == (1, 1)
+    await life.close()
 
 
-def test_weights_that_are_gone_before_they_are_loaded_cost_another_restart(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        trainer = Fleeting(crashes=1, **world.training(settings))
-        life = Life(world, settings, world.parts(settings, trainer=trainer))
-        await life.learner.start()
-        life.offer()
-        assert await life.step()
-        assert life.tally.trainer_restarts == 2
-        life.offer()
-        assert await life.step()
-        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
-        await life.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_weights_that_cannot_be_written_end_the_learner(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        life = Life(world, settings, world.parts(settings))
-        await life.learner.start()
-        life.offer()
-        shutil.rmtree(world.home() / "weights")
-        with pytest.raises(WeightsError, match=r"weights: .*no such file"):
-            await life.step()
-        assert life.tally.trainer_restarts == 0
-        await life.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_a_node_that_stops_does_not_wait_for_its_trainer(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        trainer = Unsteady(crashes=1, refusals=99, **world.training(settings))
-        life = Life(world, settings, world.parts(settings, trainer=trainer))
-        await life.learner.start()
-        life.offer()
-        assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
-        assert 10 < world.clock.now() < 20
-        assert life.tally.updates == 0
-        await life.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_a_learner_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings(experience__external="auto", run__checkpoint_updates=2)
-        first = Life(world, settings, world.parts(settings))
-        await first.learner.start()
-        first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
-        for own in (2, 3, 4):  # the third update comes after the checkpoint
-            first.offer(4)
-            assert await first.step()
-            assert first.shared.buffer.mixture == Mixture(own, 4 - own)
-        await first.close()
-        second = Life(world, settings, world.parts(settings))
-        await second.learner.start()
-        assert second.parts.sampler.version == second.parts.trainer.version == 2
-        assert second.tally.updates == 2
-        assert second.tally.groups.trained_own == 8
-        assert second.tally.evals == first.tally.evals
-        assert second.shared.buffer.mixture == Mixture(3, 1)
-        second.offer(4)
-        assert await second.step()
-        assert (second.tally.updates, second.parts.sampler.version) == (3, 3)
-        await second.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings()
-        trainer = InlineTrainer(**world.training(settings))
-        await trainer.start()
-        await trainer.checkpoint({"epoch": 3})
-        await trainer.close()
-        life = Life(world, settings, world.parts(settings))
-        with pytest.raises(CheckpointError, match="another program"):
-            await life.learner.start()
-        await life.close()
-
-    in_world(tmp_path, scenario)
-
-
-def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
-    tmp_path: Path,
+@virtual_time
+async def test_weights_that_are_gone_before_they_are_loaded_cost_another_restart(
+    world: World,
 ) -> None:
-    async def scenario(world: World) -> None:
-        settings = small_settings(run__checkpoint_updates=1)
-        life = Life(world, settings, world.parts(settings))
-        await life.learner.start()
-        (world.home() / "checkpoints").write_text("no directory")
-        for _ in range(3):
-            life.offer()
-            assert await life.step()
-        # It is written beside the next update, whose result tells.
-        told = life.tally.faults["checkpoint"]
-        assert told >= 1
-        assert life.parts.sampler.version == 3
-        assert not await life.learner.checkpoint()
-        assert life.tally.faults == {"checkpoint": told + 1}
-        (world.home() / "checkpoints").unlink()
-        assert await life.learner.checkpoint()
-        assert newest_valid(world.home() / "checkpoints") is not None, "it is there on return"
-        await life.close()
+    settings = small_settings()
+    trainer = Fleeting(crashes=1, **world.training(settings))
+    life = Life(world, settings, world.parts(settings, trainer=trainer))
+    await life.learner.start()
+    life.offer()
+    assert await life.step()
+    assert life.tally.trainer_restarts == 2
+    life.offer()
+    assert await life.step()
+    assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+    await life.close()
 
-    in_world(tmp_path, scenario)
+
+@virtual_time
+async def test_weights_that_cannot_be_written_end_the_learner(world: World) -> None:
+    settings = small_settings()
+    life = Life(world, settings, world.parts(settings))
+    await life.learner.start()
+    life.offer()
+    shutil.rmtree(world.home() / "weights")
+    with pytest.raises(WeightsError, match=r"weights: "):
+        await life.step()
+    assert life.tally.trainer_restarts == 0
+    await life.close()
+
+
+@virtual_time
+async def test_a_node_that_stops_does_not_wait_for_its_trainer(world: World) -> None:
+    settings = small_settings()
+    trainer = Unsteady(crashes=1, refusals=99, **world.training(settings))
+    life = Life(world, settings, world.parts(settings, trainer=trainer))
+    await life.learner.start()
+    life.offer()
+    assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
+    assert 10 < world.clock.now() < 20
+    assert life.tally.updates == 0
+    await life.close()
+
+
+@virtual_time
+async def test_a_learner_resumes_from_the_newest_checkpoint(world: World) -> None:
+    settings = small_settings(experience__external="auto", run__checkpoint_updates=2)
+    first = Life(world, settings, world.parts(settings))
+    await first.learner.start()
+    first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
+    for own in (2, 3, 4):  # the third update comes after the checkpoint
+        first.offer(4)
+        assert await first.step()
+        assert first.shared.buffer.mixture == Mixture(own, 4 - own)
+    await first.close()
+    second = Life(world, settings, world.parts(settings))
+    await second.learner.start()
+    assert second.parts.sampler.version == second.parts.trainer.version == 2
+    assert second.tally.updates == 2
+    assert second.tally.groups.trained_own == 8
+    assert second.tally.evals == first.tally.evals
+    assert second.shared.buffer.mixture == Mixture(3, 1)
+    second.offer(4)
+    assert await second.step()
+    assert (second.tally.updates, second.parts.sampler.version) == (3, 3)
+    await second.close()
+
+
+@virtual_time
+async def test_a_checkpoint_of_another_program_is_refused(world: World) -> None:
+    settings = small_settings()
+    trainer = InlineTrainer(**world.training(settings))
+    await trainer.start()
+    await trainer.checkpoint({"epoch": 3})
+    await trainer.close()
+    life = Life(world, settings, world.parts(settings))
+    with pytest.raises(CheckpointError, match="another program"):
+        await life.learner.start()
+    await life.close()
+
+
+@virtual_time
+async def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
+    world: World,
+) -> None:
+    settings = small_settings(run__checkpoint_updates=1)
+    life = Life(world, settings, world.parts(settings))
+    await life.learner.start()
+    (world.home() / "checkpoints").write_text("no directory")
+    for _ in range(3):
+        life.offer()
+        assert await life.step()
+    # It is written beside the next update, whose result tells.
+    told = life.tally.faults["checkpoint"]
+    assert told >= 1
+    assert life.parts.sampler.version == 3
+    assert not await life.learner.checkpoint()
+    assert life.tally.faults == {"checkpoint": told + 1}
+    (world.home() / "checkpoints").unlink()
+    assert await life.learner.checkpoint()
+    assert newest_valid(world.home() / "checkpoints") is not None, "it is there on return"
+    await life.close()

@@ -56,7 +56,6 @@ def test_fixed_settings_stay_as_they_are() -> None:
         life.update(offered=50)
     assert life.buffer.mixture == Mixture(4, 2)
     row = life.tally.mixture
-    assert row is not None
     assert (row.own, row.external, row.adaptive, row.mixed_share) == (4, 2, False, 0.5)
 
 
@@ -84,24 +83,11 @@ def test_offers_of_peers_that_are_refused_count_less(reason: str) -> None:
     assert trusted.buffer.mixture.own < doubted.buffer.mixture.own
 
 
-def test_a_falling_held_out_reward_makes_it_rely_on_itself() -> None:
-    life = Life("auto")
-    for step in range(60):
-        life.update(offered=20, probe=0.5 if step % 10 == 0 else None)
-    assert life.buffer.mixture.external == 7
-    for step in range(3):
-        life.update(offered=20, probe=0.4 - 0.1 * step)
-    assert life.buffer.mixture.external <= 3
-    assert life.tally.mixture is not None
-    assert life.tally.mixture.allowance < 1.0
-
-
 def test_the_same_measurement_counts_once() -> None:
     life = Life("auto")
     for step in range(40):
         life.update(offered=20, probe={5: 0.5, 6: 0.3}.get(step))
     # One fall halves the share; taken in again and again, the low point would end in recovery.
-    assert life.tally.mixture is not None
     assert life.tally.mixture.allowance == 0.5
 
 
@@ -109,7 +95,6 @@ def test_what_was_offered_before_the_first_update_counts() -> None:
     """A newcomer lists its peers' groups while it makes its first ones."""
     life = Life("auto")
     life.update(offered=40)
-    assert life.tally.mixture is not None
     assert life.tally.mixture.offered_per_own == 40.0
     assert life.buffer.mixture == Mixture(1, 7)
 
@@ -136,8 +121,6 @@ def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
     after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}, split=SPLIT))
     after.mixer.resume(before.mixer.state)
     after.update(offered=20)
-    assert after.mixer.state is not None
-    assert before.mixer.state is not None
     assert after.mixer.state.probe == before.mixer.state.probe
 
 
@@ -150,22 +133,8 @@ def test_reward_on_another_ground_is_no_fall() -> None:
     after.mixer.resume(before.mixer.state)
     for _ in range(5):
         after.update(offered=20, probe=0.4)
-    assert after.mixer.state is not None
     assert after.mixer.state.allowance == 1.0
-    assert after.mixer.state.probe is not None
     assert after.mixer.state.probe.slow == pytest.approx(0.4)
-
-
-def test_what_was_found_is_shown() -> None:
-    life = Life("auto")
-    for _ in range(10):
-        life.update(offered=4)
-    row = life.tally.mixture
-    assert row is not None
-    assert row.adaptive
-    assert row.mixed_share == pytest.approx(0.5, abs=0.1)
-    assert row.mixed_share_error is not None
-    assert 0 < row.mixed_share_error < 0.2
 
 
 @pytest.mark.parametrize("value", ["often", -1, 1025])
@@ -179,7 +148,7 @@ def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
     flags = {"experience.own": 4, "experience.external": 4}
     buffer = ReplayBuffer(replay_settings(load_settings(flags, environ={})))
     for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
-        with pytest.raises(ValueError, match=r"must be|holds"):
+        with pytest.raises(ValueError, match=r"must|holds"):
             buffer.aim(wrong)
     buffer.aim(Mixture(8, 0))
     assert not buffer.ready(0)
@@ -195,7 +164,6 @@ def test_a_resumed_controller_goes_on_where_it_was() -> None:
     after.mixer.resume(saved)
     assert after.buffer.mixture == Mixture(8, 0)
     assert after.mixer.state == before.mixer.state
-    assert after.tally.mixture is not None
     assert after.tally.mixture.own == 8
 
 
@@ -214,7 +182,6 @@ def test_one_peer_counts_for_no_more_than_this_node_makes_however_much_it_offers
     for _ in range(40):
         life.update(offered=0)
         life.tally.offered["flood"] += 50
-    assert life.tally.mixture is not None
     assert life.tally.mixture.offered_per_own == pytest.approx(1.0, abs=0.01)
     assert life.buffer.mixture.own == 4
 

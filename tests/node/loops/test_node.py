@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from in_memory import Host, Sampler, World, environment, small_settings, tiny
+from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import Judgement
@@ -33,11 +34,12 @@ from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import Completion, TaskRef
 from swarm_node.simulation.paced import PacedTrainer
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 from swarm_node.storage import Storage, StoredGroup
 
 
-def test_a_node_learns_until_its_last_update_and_a_later_one_continues(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(world: World) -> None:
     async def live(world: World, updates: int) -> Node:
         settings = small_settings(run__updates=updates)
         parts = world.parts(settings)
@@ -45,35 +47,30 @@ def test_a_node_learns_until_its_last_update_and_a_later_one_continues(tmp_path:
         steps: list[str] = []
         ended = await node.run(on_step=steps.append)
         assert steps == ["tasks", "trainer", "sampler", "network"]
-        assert ended is not None
         assert (ended.updates, ended.stored) == (updates, True)
         assert_closed(world, parts)
         return node
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
-        first = (await live(world, 2)).snapshot()
-        assert (first.state, first.updates, first.version) == ("stopping", 2, 2)
-        batches = first.updates + first.skipped_updates
-        assert first.groups.trained_own == 2 * batches <= first.groups.published
-        assert first.update is not None
-        assert first.update.tokens > 0
-        assert [point.version for point in first.evals] == [0]
-        assert first.peer_id == world.memberships[0].identity.peer_id
-        assert first.own_families == first.families != []
-        assert first.faults == first.rejected == {}
-        later = (await live(world, 3)).snapshot()
-        assert (later.updates, later.version) == (3, 3)
-        assert later.groups.trained_own > first.groups.trained_own
-        # The log counts what was published after the checkpoint, too.
-        assert later.groups.published >= first.groups.published
-        assert later.evals[0] == first.evals[0]
-        assert later.evals[1].seconds > first.evals[0].seconds
-
-    run_virtual(scenario)
+    first = (await live(world, 2)).snapshot()
+    assert (first.state, first.updates, first.version) == ("stopping", 2, 2)
+    batches = first.updates + first.skipped_updates
+    assert first.groups.trained_own == 2 * batches <= first.groups.published
+    assert first.update.tokens > 0
+    assert [point.version for point in first.evals] == [0]
+    assert first.peer_id == world.memberships[0].identity.peer_id
+    assert first.own_families == first.families != []
+    assert first.faults == first.rejected == {}
+    later = (await live(world, 3)).snapshot()
+    assert (later.updates, later.version) == (3, 3)
+    assert later.groups.trained_own > first.groups.trained_own
+    # The log counts what was published after the checkpoint, too.
+    assert later.groups.published >= first.groups.published
+    assert later.evals[0] == first.evals[0]
+    assert later.evals[1].seconds > first.evals[0].seconds
 
 
-def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(world: World) -> None:
     class Interleaving(Sampler):
         """Samples every group to its end, and counts how many are under way."""
 
@@ -94,47 +91,45 @@ def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(tmp_path: 
         def completion(self, row: Row) -> Completion:
             return finished(row, tiny().codec.decode)
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings(run__updates=1)
-        sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())
-        node = assemble(settings, world.memberships[0], world.parts(settings, sampler=sampler))
-        await node.run()
-        assert node.snapshot().updates == 1
-        assert sampler.most == 3  # of 2 that a sampling batch awaits
-
-    run_virtual(scenario)
+    settings = small_settings(run__updates=1)
+    sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())
+    node = world.node(settings, sampler=sampler)
+    await node.run()
+    assert node.snapshot().updates == 1
+    assert sampler.most == 3  # of 2 that a sampling batch awaits
 
 
-def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(
+    world: World, loop: VirtualTimeLoop
+) -> None:
     class Slow(Host):
         async def start(self) -> EnvironmentInfo:
             await asyncio.sleep(10)
             return await super().start()
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        parts = world.parts(settings, environment=Slow(environment()))
-        node = assemble(settings, world.memberships[0], parts)
-        running: list[str] = []
-        life = asyncio.create_task(node.run(running.extend))
-        await asyncio.sleep(5)
-        seen = node.snapshot()
-        assert (seen.state, seen.seconds, seen.families, seen.busy) == ("starting", 5.0, [], None)
-        assert running == seen.addresses == []
-        with pytest.raises(SwarmNodeError, match="still starting"):
-            await node.evaluate()
-        node.stop()
-        assert await life is None
-        assert running == []
-        assert loop.time() == 5
-        assert_closed(world, parts)
-
-    run_virtual(scenario)
+    settings = small_settings()
+    parts = world.parts(settings, environment=Slow(environment()))
+    node = assemble(settings, world.memberships[0], parts)
+    running: list[str] = []
+    life = asyncio.create_task(node.run(running.extend))
+    await asyncio.sleep(5)
+    seen = node.snapshot()
+    assert (seen.state, seen.seconds, seen.families, seen.busy) == ("starting", 5.0, [], None)
+    assert running == seen.addresses == []
+    with pytest.raises(SwarmNodeError, match="still starting"):
+        await node.evaluate()
+    node.stop()
+    assert await life is None
+    assert running == []
+    assert loop.time() == 5
+    assert_closed(world, parts)
 
 
 @pytest.mark.parametrize("starts", [False, True], ids=["at its start", "at a restart"])
-def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
-    tmp_path: Path, starts: bool
+@virtual_time
+async def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
+    world: World, starts: bool, loop: VirtualTimeLoop
 ) -> None:
     class Waiting(InlineTrainer):
         async def start(self) -> tuple[Path, int]:
@@ -149,40 +144,37 @@ def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
         async def update(self, batch: Batch) -> UpdateResult:
             raise ChildError("another host is gone")
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        parts = world.parts(settings, trainer=Waiting(**world.training(settings)))
-        node = assemble(settings, world.memberships[0], parts)
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(100)
-        assert node.snapshot().state == ("running" if starts else "starting")
-        node.stop()
-        await life
-        assert loop.time() <= 101
-        assert_closed(world, parts)
-
-    run_virtual(scenario)
+    settings = small_settings()
+    parts = world.parts(settings, trainer=Waiting(**world.training(settings)))
+    node = assemble(settings, world.memberships[0], parts)
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(100)
+    assert node.snapshot().state == ("running" if starts else "starting")
+    node.stop()
+    await life
+    assert loop.time() <= 101
+    assert_closed(world, parts)
 
 
-def test_a_stop_is_bounded_though_the_trainer_hangs(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_stop_is_bounded_though_the_trainer_hangs(
+    world: World, loop: VirtualTimeLoop
+) -> None:
     async def nothing(_: Path) -> None: ...
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        inline = InlineTrainer(**world.training(settings))
-        parts = world.parts(settings, trainer=PacedTrainer(inline, 1.0, 1, nothing))
-        node = assemble(settings, world.memberships[0], parts)
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(100)
-        seen = node.snapshot()
-        assert (seen.state, seen.updates + seen.skipped_updates) == ("running", 1)
-        node.stop()
-        await life
-        assert loop.time() <= 100 + 20 + 1
-        assert any(world.home().glob("checkpoints/*"))
-        assert_closed(world, parts)
-
-    run_virtual(scenario)
+    settings = small_settings()
+    inline = InlineTrainer(**world.training(settings))
+    parts = world.parts(settings, trainer=PacedTrainer(inline, 1.0, 1, nothing))
+    node = assemble(settings, world.memberships[0], parts)
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(100)
+    seen = node.snapshot()
+    assert (seen.state, seen.updates + seen.skipped_updates) == ("running", 1)
+    node.stop()
+    await life
+    assert loop.time() <= 100 + 20 + 1
+    assert any(world.home().glob("checkpoints/*"))
+    assert_closed(world, parts)
 
 
 Broken = Callable[[World, Path], tuple[dict[str, Any], dict[str, Any]]]
@@ -225,47 +217,47 @@ def taken_identity(world: World, _: Path) -> tuple[dict[str, Any], dict[str, Any
         (taken_identity, TransportError),
     ],
 )
-def test_a_start_that_fails_half_way_closes_every_part(
-    tmp_path: Path, random_qwen2: Path, broken: Broken, error: type[SwarmNodeError]
+@virtual_time
+async def test_a_start_that_fails_half_way_closes_every_part(
+    world: World, random_qwen2: Path, broken: Broken, error: type[SwarmNodeError]
 ) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
-        flags, changes = broken(world, random_qwen2)
-        settings = small_settings(**flags)
-        parts = world.parts(settings, **changes)
-        others = world.network.peers()
-        node = assemble(settings, world.memberships[0], parts)
-        with pytest.raises(error):
-            await node.run()
-        assert world.network.peers() == others
-        assert_closed(world, parts, others)
-
-    run_virtual(scenario)
+    flags, changes = broken(world, random_qwen2)
+    settings = small_settings(**flags)
+    parts = world.parts(settings, **changes)
+    others = world.network.peers()
+    node = assemble(settings, world.memberships[0], parts)
+    with pytest.raises(error):
+        await node.run()
+    assert world.network.peers() == others
+    assert_closed(world, parts, others)
 
 
 @pytest.mark.parametrize("raised", [TransportError("gone already"), RuntimeError("a bug")])
-def test_a_part_that_fails_to_close_leaves_no_other_open(tmp_path: Path, raised: Exception) -> None:
+@virtual_time
+async def test_a_part_that_fails_to_close_leaves_no_other_open(
+    world: World, raised: Exception
+) -> None:
     class Sticky(MemoryTransport):
         async def stop(self) -> None:
             await super().stop()
             raise raised
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings(run__updates=1)
-        transport = Sticky(world.network, world.memberships[0].identity)
-        parts = world.parts(settings, transport=transport)
-        node = assemble(settings, world.memberships[0], parts)
-        if isinstance(raised, SwarmNodeError):
+    settings = small_settings(run__updates=1)
+    transport = Sticky(world.network, world.memberships[0].identity)
+    parts = world.parts(settings, transport=transport)
+    node = assemble(settings, world.memberships[0], parts)
+    if isinstance(raised, SwarmNodeError):
+        await node.run()
+    else:
+        with pytest.raises(RuntimeError, match="a bug"):
             await node.run()
-        else:
-            with pytest.raises(RuntimeError, match="a bug"):
-                await node.run()
-        assert_closed(world, parts)
-
-    run_virtual(scenario)
+    assert_closed(world, parts)
 
 
-def test_the_environments_failures_are_counted_and_survived(tmp_path: Path) -> None:
+@virtual_time
+async def test_the_environments_failures_are_counted_and_survived(
+    world: World, loop: VirtualTimeLoop
+) -> None:
     class Flaky(Host):
         left = 3
 
@@ -277,68 +269,60 @@ def test_the_environments_failures_are_counted_and_survived(tmp_path: Path) -> N
                 raise ChildError("the environment's process died")
             return await super().judge(ref, texts, whose)
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings(run__updates=1)
-        parts = world.parts(settings, environment=Flaky(environment()))
-        node = assemble(settings, world.memberships[0], parts)
-        await node.run()
-        seen = node.snapshot()
-        assert seen.faults == {"environment": 3}
-        assert seen.updates == 1
-        assert loop.time() >= 2  # it pauses after each failure
-
-    run_virtual(scenario)
+    settings = small_settings(run__updates=1)
+    node = world.node(settings, environment=Flaky(environment()))
+    await node.run()
+    seen = node.snapshot()
+    assert seen.faults == {"environment": 3}
+    assert seen.updates == 1
+    assert loop.time() >= 2  # it pauses after each failure
 
 
-def test_an_error_in_a_loop_ends_the_node_with_that_error(tmp_path: Path) -> None:
+@virtual_time
+async def test_an_error_in_a_loop_ends_the_node_with_that_error(world: World) -> None:
     class Damaged(Storage):
         def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
             raise HomeError("node.db is damaged")
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        storage = Damaged(world.home() / "full.db", wall=world.clock.wall, threads=False)
-        parts = world.parts(settings, storage=storage)
-        node = assemble(settings, world.memberships[0], parts)
-        with pytest.raises(HomeError, match="is damaged"):
-            await node.run()
-        assert_closed(world, parts)
-
-    run_virtual(scenario)
+    settings = small_settings()
+    storage = Damaged(world.home() / "full.db", wall=world.clock.wall, threads=False)
+    parts = world.parts(settings, storage=storage)
+    node = assemble(settings, world.memberships[0], parts)
+    with pytest.raises(HomeError, match="is damaged"):
+        await node.run()
+    assert_closed(world, parts)
 
 
-def test_two_nodes_meet_and_train_on_each_others_groups(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop, members=2), small_settings(experience__external=1)
-        nodes = [
-            assemble(settings, membership, world.parts(settings, index))
-            for index, membership in enumerate(world.memberships)
-        ]
-        lives = [asyncio.create_task(node.run()) for node in nodes]
-        await asyncio.sleep(12)
-        seen = [node.snapshot() for node in nodes]
-        assert all(each.groups.trained_external for each in seen)
-        assert [[row.peer_id for row in each.peers] for each in seen] == [
-            [seen[1].peer_id],
-            [seen[0].peer_id],
-        ]
-        assert all(each.peers[0].received == each.groups.received > 0 for each in seen)
-        assert all(each.evals[0].alone for each in seen)
-        assert not (await nodes[0].evaluate()).alone
-        for node in nodes:
-            node.stop()
-        await asyncio.gather(*lives)
-
-    run_virtual(scenario)
+@virtual_time
+async def test_two_nodes_meet_and_train_on_each_others_groups(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world, settings = World(tmp_path, loop, members=2), small_settings(experience__external=1)
+    nodes = [
+        assemble(settings, membership, world.parts(settings, index))
+        for index, membership in enumerate(world.memberships)
+    ]
+    lives = [asyncio.create_task(node.run()) for node in nodes]
+    await asyncio.sleep(12)
+    seen = [node.snapshot() for node in nodes]
+    assert all(each.groups.trained_external for each in seen)
+    assert [[row.peer_id for row in each.peers] for each in seen] == [
+        [seen[1].peer_id],
+        [seen[0].peer_id],
+    ]
+    assert all(each.peers[0].received == each.groups.received > 0 for each in seen)
+    assert all(each.evals[0].alone for each in seen)
+    assert not (await nodes[0].evaluate()).alone
+    for node in nodes:
+        node.stop()
+    await asyncio.gather(*lives)
 
 
 def assert_closed(world: World, parts: Parts, others: Sequence[str] = ()) -> None:
     """Every part is closed, and the network has `others` alone."""
     assert world.network.peers() == list(others)
-    assert isinstance(parts.sampler, Sampler)
     assert parts.sampler.closed
     assert not (world.home() / "weights").exists()  # the trainer removes it
-    assert isinstance(parts.environment, Host)
     assert parts.environment.closed
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         parts.storage.blob(b"")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from in_memory import Sampler, World, small_settings, tiny
 from rich.console import Console
+from virtual import virtual_time
 
 from swarm_node.cli.views.live import Pages
 from swarm_node.node.loops.overview import name_of, take_report
@@ -24,23 +25,21 @@ from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 
-def test_faults_of_all_parts_are_added_up(tmp_path: Path) -> None:
+@virtual_time
+async def test_faults_of_all_parts_are_added_up(world: World, tmp_path: Path) -> None:
     class Repaired(PacedSampler):
         faults: ClassVar = {"sampler_memory": 2, "trainer": 1}
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        parts = world.parts(settings, sampler=Repaired(tiny().sampler(), 0.01, 0, tmp_path))
-        node = assemble(settings, world.memberships[0], parts)
-        node._tally.faults["trainer"] += 3
-        parts.storage.faults["storage"] += 4
-        shot = node.snapshot()
-        assert shot.faults == {"sampler_memory": 2, "trainer": 4, "storage": 4}
-        assert (shot.busy, shot.seconds_since_update, shot.seconds_between_updates) == (None,) * 3
-        await parts.trainer.close()
-        parts.storage.close()
-
-    run_virtual(scenario)
+    settings = small_settings()
+    parts = world.parts(settings, sampler=Repaired(tiny().sampler(), 0.01, 0, tmp_path))
+    node = assemble(settings, world.memberships[0], parts)
+    node._tally.faults["trainer"] += 3
+    parts.storage.faults["storage"] += 4
+    shot = node.snapshot()
+    assert shot.faults == {"sampler_memory": 2, "trainer": 4, "storage": 4}
+    assert (shot.busy, shot.seconds_since_update, shot.seconds_between_updates) == (None,) * 3
+    await parts.trainer.close()
+    parts.storage.close()
 
 
 def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
@@ -62,13 +61,11 @@ def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
             return None
 
         trainer = PacedTrainer(Timed(**world.training(settings)), 5.0, 3, passed)
-        parts = world.parts(settings, trainer=trainer)
-        node = assemble(settings, world.memberships[0], parts)
+        node = world.node(settings, trainer=trainer)
         life = asyncio.create_task(node.run())
         await asyncio.sleep(200)
         shot, began = node.snapshot(), node._running_since
         assert began is not None
-        assert shot.busy is not None
         assert shot.busy.seconds == world.clock.now() - began <= shot.seconds <= 200
         assert shot.busy.trainer == pytest.approx(15)
         assert shot.seconds_since_update == pytest.approx(world.clock.now() - ends[2])
@@ -80,60 +77,56 @@ def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
     run_virtual(scenario)
 
 
-def test_the_owners_names_count_before_those_in_certificates_at_once(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, members=2)
-        settings, given = small_settings(), dict[str, str]()
-        slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
-        parts = world.parts(settings, sampler=slow[0], names=lambda: given)
-        node = assemble(settings, world.memberships[0], parts)
-        other = assemble(settings, world.memberships[1], world.parts(settings, 1, sampler=slow[1]))
-        lives = [asyncio.create_task(each.run()) for each in (node, other)]
-        await asyncio.sleep(8.0)
-        (before,) = node.snapshot().peers
-        assert before.name not in ("", "carol")
-        given[before.issuer_key] = "carol"
-        shot = node.snapshot()
-        (row,) = shot.peers
-        pages = Pages()
-        pages.turn("p")
-        console = Console(file=StringIO(), width=160)
-        console.print(pages.drawn(shot))
-        shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert row.name == "carol"
-        assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown
-        assert "(by" not in shown
-        for life in lives:
-            life.cancel()
-        await asyncio.wait(lives)
-
-    run_virtual(scenario)
-
-
-def test_each_relay_is_tried_for_the_report(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop, members=2), small_settings()
-        node = assemble(settings, world.memberships[0], world.parts(settings))
-        gone = world.memberships[1].identity.peer_id
-        node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
-        report = await take_report(node._parts, node._shared, node._reaching)
-        (row,) = report.tried
-        assert (row.kind, row.name) == ("relay", name_of(node._shared.members, gone))
-        assert row.cause is not None
-        assert (row.cause.code, row.cause.peer) == ("no_answer", gone)
-        await node.close()
-
-    run_virtual(scenario)
+@virtual_time
+async def test_the_owners_names_count_before_those_in_certificates_at_once(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, members=2)
+    settings, given = small_settings(), dict[str, str]()
+    slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
+    node = world.node(settings, sampler=slow[0], names=lambda: given)
+    other = world.node(settings, 1, sampler=slow[1])
+    lives = [asyncio.create_task(each.run()) for each in (node, other)]
+    await asyncio.sleep(8.0)
+    (before,) = node.snapshot().peers
+    assert before.name not in ("", "carol")
+    given[before.issuer_key] = "carol"
+    shot = node.snapshot()
+    (row,) = shot.peers
+    pages = Pages()
+    pages.turn("p")
+    console = Console(file=StringIO(), width=160)
+    console.print(pages.drawn(shot))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert row.name == "carol"
+    assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown
+    assert "(by" not in shown
+    for life in lives:
+        life.cancel()
+    await asyncio.wait(lives)
 
 
-def test_a_peer_is_named_by_its_certificate_else_by_the_end_of_its_id(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop, members=2)
-        own, peer = world.memberships
-        members = Members(own.swarm, world.clock.wall)
-        assert name_of(members, peer.identity.peer_id) == f"…{peer.identity.peer_id[-8:]}"
-        member = members.admit(peer.chain, peer.identity.peer_id)
-        assert isinstance(member, Member)
-        assert name_of(members, peer.identity.peer_id) == member.name != ""
+@virtual_time
+async def test_each_relay_is_tried_for_the_report(tmp_path: Path, loop: VirtualTimeLoop) -> None:
+    world, settings = World(tmp_path, loop, members=2), small_settings()
+    node = world.node(settings)
+    gone = world.memberships[1].identity.peer_id
+    node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
+    report = await take_report(node._parts, node._shared, node._reaching)
+    (row,) = report.tried
+    assert (row.kind, row.name) == ("relay", name_of(node._shared.members, gone))
+    assert (row.cause.code, row.cause.peer) == ("no_answer", gone)
+    await node.close()
 
-    run_virtual(scenario)
+
+@virtual_time
+async def test_a_peer_is_named_by_its_certificate_else_by_the_end_of_its_id(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world = World(tmp_path, loop, members=2)
+    own, peer = world.memberships
+    members = Members(own.swarm, world.clock.wall)
+    assert name_of(members, peer.identity.peer_id) == f"…{peer.identity.peer_id[-8:]}"
+    member = members.admit(peer.chain, peer.identity.peer_id)
+    assert isinstance(member, Member)
+    assert name_of(members, peer.identity.peer_id) == member.name != ""

@@ -9,92 +9,81 @@ from pathlib import Path
 import msgspec
 from in_memory import Sampler, World, small_settings, tiny
 from structlog.testing import capture_logs
+from virtual import virtual_time
 
 from swarm_node.node.figures.snapshot import EvalPoint, Said
 from swarm_node.node.loops.recording import Recorder
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.peers.causes import Cause, advice, told_here
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 REVOKED = Cause("revoked", "12D3KooWalice", "alice")
 
 
-def test_the_log_tells_the_verdict_once_it_is_another_one(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        slow = Sampler(tiny().sampler(), 5.0, 0, world.home())
-        node = assemble(settings, world.memberships[0], world.parts(settings, sampler=slow))
-        with capture_logs() as lines:
-            life = asyncio.create_task(node.run())
-            await asyncio.sleep(60)
-            node._tally.groups.published += 7  # it samples slowly, and has made none
-            node._tally.groups.announced += 3
-            node._shared.directory.failures.failed(REVOKED, world.clock.now())
-            node._tally.rejected.update({"replay": 2, "unreachable": 1, "window": 1})
-            await asyncio.sleep(60)
-            latest = node.snapshot().latest
-            node.stop()
-            await life
-        assert latest is not None
-        assert (latest.refused, latest.replay, latest.turns) == (3, 2, None)
-        alone, revoked = [line for line in lines if line["event"] == "verdict"]
-        assert (alone["kind"], alone["log_level"]) == ("alone", "info")
-        assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
-        assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
-        progress = [line for line in lines if line["event"] == "progress"]
-        verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
-        assert [each for each, _ in groupby(verdicts)] == [("alone", "warning"), ("revoked", "bad")]
-        assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
-        assert progress[-1]["said"].endswith("verdict revoked (bad)")
-
-    run_virtual(scenario)
+@virtual_time
+async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) -> None:
+    settings = small_settings()
+    slow = Sampler(tiny().sampler(), 5.0, 0, world.home())
+    node = world.node(settings, sampler=slow)
+    with capture_logs() as lines:
+        life = asyncio.create_task(node.run())
+        await asyncio.sleep(60)
+        node._tally.groups.published += 7  # it samples slowly, and has made none
+        node._tally.groups.announced += 3
+        node._shared.directory.failures.failed(REVOKED, world.clock.now())
+        node._tally.rejected.update({"replay": 2, "unreachable": 1, "window": 1})
+        await asyncio.sleep(60)
+        latest = node.snapshot().latest
+        node.stop()
+        await life
+    assert (latest.refused, latest.replay, latest.turns) == (3, 2, None)
+    alone, revoked = [line for line in lines if line["event"] == "verdict"]
+    assert (alone["kind"], alone["log_level"]) == ("alone", "info")
+    assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
+    assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
+    progress = [line for line in lines if line["event"] == "progress"]
+    verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
+    assert [each for each, _ in groupby(verdicts)] == [("alone", "warning"), ("revoked", "bad")]
+    assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
+    assert progress[-1]["said"].endswith("revoked (bad)")
 
 
-def test_what_happens_to_peers_is_logged_for_the_page(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop, members=2), small_settings()
-        slow = [Sampler(tiny().sampler(), 5.0, 0, world.home(n)) for n in range(2)]
-        one, other = (
-            assemble(
-                settings,
-                world.memberships[n],
-                world.parts(settings, n, sampler=slow[n]),
-            )
-            for n in range(2)
-        )
-        lives = [asyncio.create_task(node.run()) for node in (one, other)]
-        await asyncio.sleep(30)
-        other.stop()
-        await lives[1]
-        await asyncio.sleep(80)
-        seen = one.events().rows
-        one.stop()
-        await lives[0]
-        assert [row.kind for row in seen] == ["left", "joined"]
-        assert {row.peer_id for row in seen} == {world.memberships[1].identity.peer_id}
-
-    run_virtual(scenario)
+@virtual_time
+async def test_what_happens_to_peers_is_logged_for_the_page(
+    tmp_path: Path, loop: VirtualTimeLoop
+) -> None:
+    world, settings = World(tmp_path, loop, members=2), small_settings()
+    slow = [Sampler(tiny().sampler(), 5.0, 0, world.home(n)) for n in range(2)]
+    one, other = (world.node(settings, n, sampler=slow[n]) for n in range(2))
+    lives = [asyncio.create_task(node.run()) for node in (one, other)]
+    await asyncio.sleep(30)
+    other.stop()
+    await lives[1]
+    await asyncio.sleep(80)
+    seen = one.events().rows
+    one.stop()
+    await lives[0]
+    assert [row.kind for row in seen] == ["left", "joined"]
+    assert {row.peer_id for row in seen} == {world.memberships[1].identity.peer_id}
 
 
-def test_a_measurement_makes_one_row_and_is_logged_until_the_next(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world, settings = World(tmp_path, loop), small_settings()
-        parts = world.parts(settings)
-        node = assemble(settings, world.memberships[0], parts)
-        recorder = Recorder(parts, node._shared, lambda: [Said("alone", "good", "no peer")])
-        points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, seen=0.75, split=1)]
-        points.append(msgspec.structs.replace(points[0], seen=None))
-        with capture_logs() as lines:
-            for point in points:
-                node._tally.evals.append(point)
-                for _ in range(16):
-                    await recorder.step()
-        assert [(row.pass_1, row.seen_1) for row in parts.history.since(0.0)] == [
-            ({"gcd": 0.5}, 0.75),
-            ({"gcd": 0.5}, None),
-        ]
-        assert [line["seen"] for line in lines if line["event"] == "progress"] == [0.75, None]
-        await parts.trainer.close()
-        parts.storage.close()
-
-    run_virtual(scenario)
+@virtual_time
+async def test_a_measurement_makes_one_row_and_is_logged_until_the_next(world: World) -> None:
+    settings = small_settings()
+    parts = world.parts(settings)
+    node = assemble(settings, world.memberships[0], parts)
+    recorder = Recorder(parts, node._shared, lambda: [Said("alone", "good", "no peer")])
+    points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, seen=0.75, split=1)]
+    points.append(msgspec.structs.replace(points[0], seen=None))
+    with capture_logs() as lines:
+        for point in points:
+            node._tally.evals.append(point)
+            for _ in range(16):
+                await recorder.step()
+    assert [(row.pass_1, row.seen_1) for row in parts.history.since(0.0)] == [
+        ({"gcd": 0.5}, 0.75),
+        ({"gcd": 0.5}, None),
+    ]
+    assert [line["seen"] for line in lines if line["event"] == "progress"] == [0.75, None]
+    await parts.trainer.close()
+    parts.storage.close()

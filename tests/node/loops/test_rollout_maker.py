@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Pa
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) -> None:
+async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) -> None:
     """Of the model's 64 positions about 30 are left for a question, of which half are longer."""
     rows = [
         {"question": ("long " * 40 if n % 2 else "short ") + str(n), "answer": str(n)}
@@ -45,64 +44,60 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = load_settings({"sampling.max_new_tokens": 4, "sampling.group_size": 2}, environ={})
     unused: Mapping[str, Any] = {"transport": None, "trainer": None, "processes": dict}
+    codec = Codec.from_directory(model)
+    host = InlineEnvironmentHost(create(str(tmp_path / "rows.jsonl"), held_out=0.5))
+    storage = Storage(tmp_path / "node.sqlite")
+    parts = Parts(
+        sampler=TorchSampler.from_directory(model, threads=1),
+        environment=host,
+        storage=storage,
+        codec=codec,
+        policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
+        clock=SYSTEM_CLOCK,
+        **unused,
+    )
+    tally, info = Tally(), await host.start()
+    slots = Slots(ReplayBuffer(replay_settings()), 24)
+    (member,) = Seeded(0).memberships(1)
+    tasks = SeededTasks(
+        Local.of(member.identity, member.swarm, SYSTEM_CLOCK),
+        info,
+        info.families,
+        storage,
+        seed=0,
+        common_share=0.0,
+    )
+    maker = RolloutMaker(
+        settings.sampling,
+        parts,
+        tally,
+        Judging(host, tally, Effort(1.0, str), SYSTEM_CLOCK),
+        FittingTasks(settings.sampling, parts, tally, tasks),
+        slots,
+        None,
+        seed=0,
+        peer_id="peer",
+    )
+    made: list[Scored] = []
 
-    async def run() -> None:
-        codec = Codec.from_directory(model)
-        host = InlineEnvironmentHost(create(str(tmp_path / "rows.jsonl"), held_out=0.5))
-        storage = Storage(tmp_path / "node.sqlite")
-        parts = Parts(
-            sampler=TorchSampler.from_directory(model, threads=1),
-            environment=host,
-            storage=storage,
-            codec=codec,
-            policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
-            clock=SYSTEM_CLOCK,
-            **unused,
-        )
-        tally, info = Tally(), await host.start()
-        slots = Slots(ReplayBuffer(replay_settings()), 24)
-        (member,) = Seeded(0).memberships(1)
-        tasks = SeededTasks(
-            Local.of(member.identity, member.swarm, SYSTEM_CLOCK),
-            info,
-            info.families,
-            storage,
-            seed=0,
-            common_share=0.0,
-        )
-        maker = RolloutMaker(
-            settings.sampling,
-            parts,
-            tally,
-            Judging(host, tally, Effort(1.0, str), SYSTEM_CLOCK),
-            FittingTasks(settings.sampling, parts, tally, tasks),
-            slots,
-            None,
-            seed=0,
-            peer_id="peer",
-        )
-        made: list[Scored] = []
+    async def deliver(scored: Sequence[Scored]) -> None:
+        made.extend(scored)
 
-        async def deliver(scored: Sequence[Scored]) -> None:
-            made.extend(scored)
-
-        await maker.make(24, deliver)
-        assert 0 < len(made) < 24
-        assert slots.sampling == 0
-        assert tally.faults["prompt_too_long"] == 24 - len(made)
-        assert all(prompt.startswith("short") for _, prompt in made)
-        point = await Evaluator(
-            sampling=settings.sampling,
-            parts=parts,
-            info=info,
-            own_families=info.families,
-            tasks=24,
-            earlier=0.0,
-            drawing=Timing(),
-            least=0.0,
-        ).measure()
-        assert 0.0 <= point.all <= 1.0
-        await parts.sampler.close()
-        storage.close()
-
-    asyncio.run(run())
+    await maker.make(24, deliver)
+    assert 0 < len(made) < 24
+    assert slots.sampling == 0
+    assert tally.faults["prompt_too_long"] == 24 - len(made)
+    assert all(prompt.startswith("short") for _, prompt in made)
+    point = await Evaluator(
+        sampling=settings.sampling,
+        parts=parts,
+        info=info,
+        own_families=info.families,
+        tasks=24,
+        earlier=0.0,
+        drawing=Timing(),
+        least=0.0,
+    ).measure()
+    assert 0.0 <= point.all <= 1.0
+    await parts.sampler.close()
+    storage.close()

@@ -56,5 +56,5 @@ def test_nodes_share_no_task_unless_it_is_common(tmp_path: Path) -> None:
 def test_the_families_are_those_wanted_or_all() -> None:
     assert chosen_families([], INFO) == ("a", "b", "c")
     assert chosen_families(["c", "a"], INFO) == ("c", "a")
-    with pytest.raises(ConfigError, match="x is not among a, b, c"):
+    with pytest.raises(ConfigError, match=r"x is .* a, b, c"):
         chosen_families(["a", "x"], INFO)

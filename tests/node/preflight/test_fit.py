@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from swarm_node.cli.main import app
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight import fit as fitting
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import (
@@ -116,11 +112,9 @@ def test_a_card_of_24_gb_spends_memory_on_rows_and_still_keeps_activations(tmp_p
     for gib, rows, checkpointing in ((24, 128, False), (16, 128, False), (12, 128, True)):
         start = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(gib))
         plan = start.fit.plan
-        assert plan is not None
         assert (plan.rows, plan.training.checkpointing) == (rows, checkpointing)
         assert start.settings.sampling.tasks_per_call * 8 == rows
         shape = cache_shape(start.settings, model, start.fit)
-        assert shape is not None
         assert shape.rows == rows
     small = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(8))
     assert small.settings.sampling.tasks_per_call == 8
@@ -183,7 +177,7 @@ def test_engine_and_cache_have_room_for_all_turns_of_a_dialogue() -> None:
 
 def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:
     wanted = settings_of(sampling__engine="vllm")
-    with pytest.raises(ModelError, match="built for the CPU only"):
+    with pytest.raises(ModelError, match="the CPU"):
         fit(wanted, shape_of("tiny"), on_gpu(8, vllm=FOR_CPU))
 
 
@@ -228,12 +222,12 @@ def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
     assert not found.vllm
     assert found.shares_base
     assert found.training.nf4
-    assert "does not fit the card" in found.why
+    assert "not fit" in found.why
     wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
+    with pytest.raises(ModelError, match="GPU memory"):
         fit(wanted, model, machine)
     assert fit(settings, model, on_gpu(24, vllm=FOR_GPU)).vllm
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
+    with pytest.raises(ModelError, match="GPU memory"):
         fit(settings, shape_of("qwen3-8b"), machine)
 
 
@@ -245,11 +239,9 @@ def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
     assert found.vllm
     assert found.shares_base
     built_in = fit(settings, model, on_gpu(8)).plan
-    assert found.plan is not None
-    assert built_in is not None
     parts = replace(built_in.parts, reserve=found.plan.parts.reserve)  # their CUDA graphs differ
     assert found.plan == replace(built_in, parts=parts)
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
+    with pytest.raises(ModelError, match="GPU memory"):
         fit(settings, model, replace(machine, ipc=False))
 
 
@@ -262,10 +254,10 @@ def test_on_a_gpu_vllm_takes_no_adapters_in_float32() -> None:
     assert fit(whole, shape, card).vllm
     assert fit(adapters, shape, on_gpu(24, vllm=FOR_GPU)).vllm
     forced = settings_of(training__lora_rank=8, sampling__engine="vllm")
-    with pytest.raises(ModelError, match=r"no adapters in float32: set training\.dtype"):
+    with pytest.raises(ModelError, match=r"training\.dtype"):
         engine_of(forced, card, shape)  # `plan` says so too
     several = settings_of(training__lora_rank=8, sampling__engine="vllm", run__trainer_processes=2)
-    with pytest.raises(ModelError, match="no adapters in float32"):
+    with pytest.raises(ModelError, match="in float32"):
         fit(several, shape, card)
 
 
@@ -279,9 +271,9 @@ def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
     assert asked(settings_of(training__base="whole"), ready).base == "whole"
     assert asked(settings_of(training__base="nf4"), on_gpu(12)).base == "nf4"
     model, long = shape_of("qwen3-4b"), settings_of(sampling__max_new_tokens=1024)
-    with pytest.raises(ModelError, match=r"four bits, which bitsandbytes has: `pip install"):
+    with pytest.raises(ModelError, match=r"bitsandbytes .*`pip"):
         fit(long, model, on_gpu(12))
-    with pytest.raises(ModelError, match=r"four bits \(training\.base = nf4\)"):
+    with pytest.raises(ModelError, match=r"base = nf4"):
         fit(
             settings_of(sampling__max_new_tokens=1024, training__base="whole"),
             model,
@@ -320,7 +312,7 @@ def test_on_a_cpu_four_bits_need_less_memory() -> None:
         settings = settings_of(training__lora_rank=16, training__base=base)
         made = trainer_settings(settings, fit(settings, model, replace(machine, free=gib * GIB)))
         assert (made.base, made.published) == (expected, "shared")
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(training__lora_rank=16, training__base="whole"), model, machine)
 
 
@@ -330,20 +322,11 @@ def test_what_main_memory_must_hold_follows_the_plan() -> None:
     for vllm in (None, FOR_GPU):
         machine = replace(on_gpu(12, vllm=vllm), free=13 * GIB)
         found = fit(settings_of(), model, machine)
-        assert found.plan is not None
         assert found.plan.training.lora_rank == DEFAULT_RANK
-        with pytest.raises(ModelError, match="GB of memory here"):
+        with pytest.raises(ModelError, match="of memory"):
             fit(settings_of(), model, replace(machine, free=2 * GIB))
-    with pytest.raises(ModelError, match=r"GB of memory here.*training\.lora_rank"):
+    with pytest.raises(ModelError, match=r"lora_rank"):
         fit(settings_of(training__lora_rank=0), model, replace(on_gpu(80), free=13 * GIB))
-
-
-def test_on_a_cpu_adapters_need_their_base_once() -> None:
-    model, settings = shape_of("qwen2.5-1.5b"), settings_of(training__lora_rank=16)
-    machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
-    assert fit(settings, model, machine).plan is None
-    with pytest.raises(ModelError, match="GB of memory here"):
-        fit(settings_of(training__lora_rank=0), model, machine)
 
 
 def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
@@ -353,21 +336,15 @@ def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() ->
     every = Fit(ON_CPU, vllm=False, training=TrainingMethod())
     assert check_disk(home, shape, every, 3 * each) is None
     few = check_disk(home, shape, every, 3 * each - 1)
-    assert few == (
-        "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
-        "than 3 will be kept"
-    )
+    assert few is not None
+    assert [*re.findall(r"[\d.]+ GB|/\w+", few)] == ["18.5 GB", "55.6 GB", "/somewhere"]
     assert check_disk(home, shape, every, 2 * each) is not None
-    refusal = (
-        r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
-    )
-    with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
+    with pytest.raises(HomeError, match=r"18\.5 .* 36\.0 .* 1\.0 .* 32.* 0\.4 GB"):
         check_disk(home, shape, every, 2 * each - 10**9)
     eight = replace(every, job=Job(eight_bit=True))
     assert check_disk(home, shape, eight, 3 * each // 2) is None
     # What a plan of the GPU chose counts.
     planned = fit(settings, shape, on_gpu(12))
-    assert planned.plan is not None
     assert planned.plan.training.lora_rank
     assert check_disk(home, shape, planned, 2 * 10**9) is None
     with pytest.raises(HomeError) as caught:
@@ -399,7 +376,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
     plenty = lambda *asked: replace(gathered(*asked), memory=1 << 62)  # noqa: E731
     monkeypatch.setattr(joining, "resolve", refused)
     monkeypatch.setattr(joining, "gather", plenty)
-    with pytest.raises(HomeError, match="where two must fit"):
+    with pytest.raises(HomeError, match="two must"):
         joining.join_swarm(settings_of(home=str(tmp_path)), Sources({}))
     assert fetched == []
 
@@ -408,15 +385,14 @@ def test_on_a_cpu_the_machines_memory_decides() -> None:
     machine = Machine(ON_CPU, 4 * GIB, None, vllm=FOR_GPU)
     found = fit(settings_of(), shape_of("tiny"), machine)
     assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(), HUGE, machine)
 
 
 def test_on_a_gpu_its_memory_decides() -> None:
     found = fit(settings_of(), shape_of("qwen2.5-1.5b"), on_gpu(12))
-    assert found.plan is not None
     assert found.plan.total < found.plan.vram == 12 * GIB
-    with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
+    with pytest.raises(ModelError, match=r"GPU memory"):
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
 
 
@@ -451,7 +427,6 @@ def test_versions_stay_on_a_gpu_where_two_more_copies_fit_there() -> None:
     for half in range(26, 64):
         machine, settings = on_gpu(half / 2, vllm=FOR_GPU), settings_of(training__lora_rank=0)
         plan = (found := fit(settings, shape_of("qwen2.5-0.5b"), machine)).plan
-        assert plan is not None
         copy = plan.parts.sampler_weights
         assert found.ipc == plan.fits(2 * copy), half
         told.add((found.ipc, plan.fits(3 * copy)))
@@ -481,18 +456,16 @@ def test_several_cards_are_planned_by_the_first() -> None:
     model, whole = shape_of("qwen2.5-1.5b"), {"training__lora_rank": 0}
     hosts = settings_of(run__trainer_hosts="10.0.0.1:1*8", **whole)
     found = fit(hosts, model, on_gpu(12, vllm=FOR_GPU))
-    assert found.plan is not None  # 24 GB are spread over eight
     assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
     assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
     assert trainer_settings(hosts, found).hosts == 8
-    with pytest.raises(ModelError, match=r"GPU memory on the first of 2 cards .* LoRA"):
+    with pytest.raises(ModelError, match=r"2 cards .* LoRA"):
         fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
     adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}
     found = fit(settings_of(**adapters), model, on_gpu(12))
-    assert found.plan is not None
     assert found.plan.parts.trainer_weights > 2 * model.weight_count
     assert not found.ipc
-    with pytest.raises(ModelError, match="GiB of GPU memory on the first of 4 cards"):
+    with pytest.raises(ModelError, match="of 4 cards"):
         fit(settings_of(**adapters), model, on_gpu(6))
 
 
@@ -502,7 +475,6 @@ def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
     def planned(**flags: Any) -> tuple[int, int]:
         settings = settings_of(training__lora_rank=8, **flags)
         found = fit(settings, model, large)
-        assert found.plan is not None
         engine = engine_plan(settings, model, found)
         assert engine.tensor_parallel == found.plan.cards
         return found.plan.cards, found.plan.parts.sampler_weights
@@ -547,34 +519,6 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(on_cpu, sampling__engine="vllm") == "merged"
 
 
-@pytest.mark.parametrize("vllm", [None, FOR_GPU])
-@pytest.mark.parametrize("gib", [8, 12, 16, 24])
-@pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["training.dtype=float32"]])
-def test_the_verb_prints_what_join_would_do(
-    monkeypatch: pytest.MonkeyPatch, vllm: VllmBuild | None, gib: int, assign: list[str]
-) -> None:
-    """On every card, with and without vLLM and bfloat16, for a model that may not fit."""
-    monkeypatch.setattr(fitting, "installed_vllm", lambda: vllm)
-    options = [part for item in assign for part in ("--set", item)]
-    done = CliRunner().invoke(
-        app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
-    )
-    (shown,) = json.loads(done.stdout)["cards"]
-    shape = shape_of("qwen2.5-1.5b")
-    settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
-    try:
-        joined = fit(settings, shape, card(settings, gib * GIB))
-    except ModelError:
-        assert not shown["fits"]
-        return
-    plan = joined.plan
-    assert plan is not None
-    assert shown["fits"]
-    assert shown["training"] == asdict(plan.training)
-    assert (shown["sharing"], shown["rows"]) == (plan.sharing, plan.rows)
-    assert shown["engine"] == joined.engine._asdict()
-
-
 def test_what_was_begun_with_adapters_is_checked_as_adapters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -582,7 +526,7 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     monkeypatch.setattr("swarm_node.node.start.derive.stored_rank", lambda root: 16)
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
     machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
-    with pytest.raises(ModelError, match="GB of memory here"):
+    with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(training__lora_rank=0), shape, machine)
     going_on = resumed(settings, Path("checkpoints"))
     assert going_on.training.lora_rank == 16
@@ -600,29 +544,7 @@ def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
 def test_with_a_gpu_this_machine_is_planned_for() -> None:
     settings = settings_of(run__device="cuda")
     plan = fit(settings, shape_of("tiny"), this_machine(settings)).plan
-    assert plan is not None
     assert plan.total < plan.vram
-
-
-def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
-    settings = settings_of(training__learning_rate=1e-4)
-    plain = trainer_settings(settings)
-    assert plain.lora_rank == 0
-    found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10))
-    planned = trainer_settings(settings, found)
-    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
-    assert (planned.device, planned.dtype) == ("cuda:0", "bfloat16")
-    same = replace(
-        planned,
-        lora_rank=plain.lora_rank,
-        published=plain.published,
-        device=plain.device,
-        dtype=plain.dtype,
-        activation_checkpointing=plain.activation_checkpointing,
-        micro_batch_tokens=plain.micro_batch_tokens,
-        canary=plain.canary,
-    )
-    assert same == plain
 
 
 def test_what_nvidia_smi_says_is_read_with_care() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from machines import LAPTOP
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
@@ -24,9 +25,8 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
-from swarm_node.node.preflight.first_lines import start_lines
 from swarm_node.node.preflight.fit import Decision, GpuMemory, decide
-from swarm_node.node.preflight.probe import NOTHING_SEEN, Answer, Seen, judged
+from swarm_node.node.preflight.probe import Answer, Seen, judged
 from swarm_node.node.preflight.stored import FactsFile, read_facts, stored
 from swarm_node.node.start.derive import resolve_start, trainer_settings
 from swarm_node.policy.placement import Precision, ProductTimes
@@ -44,6 +44,7 @@ GENERATIONS: dict[str, tuple[tuple[int, int], list[Precision]]] = {
 }
 MEMORIES, MAIN_MEMORIES = (6, 8, 12, 16, 24), (8, 16, 32, 64)
 MODELS = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-4b", "qwen3-8b")
+WHOLE_TABLE = pytest.mark.nightly(reason="all machines of the table, and other models")
 FOR_GPU = VllmBuild("vllm", "0.32.0", on_cpu=False, torch="2.13.0")
 
 
@@ -60,32 +61,19 @@ def machine(
     capability, products = GENERATIONS[name]
     memory = int(gib * GIB)
     answer = Answer(1, capability, products, [(memory, memory)], "" if shares else "no CUDA IPC")
-    return Facts(
-        system="Linux",
-        python=(3, 11),
+    return replace(
+        LAPTOP,
         card=Card(name, "580.65", (13, 0), GpuMemory(memory, memory)),
-        smi_fault="",
-        holders=(),
         torch=Torch("2.13.0", "13.0"),
         seen=judged(answer),
         vllm=vllm,
         bitsandbytes=bitsandbytes,
-        libp2p=False,
-        extras=frozenset(),
         compiler="gcc",
         headers=True,
         memory=main * GB,
         shared=main * GB // 4,
         temporary=500 * GB,
         disk=500 * GB,
-        now=2e9,
-        built=1e9,
-        synchronized=True,
-        home=Path("/nowhere"),
-        running=False,
-        busy=(),
-        ticket=None,
-        membership=None,
     )
 
 
@@ -134,10 +122,13 @@ def applied(facts: Facts, model: str, changed: dict[str, Any], more: bool, **fla
 FLAGS: list[dict[str, Any]] = [{}, {"training.lora_rank": 0}, {"training.base": "whole"}]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_doctor_and_join_decide_alike_and_every_printed_remedy_fits(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "every"),
+    [("qwen2.5-1.5b", 5), *(pytest.param(model, 1, marks=WHOLE_TABLE) for model in MODELS)],
+)
+def test_doctor_and_join_decide_alike_and_every_printed_remedy_fits(model: str, every: int) -> None:
     refused = 0
-    for facts, flags in product(table(), FLAGS):
+    for facts, flags in product([*table()][::every], FLAGS):
         decision, told = decided(facts, model, **flags), findings(facts, model, **flags)["model"]
         if decision.found is not None:
             assert told.level != "error"
@@ -171,7 +162,9 @@ def test_plan_says_what_join_does_of_a_machine_in_a_file(
         if decision.found is not None:
             assert shown["training"]["lora_rank"] == decision.found.training.lora_rank
             assert shown["training"]["nf4"] == decision.found.training.nf4
+            assert shown["training"]["dtype"] == decision.found.training.dtype
             assert shown["shares_base"] == decision.found.shares_base
+            assert decision.plan is None or shown["total_bytes"] == decision.plan.total
         judged_there = run.invoke(app, ["doctor", *options])
         checks = {row["subject"]: row for row in json.loads(judged_there.stdout)["checks"]}
         assert (checks["model"]["level"] != "error") is shown["fits"]
@@ -187,62 +180,16 @@ def test_plan_says_what_join_does_of_a_machine_in_a_file(
         ("T4", "2.13.0+cu130", "auto", True),  # flash attention begins with Ampere
     ],
 )
-def test_plan_doctor_and_join_count_the_heads_that_attention_repeats(
-    tmp_path: Path, name: str, torch: str, dtype: str, repeats: bool
+def test_the_heads_that_attention_repeats_are_counted(
+    name: str, torch: str, dtype: str, repeats: bool
 ) -> None:
     facts = replace(machine(name, 24), torch=Torch(torch, "13.0"))
     flags = {"training.lora_rank": 32, "training.dtype": dtype}
     decision = decided(facts, "qwen2.5-1.5b", **flags)
-    assert decision.found is not None
     assert decision.plan is not None
     assert decision.job.repeats_heads is decision.found.training.repeats_heads is repeats
-    file, run = tmp_path / "facts.json", CliRunner()
-    file.write_bytes(msgspec.json.encode(FactsFile(1, stored(facts))))
-    options = ["--model", "qwen2.5-1.5b", "--facts", str(file), "--json"]
-    options += [part for key, value in flags.items() for part in ("--set", f"{key}={value}")]
-    (shown,) = json.loads(run.invoke(app, ["plan", *options]).stdout)["cards"]
-    assert shown["total_bytes"] == decision.plan.total
-    checks = json.loads(run.invoke(app, ["doctor", *options]).stdout)["checks"]
-    (said,) = (row["found"] for row in checks if row["subject"] == "model")
-    assert decision.plan.described() in said
     on_cpu = decided(facts, "qwen2.5-1.5b", **flags, **{"run.device": "cpu"})
     assert not on_cpu.job.repeats_heads
-
-
-@pytest.mark.parametrize(
-    ("times", "dtype"),
-    [
-        (None, "float32"),
-        (ProductTimes(3e-5, 1e-5), "bfloat16"),
-        (ProductTimes(1e-5, 3e-5), "float32"),
-    ],
-)
-def test_plan_doctor_and_join_choose_one_number_type_on_a_cpu_in_a_file(
-    tmp_path: Path, times: ProductTimes | None, dtype: str
-) -> None:
-    file, run, model = tmp_path / "facts.json", CliRunner(), "qwen2.5-0.5b"
-    facts = replace(
-        machine("GTX 1080", 8), card=None, seen=NOTHING_SEEN, torch=None, products=times
-    )
-    file.write_bytes(msgspec.json.encode(FactsFile(1, stored(facts))))
-    options = ["--model", model, "--facts", str(file)]
-    (shown,) = json.loads(run.invoke(app, ["plan", *options, "--json"]).stdout)["cards"]
-    assert shown["training"]["dtype"] == dtype
-    assert (
-        f" in {dtype} on the CPU. {dtype}: "
-        in " ".join(run.invoke(app, ["plan", *options]).stdout.split())
-        or times is None
-    )
-    checks = json.loads(run.invoke(app, ["doctor", *options, "--json"]).stdout)["checks"]
-    (said,) = (row["found"] for row in checks if row["subject"] == "numbers")
-    given = load_settings({"model": model}, environ={})
-    start = resolve_start(
-        given, {}, Home(tmp_path / "home"), [], known(model), machine_of(facts, given)
-    )
-    assert start.fit.where.products == dtype
-    assert start.fit.numbers == said
-    lines = start_lines(start.settings, facts, machine_of(facts, given), start.fit, known(model))
-    assert said in {line.text for line in lines}
 
 
 def test_a_start_has_what_was_decided(tmp_path: Path) -> None:
@@ -260,10 +207,9 @@ def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -
     facts = machine(name, 16, main=64)
     said = findings(facts, "qwen2.5-0.5b")["gpu"]
     assert said.level == "warning"
-    assert "compute capability is" in said.found
-    assert "begin at 7.5, so the node computes on the CPU" in said.found
+    assert "compute capability" in said.found
+    assert "7.5" in said.found
     decision = decided(facts, "qwen2.5-0.5b")
-    assert decision.found is not None
     assert decision.found.where.device == "cpu"
     assert trainer_settings(load_settings({}, environ={}), decision.found).device == "cpu"
     with pytest.raises(ConfigError, match=r"run\.device"):
@@ -275,15 +221,13 @@ def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -
 def test_a_card_whose_kernels_do_not_run_is_not_taken() -> None:
     listed = judged(Answer(1, (8, 6), [], [], "nothing was computed", "no kernel image"))
     assert listed.hardware.gpus == 0
-    assert "no kernel image" in listed.fault
-    assert judged(Answer(0, fault="driver too old")) == Seen(listed.hardware, "driver too old")
+    assert "kernel image" in listed.fault
+    assert judged(Answer(0, fault="too old")) == Seen(listed.hardware, "too old")
 
 
 def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> None:
     facts = machine("RTX 4090", 8, shares=False, main=8)
     found = decided(facts, "qwen2.5-1.5b").found
-    assert found is not None
-    assert found.plan is not None
     assert found.training.nf4
     assert not found.shares_base
     assert found.plan.total <= 7.3 * GIB
@@ -293,13 +237,9 @@ def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> Non
 @pytest.mark.parametrize(("name", "gib"), [("T4", 14.5), ("T4", 7.6)])
 def test_turing_cards_are_planned_in_float16(name: str, gib: float) -> None:
     found = decided(machine(name, gib), "qwen2.5-1.5b").found
-    assert found is not None
-    assert found.plan is not None
     assert found.where.products == found.training.dtype == "float16"
     assert "in float16" in found.plan.described()
     same = decided(machine("RTX 4090", gib), "qwen2.5-1.5b").found
-    assert same is not None
-    assert same.plan is not None
     # What is recomputed begins with numbers of four bytes.
     assert found.plan.rows <= same.plan.rows
 
@@ -310,8 +250,6 @@ def test_a_base_that_may_not_be_shared_is_planned_twice() -> None:
         decided(facts, "qwen2.5-1.5b", **{"training.base": base, "training.lora_rank": 32})
         for base in ("auto", "own")
     )
-    assert shared.found is not None
-    assert own.found is not None
     assert (shared.found.shares_base, own.found.shares_base) == (True, False)
     assert own.job.base == "auto"
     unshared = decided(
@@ -343,7 +281,7 @@ def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -
         file.write_bytes(msgspec.json.encode({**good, **change}))
         with pytest.raises(ConfigError, match="doctor --json"):
             read_facts(file, tmp_path)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="such file"):
         read_facts(tmp_path / "missing", tmp_path)
 
 
@@ -370,8 +308,8 @@ def test_a_base_that_cannot_be_had_is_a_finding_of_doctor_and_refused_by_join() 
     with pytest.raises(ConfigError, match="needs bitsandbytes"):
         decided(facts, "qwen2.5-1.5b", **flags)
     said = findings(facts, "qwen2.5-1.5b", **flags)["model"]
-    assert (said.level, said.found) == ("error", 'training.base = "nf4" needs bitsandbytes')
-    assert said.remedy.endswith('or set training.base to "whole"')
+    assert (said.level, "bitsandbytes" in said.found) == ("error", True)
+    assert said.remedy.endswith('to "whole"')
     assert applied(facts, "qwen2.5-1.5b", {"training.base": "whole"}, False)
 
 
@@ -393,7 +331,7 @@ def test_a_vllm_that_is_asked_for_and_does_not_fit_names_the_built_in_sampler() 
     flags = {"sampling.engine": "vllm", "training.base": "auto"}
     decision = decided(facts, "qwen2.5-1.5b", **flags)
     assert decision.found is None
-    assert "the built-in sampler (sampling.engine = torch)" in decision.advice
+    assert "engine = torch)" in decision.advice
     for changed, more in printed(decision.advice):
         assert applied(facts, "qwen2.5-1.5b", changed, more, **flags)
     with pytest.raises(ModelError, match="needs vllm"):

@@ -44,7 +44,7 @@ def test_an_answer_of_all_positions_leaves_none_for_a_prompt(tmp_path: Path) -> 
     longest = model.codec.positions
     flags = {"run.device": "cpu", "sampling.engine": "torch", "sampling.max_new_tokens": longest}
     settings, found = load_settings(flags, environ={}), Fit(ON_CPU, False, TrainingMethod())
-    with pytest.raises(ModelError, match=f"{longest} and the model has {longest} positions"):
+    with pytest.raises(ModelError, match=f"{longest} .* {longest} positions"):
         build_parts(settings, home, home.found_swarm("team", time.time()), model, found)
 
 
@@ -69,7 +69,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
 
     epochs = []
     for _ in range(2):
-        with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
+        with pytest.raises(HomeError, match=r"control\.json"):
             asyncio.run(run())
         assert held() == []
         storage = Storage(home.database)

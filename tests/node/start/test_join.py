@@ -51,10 +51,10 @@ def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: P
     again, founded = belong(_ticket(owner, hours_ago=2), member)
     assert not founded
     assert again.chain == joined.chain
-    with pytest.raises(TicketExpiredError, match="ask for a new one"):
+    with pytest.raises(TicketExpiredError, match="new one"):
         belong(_ticket(other, hours_ago=2), member)
     stranger = Home(tmp_path / "stranger")
-    with pytest.raises(TicketExpiredError, match="ask for a new one"):
+    with pytest.raises(TicketExpiredError, match="new one"):
         belong(_ticket(owner, hours_ago=2), stranger)
 
 
@@ -68,7 +68,7 @@ def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: 
     settings = settings.model_copy(update={"network": nobody})
     with pytest.raises(TicketError, match="no code"):
         redeemed(settings, member, "short")
-    with pytest.raises(CoordinatorError, match=r"does not answer: connection refused$"):
+    with pytest.raises(CoordinatorError, match=r"connection refused$"):
         redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
     member.join_swarm(parse_ticket(_ticket(owner), time.time()), time.time())
     assert redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") is None
@@ -93,16 +93,16 @@ def test_a_ticket_is_read_from_regular_files_and_standard_input_only(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer for ever
     for place in (tmp_path / "pipe", Path(os.devnull), tmp_path):
-        with pytest.raises(TicketError, match=f"{place}: it is no regular file.*--ticket-file -"):
+        with pytest.raises(TicketError, match=f"{place}: .*--ticket-file -"):
             ticket_text(_settings(tmp_path, f"@{place}"))
-    with pytest.raises(TicketError, match=r"none: no such file or directory$"):
+    with pytest.raises(TicketError, match=r"none: .* directory$"):
         ticket_text(_settings(tmp_path, f"@{tmp_path / 'none'}"))
     (tmp_path / "link").symlink_to(tmp_path / "ticket")
     (tmp_path / "ticket").write_text("a ticket")
     assert ticket_text(_settings(tmp_path, f"@{tmp_path / 'link'}")) == "a ticket"
     broken = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", broken)
-    with pytest.raises(TicketError, match="ticket file -: it is not text"):
+    with pytest.raises(TicketError, match=r"-: .* text"):
         ticket_text(_settings(tmp_path, "@-"))
 
 
@@ -121,7 +121,7 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
         held.listen()
         address = f"/ip4/127.0.0.1/tcp/{held.getsockname()[1]}"
         flags = {"home": home, "network.listen": [address], "run.device": "cpu"}
-        with pytest.raises(MachineError, match=f"{address}.*--listen.*swarm-node doctor"):
+        with pytest.raises(MachineError, match=f"{address}.*--listen"):
             join_swarm(load_settings(flags, environ={}), Sources(flags))
     assert not home.exists()
 
@@ -129,23 +129,15 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        (
-            "environment.name",
-            "drill",
-            r"'drill': did you mean drills\? There are drills, .*:factory",
-        ),
-        ("environment.name", "nowhere:create", r"'nowhere:create' cannot be imported \(No module"),
-        ("environment.name", "json:nothing", r"'json:nothing' cannot be imported .*no attribute"),
-        (
-            "environment.name",
-            "swarm_node.environments.jsonl:create",
-            r"environment.options for swarm_node.environments.jsonl:create: missing .* it takes",
-        ),
-        ("environment.name", "decimal:Decimal.x", r"cannot be imported"),
-        ("environment.name", "fractions:Fraction", r"returns is no environment: it has no 'name'"),
-        ("environment.name", "os:abort", r"'os:abort' cannot be made \(it ended the process\)"),
-        ("environment.options", {"preset": "shrot"}, r"'shrot': did you mean short\? There are "),
-        ("environment.families", ["revers"], "has no family 'revers': did you mean reversal"),
+        ("environment.name", "drill", r"'drill'.* drills, .*:factory"),
+        ("environment.name", "nowhere:create", "'nowhere:create' .*No module"),
+        ("environment.name", "json:nothing", "'json:nothing' .*no attribute"),
+        ("environment.name", "swarm_node.environments.jsonl:create", "jsonl:create: missing"),
+        ("environment.name", "decimal:Decimal.x", "be imported"),
+        ("environment.name", "fractions:Fraction", "no 'name'"),
+        ("environment.name", "os:abort", "'os:abort' .*the process"),
+        ("environment.options", {"preset": "shrot"}, r"'shrot'.* short\?"),
+        ("environment.families", ["revers"], "'revers'.* reversal"),
     ],
 )
 def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_printed(
@@ -166,16 +158,8 @@ def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_pri
 @pytest.mark.parametrize(
     ("flags", "error", "told"),
     [
-        (
-            {"model": "tiny"},
-            ModelError,
-            r"tiny cannot play games: .*chat template cannot be continued .*such as tiny-talk",
-        ),
-        (
-            {"model": "tiny-talk", "sampling.max_new_tokens": 600},
-            ConfigError,
-            r"2 turns of games exceed the model's 1024 positions: at most 510",
-        ),
+        ({"model": "tiny"}, ModelError, "tiny .*games: .*tiny-talk"),
+        ({"model": "tiny-talk", "sampling.max_new_tokens": 600}, ConfigError, "1024 .* 510"),
     ],
 )
 def test_a_model_that_cannot_play_the_dialogues_is_refused_before_a_swarm_is_founded(
@@ -207,7 +191,7 @@ def test_an_error_of_a_remembered_value_says_how_to_forget_it(
     home = {"home": tmp_path}
     set_remembered(tmp_path, {"environment.options.preset": "shrot", "run.seed": 1})
     sources = Sources(home, {}, with_home=True)
-    with pytest.raises(ConfigError, match=r"shrot.*--forget environment.options`") as told:
+    with pytest.raises(ConfigError, match=r"shrot.*environment\.options`") as told:
         join_swarm(sources.load(), sources)
     assert "run.seed" not in str(told.value)
 
@@ -244,5 +228,5 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
-    with pytest.raises(MachineError, match=r"RTX 4070 with driver 470\.57 \(CUDA 11\.4\).*torch"):
+    with pytest.raises(MachineError, match=r"470\.57 \(CUDA 11\.4\).*torch"):
         join_swarm(settings, Sources({}))

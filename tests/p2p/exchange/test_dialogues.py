@@ -12,7 +12,8 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from builders import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from in_memory import talking
 
@@ -204,9 +205,7 @@ TEXTS = st.text(st.sampled_from("01234568 <eos>+"), max_size=6)
 DIALOGUES = st.tuples(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from(Finish))
 #: More tokens than another turn has; their author cuts all turns there.
 CUT = 8
-MANY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def played(texts: Sequence[str], finish: Finish) -> Completion:

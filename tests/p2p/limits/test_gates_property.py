@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -78,11 +79,11 @@ class WindowMachine(RuleBasedStateMachine):
         assert len(self.window.to_row()[1]) == WINDOW // 8
 
 
-WindowMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+WindowMachine.TestCase.settings = examples(80, stateful_step_count=40)
 TestWindow = WindowMachine.TestCase
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.randoms(use_true_random=False), st.integers(1, 10**15))
 def test_any_order_with_duplicates_inside_a_window_accepts_each_once(
     rng: object, first: int
@@ -119,7 +120,7 @@ def test_a_damaged_row_is_not_taken_for_a_window(high: int, bitmap: bytes) -> No
         ReplayWindow.from_row(high, bitmap)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 5)), max_size=60)
 )
@@ -178,7 +179,7 @@ moments = st.floats(-1e6, 1e9, allow_nan=False)
 amounts = st.floats(0, 200, allow_nan=False)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.floats(0, 1e6, allow_nan=False),
     st.floats(0.1, 100, allow_nan=False),
@@ -197,7 +198,7 @@ def test_a_bucket_stays_between_empty_and_full(
             assert n > bucket.tokens
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.integers(0, 20),
     st.integers(1, 20),
@@ -242,7 +243,7 @@ def test_a_bucket_needs_finite_bounds(rate: float, burst: float) -> None:
         TokenBucket(rate, burst)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.sampled_from([0, 1]),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=80),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from hypothesis import settings
+from builders import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -339,7 +339,7 @@ class StuffedBook(RuleBasedStateMachine):
         assert len(self.book._muted) <= 1024
 
 
-StuffedBook.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+StuffedBook.TestCase.settings = examples(40, stateful_step_count=25)
 test_a_stuffed_book = StuffedBook.TestCase
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import msgpack
 import numpy as np
 import pytest
-from builders import completion, dialogue, verified
-from hypothesis import given, settings
+from builders import completion, dialogue, examples, verified
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import Rejected
@@ -50,7 +50,7 @@ DIALOGUE = st.builds(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(DIALOGUE, min_size=1, max_size=5))
 def test_dialogues_come_back_as_they_were(said: list[Completion]) -> None:
     sent = group(*said)
@@ -70,7 +70,7 @@ def test_dialogues_come_back_as_they_were(said: list[Completion]) -> None:
         np.testing.assert_array_equal(back.logprobs, one.logprobs)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(max_size=99))
 def test_malformed_bytes_are_a_value_not_an_exception(data: bytes) -> None:
     refused = unpack_dialogues(data)

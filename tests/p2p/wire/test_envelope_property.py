@@ -4,7 +4,8 @@ import math
 
 import msgpack
 import numpy as np
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import Rejected
@@ -77,7 +78,7 @@ def assert_same(sent: RolloutGroup, received: RolloutGroup) -> None:
         np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(groups(), counters, st.integers(1, (1 << 62) - 1), st.integers(0, (1 << 53) - 1))
 def test_any_legal_group_survives_sealing(
     group: RolloutGroup, epoch: int, seq: int, created_ms: int
@@ -91,7 +92,7 @@ def test_any_legal_group_survives_sealing(
     assert_same(group, result[1])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.binary(max_size=600), st.sampled_from(Kind), st.binary(min_size=32, max_size=32))
 def test_what_is_sealed_opens_in_its_swarm_only(body: bytes, kind: Kind, swarm: bytes) -> None:
     data = seal(AUTHOR, swarm, kind, body)
@@ -102,7 +103,7 @@ def test_what_is_sealed_opens_in_its_swarm_only(body: bytes, kind: Kind, swarm: 
     assert isinstance(open_sealed(data, elsewhere, kind), Rejected)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_no_edit_of_an_envelope_is_accepted(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(GOLDEN)))
@@ -112,7 +113,7 @@ def test_no_edit_of_an_envelope_is_accepted(data: st.DataObject) -> None:
     assert isinstance(result, Opened) == (edited == GOLDEN)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_are_refused_not_raised(data: bytes) -> None:
     assert isinstance(open_sealed(data, SWARM, Kind.RECORD), Rejected)
@@ -131,7 +132,7 @@ json_like = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), groups())
 def test_a_signed_but_edited_body_yields_a_sound_group_or_a_refusal(
     data: st.DataObject, group: RolloutGroup

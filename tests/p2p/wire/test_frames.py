@@ -9,7 +9,8 @@ import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import OversizeError, TransportError
@@ -107,7 +108,7 @@ def test_writer_stops_waiting_when_the_reader_hangs_up() -> None:
     run_pair(talk)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.binary(max_size=80))
 def test_any_bytes_end_in_a_transport_error_or_a_payload(data: bytes) -> None:
     async def talk(client: Stream, server: Stream) -> None:
@@ -122,7 +123,7 @@ def test_any_bytes_end_in_a_transport_error_or_a_payload(data: bytes) -> None:
     run_pair(talk)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(payload=st.binary(max_size=40), kept=st.floats(min_value=0, max_value=0.999))
 def test_every_truncated_reply_is_an_error(payload: bytes, kept: float) -> None:
     digest = hashlib.sha256(payload).digest()

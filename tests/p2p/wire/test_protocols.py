@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
+import pytest
 from sources import PACKAGE, nodes
 
 from swarm_node.p2p.wire import protocols
 from swarm_node.p2p.wire.protocols import PROTOCOLS
+
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
 
 NAMES = [protocol.name for protocol in PROTOCOLS]
 

@@ -28,6 +28,9 @@ from swarm_node.p2p.wire.reasons import (
     with_seconds,
 )
 
+#: One worker parses the sources once.
+pytestmark = pytest.mark.xdist_group("sources")
+
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 NAMED = {
     "": "",

@@ -6,8 +6,8 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from builders import completion, dialogue, verified
-from hypothesis import given, settings
+from builders import completion, dialogue, examples, verified
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.experience.advantage import dr_grpo, grpo
@@ -163,7 +163,7 @@ def test_rows_of_wrong_shape_or_type_are_refused(change: dict[str, Any]) -> None
         replace(row(), **change)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     shapes=st.lists(
         st.tuples(

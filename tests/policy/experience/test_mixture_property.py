@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from builders import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_limits_are_kept_whatever_is_seen(limits: MixtureSettings, seen: list[Ob
         assert 0.0 < state.allowance <= 1.0
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(
     share=st.floats(0.02, 0.9),
     peers=st.integers(1, 31),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from builders import completion, replay_settings, verified
-from hypothesis import settings
+from builders import completion, examples, replay_settings, verified
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -199,4 +198,4 @@ def _group(
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestReplay.settings = examples(150, stateful_step_count=40)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.memory.footprint import TrainingMethod, footprint
@@ -62,7 +63,7 @@ def ranking(plan: Plan) -> tuple[object, ...]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shapes, jobs, cards)
 def test_a_plan_fits_and_keeps_to_what_was_asked(model: Qwen2Config, job: Job, vram: int) -> None:
     plan = make_plan(model, job, vram)
@@ -80,7 +81,7 @@ def test_a_plan_fits_and_keeps_to_what_was_asked(model: Qwen2Config, job: Job, v
         assert plan.training.lora_rank == job.lora_rank
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shapes, jobs, cards, cards)
 def test_more_memory_is_never_worse(model: Qwen2Config, job: Job, a: int, b: int) -> None:
     small, large = (make_plan(model, job, vram) for vram in sorted((a, b)))
@@ -89,7 +90,7 @@ def test_more_memory_is_never_worse(model: Qwen2Config, job: Job, a: int, b: int
         assert ranking(large) <= ranking(small)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shapes, jobs, cards, st.data())
 def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(
     model: Qwen2Config, job: Job, vram: int, data: st.DataObject
@@ -117,7 +118,7 @@ def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(
         assert ranking(smaller) <= ranking(larger)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(shapes, st.integers(1, 64), st.integers(1, 4096), st.integers(1, 16_384))
 def test_every_economy_saves(model: Qwen2Config, rows: int, new: int, tokens: int) -> None:
     def total(training: TrainingMethod, more_rows: int = 0) -> int:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.varlen import varlen_attn
 
 from swarm_node.policy.models.attention import (
     Attend,
@@ -148,6 +147,8 @@ def test_the_varlen_kernel_is_called_as_torch_declares_it() -> None:
 
 
 def test_a_plan_knows_whether_this_torch_repeats_heads() -> None:
+    from torch.nn.attention.varlen import varlen_attn  # takes a second
+
     assert repeats_heads(torch_version()) is not _groups_heads(varlen_attn)
     assert torch_version() == torch.__version__
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import ConfigError, ModelError
@@ -68,7 +69,7 @@ def test_mined_words_are_the_common_ones_and_all_pairs_of_digits() -> None:
     assert words[-100:] == [f"{n:02}" for n in range(100)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(max_size=40), st.sampled_from(["", *PHRASES]), st.text(max_size=10))
 def test_the_tokenizer_is_lossless(before: str, phrase: str, after: str) -> None:
     tokenizer = build_tokenizer(PHRASES[:3])

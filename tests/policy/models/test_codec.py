@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from builders import dialogue, verified
-from hypothesis import given, settings
+from builders import dialogue, examples, verified
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -38,19 +38,19 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=7))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(max_size=60))
 def test_answers_are_lossless(text: str) -> None:
     assert CODEC.decode(CODEC.encode_answer(text)) == text
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
 def test_any_ids_of_the_vocabulary_decode(ids: list[int]) -> None:
     CODEC.decode(ids).encode()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
 def test_a_text_consists_of_its_tokens_bytes(ids: list[int]) -> None:
     assert CODEC.spells_bytes

@@ -17,6 +17,7 @@ SMALL = Attack(
 )
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_the_table_says_what_was_refused_and_of_whom(
     run_twice: Callable[..., str], monkeypatch: pytest.MonkeyPatch
@@ -40,6 +41,7 @@ def test_a_quarter_attacks_in_every_case_but_one(tmp_path: Path) -> None:
     assert environments == {"swarm_node.simulation.lenient:create"}
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="builds two models and simulates two swarms")
 def test_honest_nodes_are_held_against_a_swarm_without_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from swarm_node.simulation.report import load_report
 SMALL = Broad(nodes=2, rounds=4, seeds=1, flags={}, regime="dense", shares=(0.0, 1.0))
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_groups_of_common_tasks_merge_and_others_do_not(
     tmp_path: Path, run_twice: Callable[..., str]

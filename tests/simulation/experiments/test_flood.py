@@ -63,6 +63,7 @@ def test_differences_are_paired_by_seed_and_leave_out_seeds_without_both(
     assert "three-of-six-flood" not in shown
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates five swarms")
 def test_runs_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = Flood(tmp_path, seeds=1, rounds=2, tasks=1)

@@ -189,6 +189,7 @@ def test_a_constant_is_the_most_frequent_answer() -> None:
     assert all(constant.reward <= 0.25 for constant in found.values())  # 8 tasks each
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates a pilot and a final of two nodes each")
 def test_a_pilot_decides_and_a_final_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -232,12 +233,14 @@ def test_a_pilot_decides_and_a_final_is_shown(
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="starts a process that imports torch")
 def test_a_run_is_over_once_its_helpers_are(tmp_path: Path) -> None:
     Frontier("pilot", ("dense",), (), ("default",), tmp_path, tmp_path).run(jobs=2)
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="starts two processes that import torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells of a parent's death")
 def test_a_helper_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

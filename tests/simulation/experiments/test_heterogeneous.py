@@ -125,6 +125,7 @@ def test_the_declared_seeds_are_its_own() -> None:
     assert not {*declared_seeds(4, "sapo")} & {*declared_seeds(4, "heterogeneous")}
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates a swarm of two kinds")
 def test_the_gain_is_against_the_same_kind_alone(together: SimulationReport) -> None:
     report = together

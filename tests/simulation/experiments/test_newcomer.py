@@ -19,6 +19,7 @@ from swarm_node.simulation.swarm import simulate
 SMALL = Newcomer(nodes=2, rounds=10, seeds=1, flags={}, regime="dense")
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates a swarm that a node joins, and three nodes alone")
 def test_the_newcomer_is_measured_beside_nodes_that_begin_alone(
     tmp_path: Path, run_twice: Callable[..., str], monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,7 @@ def test_an_experiment_resumes_where_it_stopped(
     assert again.hash == first[broken].hash  # type: ignore[union-attr]
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Path) -> None:
     Sapo(1, 1, 1, {}, "dense", ("8/0",)).run(tmp_path)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from matplotlib.figure import Figure
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.choices import LOSS_CHOICES
@@ -51,11 +50,14 @@ def test_what_an_update_took_is_tabled_and_the_lags_are_drawn_in_two_panels() ->
     assert [list(column.cells) for column in table.columns[4:]] == [
         *(["8.0 (2.0)"] * 2, ["0.200"] * 2, ["0.300"] * 2, ["0.400"] * 2)
     ]
+    from matplotlib.figure import Figure
+
     figure = Figure()
     experiment.draw(figure, results)
     assert len(figure.axes) == 2
 
 
+@pytest.mark.nightly(reason="a study")
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_it_runs_shows_lags_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ _PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
 #: Without this setting p2pd relays for anyone, without the secret. Its flag -relay=0 does not stop
 #: that.
 CONFIGURATION = b'{"Relay":{"Enabled":false}}'
+#: A Unix socket's path has at most 103 bytes on macOS, 107 on Linux. hivemind's names take 35.
+_MOST_DIRECTORY_BYTES = 103 - 35
 
 
 @contextlib.contextmanager
@@ -63,6 +67,9 @@ async def start_p2pd(
     created = []
 
     class Observed(P2P):  # type: ignore[misc]
+        # hivemind takes /tmp, whatever TMPDIR says.
+        _UNIX_SOCKET_PREFIX = f"/unix{_socket_directory()}/hivemind-"
+
         def __init__(self) -> None:
             super().__init__()
             created.append(self)
@@ -98,6 +105,12 @@ async def start_p2pd(
             why = f"the network daemon was not ready in {patience:g} s"
             raise SlowStartError(f"{why}: this machine does too much else") from None
         raise
+
+
+def _socket_directory() -> str:
+    directory = tempfile.gettempdir()
+    # Other users cannot write to the sockets, and so not connect.
+    return directory if len(os.fsencode(directory)) <= _MOST_DIRECTORY_BYTES else "/tmp"  # noqa: S108
 
 
 async def terminate(p2p: Any, grace: float) -> None:

@@ -73,7 +73,7 @@ def fault_of(path: Path, *, digests: bool = True) -> str | None:
         if version > FORMAT:
             return "a newer swarm-node wrote it: upgrade this one"
         if version < FORMAT:
-            return "swarm-node 0.1 wrote it, and only that one reads it"
+            return f"the manifest has version {version}"
         files = manifest.get("files")
         if not isinstance(files, dict) or set(files) != set(FILES):
             return "the manifest does not list the files of a checkpoint"

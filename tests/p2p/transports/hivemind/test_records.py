@@ -9,7 +9,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.p2p.addresses.addresses import parse_address, pin_ports
@@ -123,7 +124,7 @@ def test_a_peer_has_one_subkey_only(subkey: bytes) -> None:
     assert not accepted(signed(replace(unsigned(), subkey=subkey)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(subkey=st.binary(max_size=90), value=st.binary(max_size=700), expires=st.floats())
 def test_validation_never_raises(subkey: bytes, value: bytes, expires: float) -> None:
     assert not accepted(DhtRecord(KEY, subkey, value, expires))
@@ -233,6 +234,7 @@ def test_keys_of_one_issuer_displace_no_records_of_others_and_a_sample_has_all_i
         assert sum(name in flood for name in found) <= 1
 
 
+@pytest.mark.slow(reason="fills a table some hundred times")
 def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:
     found = 0
     for _ in range(8):  # holders
@@ -283,7 +285,7 @@ def test_a_full_dictionary_fits_one_message_of_hivemind() -> None:
 PEER = ALICE.peer_id
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(text=st.text(alphabet="/ip46tcdns.:0189-\n", max_size=60))
 def test_parsing_addresses_never_raises(text: str) -> None:
     assert parse_address(text) is None

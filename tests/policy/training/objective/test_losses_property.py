@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.choices import LossName
@@ -46,7 +47,7 @@ def tokens_of(rows: Rows) -> Tokens:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(rows=ROWS, others=st.integers(0, 1000))
 def test_every_gradient_is_finite_and_bounded(rows: Rows, others: int) -> None:
     for name in LOSSES:
@@ -71,7 +72,7 @@ def assert_bounded(name: LossName, rows: Rows, others: int) -> None:
         assert bool((gradient * tokens.advantage <= 0).all()), name
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(rows=ROWS, claim=ANY_FLOAT)
 def test_no_claim_enters_trajectory_balance(rows: Rows, claim: float) -> None:
     gradients = []
@@ -85,7 +86,7 @@ def test_no_claim_enters_trajectory_balance(rows: Rows, claim: float) -> None:
     assert torch.equal(*gradients)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(rows=ROWS)
 def test_the_check_of_claims_only_takes_away_what_is_bad(rows: Rows) -> None:
     tokens = tokens_of(rows)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from builders import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.experience.batch import TrainRow
@@ -72,7 +73,7 @@ def apart(*sizes: tuple[int, int]) -> list[TrainRow]:
     return [row(prompt, answer, question) for question, (prompt, answer) in enumerate(sizes)]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(0, 2))),
     budget=st.integers(1, 400),
@@ -128,7 +129,7 @@ def test_a_sequence_copies_its_prompt_for_few_answers() -> None:
         assert sum(len(rows[index]) for index in pack) <= 8 * shared_length(rows, pack)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=12))
 def test_every_answer_is_predicted_from_its_own_prompt_and_beginning(
     sizes: list[tuple[int, int]],
@@ -176,7 +177,7 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
 TURNS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(TURNS, st.integers(0, 2)), min_size=1, max_size=8))
 def test_of_a_dialogue_only_what_was_sampled_is_trained_on_and_all_before_it_is_seen(
     shapes: list[tuple[list[tuple[int, int]], int]],

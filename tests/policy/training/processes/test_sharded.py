@@ -34,6 +34,7 @@ torch.set_num_threads(1)
 SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
 UPDATES = 5
 pytestmark = pytest.mark.slow(reason="starts processes that import torch and train together")
+AS_RESUMED = pytest.mark.nightly(reason="test_resume.py compares one update of two with one's")
 
 
 def batch(seed: int) -> Batch:
@@ -104,7 +105,11 @@ def assert_alike(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"loss": "tba", "activation_checkpointing": True}, {"lora_rank": 4}],
+    [
+        pytest.param({}, marks=AS_RESUMED),
+        {"loss": "tba", "activation_checkpointing": True},
+        {"lora_rank": 4},
+    ],
     ids=["all weights", "with a reference", "an adapter"],
 )
 def test_two_processes_learn_as_one_does(
@@ -119,6 +124,7 @@ def test_two_processes_learn_as_one_does(
     assert_alike(two, one)
 
 
+@AS_RESUMED
 def test_each_goes_on_from_the_checkpoint_of_the_other(random_qwen2: Path, tmp_path: Path) -> None:
     both = replace(SETTINGS, processes=2)
     for home in ("straight", "there", "back"):
@@ -204,8 +210,13 @@ def rank(of: ProcessTrainer, index: int) -> psutil.Process:
     )
 
 
+@pytest.mark.parametrize(
+    "victims",
+    [(1, -1), pytest.param((0,), marks=pytest.mark.nightly(reason="the same with another rank"))],
+    ids=["the second and the launcher", "the first"],
+)
 def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
-    random_qwen2: Path, tmp_path: Path
+    random_qwen2: Path, tmp_path: Path, victims: tuple[int, ...]
 ) -> None:
     running = trainer(random_qwen2, tmp_path, "two", replace(SETTINGS, processes=2))
     assert isinstance(running, ProcessTrainer)
@@ -231,7 +242,7 @@ def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
         await running.checkpoint({"drawn": 5})
         with pytest.raises(ChildError, match="extra state"):  # an error, and all live on
             await running.checkpoint({"blob": b"x" * (1 << 21)})
-        for version, victim in enumerate((1, 0, -1), start=2):
+        for version, victim in enumerate(victims, start=2):
             assert (await running.update(batch(1))).stats.version == version
             await kill(victim)
             path, published = await running.restart()
@@ -239,7 +250,7 @@ def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
             assert running.extra == {"drawn": 5}
             resumed = load_file(path)
             assert all(torch.equal(resumed[name], stored[name]) for name in stored)
-        assert (await running.update(batch(2))).stats.version == 5
+        assert (await running.update(batch(2))).stats.version == 2 + len(victims)
 
     guarded(running, scenario())
     assert not (tmp_path / "weights-of-two").exists()

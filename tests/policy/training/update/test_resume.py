@@ -78,9 +78,26 @@ TWO = [Kind(2, dtype) for dtype in ("float32", "bfloat16")]
 ON_GPU = [replace(kind, device="cuda") for kind in ALONE]
 
 
+#: One pair for each thing that a checkpoint is carried over: the same trainer, the number type, the
+#: moments in eight bits and in full, and from one process to two and back.
+EVERY_CHANGE = {
+    (Kind(), Kind()),
+    (Kind(), Kind(processes=2)),
+    (Kind(processes=2), Kind()),
+    (Kind(), Kind(dtype="bfloat16")),
+    (Kind(dtype="bfloat16"), Kind()),
+    (Kind(), Kind(optimizer="adamw8bit")),
+    (Kind(optimizer="adamw8bit"), Kind()),
+    (Kind(optimizer="adamw8bit"), Kind(optimizer="adamw8bit")),
+}
+nightly = pytest.mark.nightly(reason="two changes at once, each of which has its own case")
+
+
 def pair(writer: Kind, reader: Kind) -> object:
-    marks = {str(mark): mark for mark in (*writer.marks, *reader.marks)}.values()
-    return pytest.param(writer, reader, id=f"{writer} to {reader}", marks=list(marks))
+    marks = {str(mark): mark for mark in (*writer.marks, *reader.marks)}
+    if "cpu" == writer.device == reader.device and (writer, reader) not in EVERY_CHANGE:
+        marks["nightly"] = nightly
+    return pytest.param(writer, reader, id=f"{writer} to {reader}", marks=list(marks.values()))
 
 
 #: All pairs that one process writes or reads. Two processes read what every kind wrote, each in

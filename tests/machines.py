@@ -1,0 +1,40 @@
+"""A machine as `doctor` sees it, from which tests make others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarm_node.node.preflight.facts import Facts, Torch
+from swarm_node.node.preflight.probe import Seen
+from swarm_node.policy.placement import Hardware
+
+GB, DAY = 10**9, 86_400
+NOW = 1_795_000_000.0
+NO_GPU = Seen(Hardware(0, False))
+LAPTOP = Facts(
+    system="Linux",
+    python=(3, 11),
+    card=None,
+    smi_fault="",
+    holders=(),
+    torch=Torch("2.13.0+cpu", None),
+    seen=NO_GPU,
+    vllm=None,
+    bitsandbytes=False,
+    libp2p=False,
+    extras=frozenset({"reasoning_gym"}),
+    compiler=None,
+    headers=False,
+    memory=12 * GB,
+    shared=6 * GB,
+    temporary=50 * GB,
+    disk=50 * GB,
+    now=NOW,
+    built=NOW - 30 * DAY,
+    synchronized=True,
+    home=Path("/home/somebody/swarm-node"),
+    running=False,
+    busy=(),
+    ticket=None,
+    membership=None,
+)

@@ -1,0 +1,92 @@
+"""A node with something to show in every line, for `screens.py` and the tests of views."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+from builders import history_row, quiet_snapshot
+from rich.console import Console, RenderableType
+
+from swarm_node.cli.views.members_view import members_view, ticket_rows
+from swarm_node.cli.views.status_view import status_view
+from swarm_node.cli.views.views import eval_view, peers_view
+from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.samples import RecentRow, SampleRow
+from swarm_node.node.figures.snapshot import (
+    CoordinatorRow,
+    EvalPoint,
+    MembershipRow,
+    MixtureRow,
+    PeerRow,
+    RelayingRow,
+    Said,
+    Snapshot,
+)
+from swarm_node.node.members.ledger import Ban, IssuedTicket
+from swarm_node.p2p.reach.verdict import Probed, judge
+
+KEY = "a" * 64
+RELAY, FAR = "12D3KooWxxxxxxxxrrrrrrrr", "12D3KooWxxxxxxxxffffffff"
+
+
+def printed(view: RenderableType, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(view)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def peer(name: str, peer_id: str = "12D3KooWxxxxxxxx12345678", **changes: Any) -> PeerRow:
+    row = PeerRow(peer_id, 7, 3.0, 11, 5, 2, ["/ip4/192.0.2.1/tcp/1/p2p/x"], name=name)
+    known = {"issuer": name, "issuer_key": KEY, "until": 1_800_000_000, "standing": "member"}
+    return msgspec.structs.replace(row, **(known | changes))
+
+
+def full() -> Snapshot:
+    probe = Probed("id", "alice", "11.0.0.1", "11.0.1.1", 7, False, {7: "timeout"}, 0.0)
+    known = {"introduced": 9, "reported": 100.0, "lowered": 1}
+    return quiet_snapshot(
+        time=160.0,
+        findings=[
+            Said("nothing_to_learn", "bad", "nothing to learn: 0 of 64", "take easier tasks"),
+            Said("environment", "warning", "bob uses sapo", "start with --preset sapo"),
+        ],
+        examples=[SampleRow("gcd", "gcd of 12\nand 18?", "Yes", 0.0, 3)],
+        alarms=["style: [bold]zq zq[/bold]"],
+        reach=judge([probe], (7,)),
+        coordinator=CoordinatorRow("https://swarm.example", answers=True, **known),
+        membership=MembershipRow("alice", "alice", 0, 90 * 86_400, "member"),
+        groups=GroupCounts(111_650, 90_000, 3_000, 3_063, 3_200, 1_310),
+        rejected={"unreachable": 26, "not_here": 3, "stale": 2},
+        latest=history_row(1.0, own_per_update=19.0, peers_per_update=0.5, turns=1.75),
+        recent=RecentRow(256, 8, 0.9),
+        mixture=MixtureRow(4, 4, False, 0.5, None, None, 1.0),
+        relaying=RelayingRow([RELAY], 200, 50, True, 7, 2_500_000, {"rate": 3}),
+        peers=[
+            peer("alice", RELAY, via="", score=0.34, share=0.12, left_seconds=55.0),
+            peer("bob", FAR, via=RELAY, issuer="hq steward", issuer_key="b" * 64),
+            peer("carol", received=0, refused={"stale": 3, "author": 1}),
+        ],
+        former=[peer("dora", standing="revoked")],
+    )
+
+
+def all_shown() -> str:
+    """What each view shows of such a node."""
+    shot, away = full(), peer("x").peer_id
+    one = IssuedTicket("alice", KEY, 1, 10, 1, 3)
+    stock = [IssuedTicket("web", f"{i:064x}", 1, 10, 1, 3, given=False) for i in range(100)]
+    tickets = ticket_rows(
+        [*stock, one], {KEY: [away]}, {KEY: [FAR]}, shot.peers, frozenset(), [], 5.0
+    )
+    measured = EvalPoint(1.0, 7, 0.25, 0.5, 0.125, {"gcd": 0.25}, seen=0.75, split=1)
+    views = {
+        "status": status_view(shot),
+        "peers": peers_view(shot, {"b" * 64: "bob of the lab"}),
+        "no peers": peers_view(quiet_snapshot(), {}),
+        "members": members_view(tickets, [Ban("mallory", 1, peer_id="x")], shot.peers),
+        "eval": eval_view(measured),
+    }
+    return "\n".join(f"== {name}\n{printed(view, 120)}" for name, view in views.items())
