@@ -12,6 +12,7 @@ import pytest
 from light_nodes import LightNode, SilentNetwork, SilentTransport, address_of, virtual
 from reach_world import SIZED, End, World, in_world
 from swarm_keys import Swarm
+from virtual import virtual_time
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import OversizeError, RefusedError, TransportError
@@ -24,7 +25,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS, RELAY, RELAYED
 from swarm_node.p2p.wire.transport import Onward
 from swarm_node.simulation.seeded import Seeded
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 
 @in_world()
@@ -62,16 +63,16 @@ async def test_what_the_target_refuses_or_cannot_send_is_its_own_word(world: Wor
 
 
 @pytest.mark.parametrize(("mode", "served"), [("off", [False] * 3), ("serve", [True] * 3)])
-def test_a_node_relays_as_its_setting_says(mode: Mode, served: Sequence[bool]) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        swarm = Swarm()
-        end = End(MemoryNetwork(random.Random(0)), swarm, swarm.member(1), loop, mode)
-        states = []
-        for end.dialable in (True, False, None):
-            states.append(end.reaching.serves)
-        assert states == list(served)
-
-    run_virtual(main)
+@virtual_time
+async def test_a_node_relays_as_its_setting_says(
+    loop: VirtualTimeLoop, mode: Mode, served: Sequence[bool]
+) -> None:
+    swarm = Swarm()
+    end = End(MemoryNetwork(random.Random(0)), swarm, swarm.member(1), loop, mode)
+    states = []
+    for end.dialable in (True, False, None):
+        states.append(end.reaching.serves)
+    assert states == list(served)
 
 
 @in_world()
@@ -300,44 +301,42 @@ class Nodes:
             await node.stop()
 
 
-def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presences(
-    tmp_path: Path,
+@virtual_time
+async def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presences(
+    loop: VirtualTimeLoop, tmp_path: Path
 ) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        swarm = Nodes(loop, tmp_path, count=6, hidden=0)
-        without, other = (node.transport for node in swarm.nodes[:2])
-        assert isinstance(without, SilentTransport)
-        assert isinstance(other, SilentTransport)
-        without.has_table = False
-        await asyncio.sleep(600.0)
-        assert await without.heartbeats()  # as those that came over the own network
-        assert without.reached[PEERS] > 3 * other.reached[PEERS]
-        await swarm.stop()
-
-    run_virtual(main)
+    swarm = Nodes(loop, tmp_path, count=6, hidden=0)
+    without, other = (node.transport for node in swarm.nodes[:2])
+    assert isinstance(without, SilentTransport)
+    assert isinstance(other, SilentTransport)
+    without.has_table = False
+    await asyncio.sleep(600.0)
+    assert await without.heartbeats()  # as those that came over the own network
+    assert without.reached[PEERS] > 3 * other.reached[PEERS]
+    await swarm.stop()
 
 
-def test_whole_nodes_behind_nat_find_and_list_each_other(tmp_path: Path) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        swarm = Nodes(loop, tmp_path, count=5, hidden=3)
-        await asyncio.sleep(180.0)
-        for node in swarm.hidden:
-            others = {other.peer_id for other in swarm.nodes if other is not node}
-            assert set(node.partners()) == others
-            via = node.reaching.usage.via
-            relays = {relay.peer_id for relay in swarm.open}
-            assert {via[other.peer_id] for other in swarm.hidden if other is not node} <= relays
-            assert {via[relay] for relay in relays} == {""}
-            assert not node.rejected.keys() - {"unreachable", "not_here", "rate"}
-            stated = circuit.fit_heartbeat(node.reaching.addresses())
-            assert sum(address.endswith("/p2p-circuit") for address in stated) == 2
-            assert node.directory.heartbeat
-            presence = wire.unpack(wire.Presence, node.directory.heartbeat, max_bytes=2000)
-            assert isinstance(presence, wire.Presence)
-            assert b"p2p-circuit" in presence.head
-        await swarm.stop()
-
-    run_virtual(main)
+@virtual_time
+async def test_whole_nodes_behind_nat_find_and_list_each_other(
+    loop: VirtualTimeLoop, tmp_path: Path
+) -> None:
+    swarm = Nodes(loop, tmp_path, count=5, hidden=3)
+    await asyncio.sleep(180.0)
+    for node in swarm.hidden:
+        others = {other.peer_id for other in swarm.nodes if other is not node}
+        assert set(node.partners()) == others
+        via = node.reaching.usage.via
+        relays = {relay.peer_id for relay in swarm.open}
+        assert {via[other.peer_id] for other in swarm.hidden if other is not node} <= relays
+        assert {via[relay] for relay in relays} == {""}
+        assert not node.rejected.keys() - {"unreachable", "not_here", "rate"}
+        stated = circuit.fit_heartbeat(node.reaching.addresses())
+        assert sum(address.endswith("/p2p-circuit") for address in stated) == 2
+        assert node.directory.heartbeat
+        presence = wire.unpack(wire.Presence, node.directory.heartbeat, max_bytes=2000)
+        assert isinstance(presence, wire.Presence)
+        assert b"p2p-circuit" in presence.head
+    await swarm.stop()
 
 
 def announced(secret: bytes, swarm: Swarm, key: bytes, presence: bytes) -> bytes:
@@ -349,43 +348,43 @@ def announced(secret: bytes, swarm: Swarm, key: bytes, presence: bytes) -> bytes
     )
 
 
-def test_what_is_said_on_the_own_network_is_no_showing_and_hides_nothing_newer() -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        swarm, network, secret = Swarm(), MemoryNetwork(random.Random(0)), b"s" * 32
-        lan = Lan(Identity.generate(), swarm.info.swarm_id, secret, SYSTEM_CLOCK)
-        end = End(network, swarm, swarm.member(1), loop, lan=lan)
-        await end.reaching.start()
-        honest, evil = swarm.member(2), swarm.issuer("evil")
-        peer, key = honest.identity.peer_id, honest.identity.public_key
-        end.members.admit(honest.chain, peer)
-        issuer = end.members.issuer(peer)
+@virtual_time
+async def test_what_is_said_on_the_own_network_is_no_showing_and_hides_nothing_newer(
+    loop: VirtualTimeLoop,
+) -> None:
+    swarm, network, secret = Swarm(), MemoryNetwork(random.Random(0)), b"s" * 32
+    lan = Lan(Identity.generate(), swarm.info.swarm_id, secret, SYSTEM_CLOCK)
+    end = End(network, swarm, swarm.member(1), loop, lan=lan)
+    await end.reaching.start()
+    honest, evil = swarm.member(2), swarm.issuer("evil")
+    peer, key = honest.identity.peer_id, honest.identity.public_key
+    end.members.admit(honest.chain, peer)
+    issuer = end.members.issuer(peer)
 
-        def hears(presence: bytes) -> None:
-            lan.datagram_received(announced(secret, swarm, key, presence), None)
+    def hears(presence: bytes) -> None:
+        lan.datagram_received(announced(secret, swarm, key, presence), None)
 
-        # A member with a ticket of its own signs a longer membership for another member's key.
-        other = swarm.chain(honest.identity, evil, "evil", begin=3600)
-        head = wire.unpack(wire.Presence, swarm.presence(honest), max_bytes=wire.MAX_PRESENCE_BYTES)
-        assert isinstance(head, wire.Presence)
-        await asyncio.sleep(3600)
-        for said in (head.head, b"junk"):
-            hears(wire.pack(wire.Presence(said, *other)))
-        assert end.members.issuer(peer) == issuer
-        assert lan.heard(1e9) == {}
+    # A member with a ticket of its own signs a longer membership for another member's key.
+    other = swarm.chain(honest.identity, evil, "evil", begin=3600)
+    head = wire.unpack(wire.Presence, swarm.presence(honest), max_bytes=wire.MAX_PRESENCE_BYTES)
+    assert isinstance(head, wire.Presence)
+    await asyncio.sleep(3600)
+    for said in (head.head, b"junk"):
+        hears(wire.pack(wire.Presence(said, *other)))
+    assert end.members.issuer(peer) == issuer
+    assert lan.heard(1e9) == {}
 
-        # What was recorded is sent again; the table has what is new.
-        recorded, new = (swarm.presence(honest, loop.time() + n) for n in (0, 60))
-        await asyncio.sleep(60)
-        hears(recorded)
-        network.publish(peer, new, 600)
-        assert await end.reaching.heartbeats() == {peer: new}
-        hears(new)
-        network.publish(peer, recorded, 600)
-        assert await end.reaching.heartbeats() == {peer: new}
-        await asyncio.sleep(1000)
-        assert lan.heard(1e9)
-        hears(swarm.presence(swarm.member(3), 0))
-        assert await end.reaching.heartbeats() == {}
-        await end.reaching.stop()
-
-    run_virtual(main)
+    # What was recorded is sent again; the table has what is new.
+    recorded, new = (swarm.presence(honest, loop.time() + n) for n in (0, 60))
+    await asyncio.sleep(60)
+    hears(recorded)
+    network.publish(peer, new, 600)
+    assert await end.reaching.heartbeats() == {peer: new}
+    hears(new)
+    network.publish(peer, recorded, 600)
+    assert await end.reaching.heartbeats() == {peer: new}
+    await asyncio.sleep(1000)
+    assert lan.heard(1e9)
+    hears(swarm.presence(swarm.member(3), 0))
+    assert await end.reaching.heartbeats() == {}
+    await end.reaching.stop()
