@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from light_nodes import WANTS
+from surrounded import surrounded
 from swarm_keys import Swarm
 from transports import SIZED, dial_stated, sized
 
@@ -140,8 +140,7 @@ def in_world(relays: int = 2) -> Callable[[Callable[..., Awaitable[None]]], Call
     others are fixtures. A fixture `relays` is the number of relays."""
 
     def decorated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
+        def run(place: Path, **fixtures: Any) -> None:
             async def main(loop: VirtualTimeLoop) -> None:
                 world = World(loop, fixtures.get("relays", relays))
                 await world.start()
@@ -149,10 +148,6 @@ def in_world(relays: int = 2) -> Callable[[Callable[..., Awaitable[None]]], Call
 
             run_virtual(main)
 
-        del run.__wrapped__  # or pytest takes it for a coroutine
-        shown = inspect.signature(test)
-        more = list(shown.parameters.values())[1:]
-        run.__signature__ = shown.replace(parameters=more)  # type: ignore[attr-defined]
-        return run
+        return surrounded(test, run)
 
     return decorated
