@@ -12,6 +12,8 @@ from swarm_node.p2p.wire.transport import Transport
 
 ECHO = "/swarm-node/echo/1"
 SIZED = "/swarm-node/sized/1"
+#: Seconds for what must succeed: beside much other work the usual patience may not do.
+PATIENT = 60.0
 #: The first start of all imports the stack, too.
 _START_SECONDS = 240.0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from dht_peers import Peer
 from swarm_keys import Swarm
+from transports import PATIENT
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
@@ -30,7 +31,7 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
             stack.push_async_callback(peer.transport.stop)
             await peer.transport.start()
         for peer in (other, expelled):
-            assert await peer.transport.dial(owner.transport.addresses()) == 1
+            assert await peer.transport.dial(owner.transport.addresses(), PATIENT) == 1
         for _ in range(2):
             for peer in (owner, other, expelled):
                 await peer.beat()

@@ -13,6 +13,7 @@ import msgpack
 import pytest
 from dht_peers import Peer
 from swarm_keys import Swarm
+from transports import PATIENT
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.p2p.transports.hivemind.calls import MAX_CALL_BYTES
@@ -70,7 +71,7 @@ async def swarm_of_one(place: Path) -> AsyncGenerator[tuple[Swarm, Peer, Hivemin
             assert peer.members.vouches(presence, member.identity.peer_id)
             value = bytes(64) + msgpack.packb(presence)
             assert store.store_subkey(store._key, member.identity.peer_id, value, now + 3000)
-        assert await stranger.dial(peer.transport.addresses()) == 1
+        assert await stranger.dial(peer.transport.addresses(), PATIENT) == 1
         yield swarm, peer, stranger
 
 

@@ -17,7 +17,7 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 from sites.faults import FaultProxy
-from transports import ECHO, echo, running, until
+from transports import ECHO, PATIENT, echo, running, until
 
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses.addresses import Address
@@ -62,7 +62,7 @@ def sockets_of(daemon: psutil.Process) -> list[Path]:
 async def test_a_dead_or_stuck_daemon_is_replaced(tmp_path: Path, blow: signal.Signals) -> None:
     one, other = transport(tmp_path), transport(tmp_path)
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         await other.publish_heartbeat(b"before", ttl=60)
         addresses, daemon = other.addresses(), daemon_of(other)
         daemon.send_signal(blow)
@@ -86,7 +86,7 @@ async def test_a_daemon_that_was_stopped_together_with_its_node_is_not_killed(
 ) -> None:
     one, other = transport(tmp_path), transport(tmp_path)
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         daemon = daemon_of(other)
 
         def stop_both() -> None:
@@ -190,7 +190,7 @@ async def test_an_outsider_neither_reads_nor_writes(tmp_path: Path) -> None:
     one, other = transport(tmp_path), transport(tmp_path)
     outsider = transport(tmp_path, secret=b"a guess")
     async with running(one, other, outsider):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         await one.publish_heartbeat(b"for members", ttl=60)
         assert await outsider.dial([*one.addresses(), *other.addresses()]) == 0
         await outsider.publish_heartbeat(b"from outside", ttl=60)
@@ -203,7 +203,7 @@ async def test_a_member_cannot_forge_anothers_heartbeat(tmp_path: Path) -> None:
     victim, reader, forger = (transport(tmp_path) for _ in range(3))
     async with running(victim, reader, forger):
         for one in (reader, forger):
-            assert await one.dial(victim.addresses()) == 1
+            assert await one.dial(victim.addresses(), PATIENT) == 1
         await victim.publish_heartbeat(b"genuine", ttl=30)
         expires = time.time() + 3000
         await forger._node.store(forger._key, victim.peer_id, b"forged", expires)
@@ -233,7 +233,7 @@ async def test_a_hung_bootstrap_does_not_delay_joining_through_another(tmp_path:
 async def test_an_emptied_routing_table_heals_through_open_connections(tmp_path: Path) -> None:
     one, other = transport(tmp_path), transport(tmp_path)
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         table = other._node._node.protocol.routing_table
         for node_id in list(table.uid_to_peer_id):  # as hivemind does after a stalled loop
             del table[node_id]
@@ -250,7 +250,7 @@ async def test_a_silent_link_is_cut_and_the_next_request_dials_anew(tmp_path: Pa
         listener = socket.create_server(("127.0.0.1", 0))
         through = address.replace(port, str(listener.getsockname()[1]), 1)
         async with await proxy.serve(listener):
-            assert await other.dial([through]) == 1
+            assert await other.dial([through], PATIENT) == 1
             assert await other.heal([]) == "ok"
             proxy.half_open()
             assert await other.connected(one.peer_id), "TCP says nothing"
@@ -269,7 +269,7 @@ async def test_an_address_that_was_silent_is_dialled_as_soon_as_it_answers(
         await one.start()
         addresses = one.addresses()
         one._listen = tuple(address.partition("/p2p/")[0] for address in addresses)
-        assert await other.dial(addresses) == 1  # others are dialled without a look
+        assert await other.dial(addresses, PATIENT) == 1  # others are dialled without a look
         await one.stop()
         connect = other._node.connect
         asked: list[str] = []
@@ -307,7 +307,7 @@ async def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
     one, other = transport(tmp_path, max_concurrent_per_peer=2), transport(tmp_path)
     one.serve(HOLD, hold)
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         outcomes = await asyncio.gather(
             *(other.request(one.peer_id, HOLD, b"x") for _ in range(80)),
             return_exceptions=True,
@@ -362,7 +362,7 @@ async def test_streams_that_no_honest_peer_opens_cut_its_link(
     one, sender, other = (transport(tmp_path) for _ in range(3))
     async with running(one, sender, other):
         for each in (sender, other):
-            assert await each.dial(one.addresses()) == 1
+            assert await each.dial(one.addresses(), PATIENT) == 1
         with contextlib.suppress(TransportError):  # its link may be cut before the last
             for _ in range(streams):
                 await _send_stream(sender, one.peer_id, junk)
@@ -392,7 +392,7 @@ async def test_stop_ends_requests_in_work(tmp_path: Path) -> None:
     one, other = transport(tmp_path), transport(tmp_path)
     one.serve(HOLD, hold)
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         outcomes = await asyncio.gather(
             other.request(one.peer_id, HOLD, b"x"), stop_when_begun(), return_exceptions=True
         )

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from builders import ROOT
-from transports import ECHO, SIZED, echo, running, sized, until
+from transports import ECHO, PATIENT, SIZED, echo, running, sized, until
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
@@ -76,7 +76,7 @@ def process_of(one: Libp2pTransport) -> psutil.Process:
 async def test_a_dead_or_stuck_process_is_replaced(blow: signal.Signals) -> None:
     one, other = transport(), transport()
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         addresses, process = other.addresses(), process_of(other)
         process.send_signal(blow)
         if blow == signal.SIGSTOP:
@@ -190,7 +190,7 @@ async def test_who_knocks_is_shown_the_nodes_own_key() -> None:
 async def test_links_run_over_ipv6_too() -> None:
     one, other = transport(listen=["/ip6/::1/tcp/0"]), transport(listen=["/ip6/::1/tcp/0"])
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         assert await one.connected(other.peer_id)
         assert await one.request(other.peer_id, ECHO, b"x") == b"x"
 
@@ -198,7 +198,7 @@ async def test_links_run_over_ipv6_too() -> None:
 async def test_there_is_no_table_of_heartbeats() -> None:
     one, other = transport(), transport()
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         await other.publish_heartbeat(b"beat", ttl=60)
         assert not one.has_table
         assert await one.heartbeats() == {}
@@ -207,7 +207,7 @@ async def test_there_is_no_table_of_heartbeats() -> None:
 async def test_a_node_dials_the_address_that_answered_before_where_a_link_has_ended() -> None:
     one, other = transport(), transport()
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         one.sever(other.peer_id, 60.0)
         with pytest.raises(TransportError):
             await other.request(one.peer_id, ECHO, b"cuts the link")
@@ -228,7 +228,7 @@ async def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() ->
                 place = (f"127.0.1.{1 + number // 16}", 0)
                 _, writer = await asyncio.open_connection(host, port, local_addr=place)
                 stack.callback(writer.close)
-            assert await other.dial(one.addresses()) == 1
+            assert await other.dial(one.addresses(), PATIENT) == 1
 
 
 @pytest.mark.slow(reason="four starts of daemons, two of which import py-libp2p")
@@ -255,7 +255,7 @@ async def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
 async def test_nothing_that_is_sent_below_the_frames_harms_the_node() -> None:
     one, other = transport(), transport()
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         before, peak = process_of(one).memory_info().rss, 0
         _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
         attacker = await asyncio.create_subprocess_exec(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transports import ECHO, echo, running, until
+from transports import ECHO, PATIENT, echo, running, until
 
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
@@ -116,7 +116,7 @@ async def linked(
 async def honest(one: StreamTransport[Any], other: StreamTransport[Any]) -> AsyncGenerator[None]:
     """Run both, which ask each other before and after, over the link that they had all the time."""
     async with running(one, other):
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         for asks, asked in ((one, other), (other, one)):
             assert await asks.request(asked.peer_id, ECHO, b"before") == b"before"
         at = await one.seen(other.peer_id)
@@ -214,7 +214,7 @@ async def test_connections_of_one_address_have_a_rate_and_another_address_gets_a
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(one), local_addr=place)
             writers.append(writer)
             await links_of(one)
-        assert await other.dial(one.addresses()) == 1
+        assert await other.dial(one.addresses(), PATIENT) == 1
         assert await other.request(one.peer_id, ECHO, b"x") == b"x"
         for writer in writers:
             writer.close()

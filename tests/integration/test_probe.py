@@ -11,7 +11,7 @@ from pathlib import Path
 
 from light_nodes import LightNode
 from swarm_keys import Swarm
-from transports import running
+from transports import PATIENT, running
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
@@ -26,8 +26,6 @@ from swarm_node.p2p.wire.protocols import PROBE
 
 GREETING = b"\x13/multistream/1.0.0\n"
 NOISE = b"\x07/noise\n"
-#: Of a knock that must not end by its limit, however busy the machine is.
-PATIENT = 30.0
 
 
 def transport(place: Path, announce: Sequence[str] = ()) -> HivemindTransport:
@@ -114,7 +112,7 @@ async def test_a_member_says_where_it_sees_its_caller_and_what_it_finds_there(
         async with running(caller, member):
             known = node.directory.meet(caller.peer_id, 0.0)
             known.addresses = tuple(caller.addresses())
-            assert await caller.dial(member.addresses()) == 1
+            assert await caller.dial(member.addresses(), PATIENT) == 1
             request = wire.pack(ProbeRequest((closed, silent, other, 1)))
             raw = await caller.request(member.peer_id, PROBE, request)
             reply = wire.unpack(ProbeReply, raw, max_bytes=512)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from transports import ECHO, SIZED, echo, sized
+from transports import ECHO, PATIENT, SIZED, echo, sized
 
 from swarm_node.errors import NotServedError, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
@@ -90,7 +90,7 @@ async def swarm(make: Factory, count: int) -> AsyncGenerator[list[Transport]]:
             for index, transport in enumerate(transports):
                 await transport.start()
                 before = [other.addresses()[0] for other in transports[:index]]
-                assert await transport.dial(before) == index
+                assert await transport.dial(before, PATIENT) == index
             yield transports
     finally:
         for transport in transports:
@@ -269,13 +269,13 @@ async def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
     async with swarm(make, 2) as (one, other):
         before = prepared(make, identity)
         await before.start()
-        assert await before.dial(one.addresses()) == 1
+        assert await before.dial(one.addresses(), PATIENT) == 1
         assert await one.request(identity.peer_id, ECHO, b"x") == b"x"
         await before.stop()
         after = prepared(make, identity)
         await after.start()
         try:
-            assert await after.dial([one.addresses()[0], other.addresses()[0]]) == 2
+            assert await after.dial([one.addresses()[0], other.addresses()[0]], PATIENT) == 2
             for transport in (one, other):
                 assert await transport.request(identity.peer_id, ECHO, b"y") == b"y"
                 assert await after.request(transport.peer_id, ECHO, b"z") == b"z"
@@ -352,7 +352,7 @@ async def relayed(make: Factory) -> AsyncGenerator[tuple[Transport, Relay, Trans
             for each in (relay.transport, asker, target):
                 await each.start()
             for each in (asker, target):
-                assert await each.dial(relay.transport.addresses()) == 1
+                assert await each.dial(relay.transport.addresses(), PATIENT) == 1
             yield asker, relay, target
     finally:
         for each in (relay.transport, asker, target):
