@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from surrounded import surrounded
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
@@ -252,25 +252,10 @@ def in_swarm(count: int = 2) -> Callable[[Callable[..., Coroutine[Any, Any, None
     parameters; the others are fixtures."""
 
     def decorated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        signature = inspect.signature(test)
-        taken = list(signature.parameters)[: count + 1]
+        def run(place: Path, **fixtures: Any) -> None:
+            asyncio.run(_with_sides(place, count, partial(test, **fixtures)))
 
-        def run(tmp_path: Path, **fixtures: Any) -> None:
-            if "tmp_path" in signature.parameters:
-                fixtures["tmp_path"] = tmp_path
-            asyncio.run(_with_sides(tmp_path, count, partial(test, **fixtures)))
-
-        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-        run.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
-        place = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
-        more = [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, each in signature.parameters.items()
-            if name not in (*taken, "tmp_path") and each.kind is not each.VAR_POSITIONAL
-        ]
-        shown = signature.replace(parameters=[*more, place])
-        run.__signature__ = shown  # type: ignore[attr-defined]
-        return run
+        return surrounded(test, run, first=count + 1)
 
     return decorated
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from light_nodes import WANTS
+from surrounded import surrounded
 from swarm_keys import Swarm
 from transports import SIZED, dial_stated, sized
 
@@ -132,10 +135,19 @@ class World:
         await self.one.told_of(self.two)
 
 
-def in_world(body: Callable[[World], Awaitable[None]], relays: int = 2) -> None:
-    async def main(loop: VirtualTimeLoop) -> None:
-        world = World(loop, relays)
-        await world.start()
-        await body(world)
+def in_world(relays: int = 2) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run a test on the virtual clock with a started world, which is its first parameter; the
+    others are fixtures. A fixture `relays` is the number of relays."""
 
-    run_virtual(main)
+    def decorated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def run(place: Path, **fixtures: Any) -> None:
+            async def main(loop: VirtualTimeLoop) -> None:
+                world = World(loop, fixtures.get("relays", relays))
+                await world.start()
+                await test(world, **fixtures)
+
+            run_virtual(main)
+
+        return surrounded(test, run)
+
+    return decorated

@@ -15,8 +15,8 @@ RUN = [
     *("README.md", "docs/README.md", "docs/first-swarm.md", "docs/members.md"),
     *("docs/networking.md", "docs/environments.md", "docs/models.md", "docs/troubleshooting.md"),
 ]
-#: Their blocks start no node.
-LIGHT = {"docs/models.md", "docs/troubleshooting.md"}
+#: The first page that anybody reads, and pages whose blocks start no node.
+EACH_TIME = {"README.md", "docs/models.md", "docs/troubleshooting.md"}
 NODES = pytest.mark.nightly(reason="types whole pages: nodes start, train and meet for minutes")
 NOT_RUN = [
     (page, block) for page in RUN for block in blocks((ROOT / page).read_text()) if block.not_run
@@ -30,7 +30,7 @@ PAGES = [
 @pytest.mark.slow(reason="types what the pages say")
 @pytest.mark.timeout(900)  # on a machine with much other work
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=() if page in LIGHT else NODES) for page in RUN]
+    "page", [pytest.param(page, marks=() if page in EACH_TIME else NODES) for page in RUN]
 )
 def test_a_page_prints_what_it_shows(page: str, tmp_path: Path) -> None:
     reader = Reader(tmp_path)

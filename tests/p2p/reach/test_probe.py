@@ -8,9 +8,11 @@ import functools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from light_nodes import LightNode, address_of, virtual
+from surrounded import surrounded
 from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
@@ -93,140 +95,132 @@ class Stranger(MemoryTransport):
 
 
 def at_site(
-    body: Callable[[Site], Awaitable[None]], place: Path, count: int, names: Sequence[str] = ()
-) -> None:
-    """`names` are those of the members' issuers, one for all if none are given."""
+    count: int, names: Sequence[str] = ()
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run a test with a site. `names` are those of the members' issuers, one for all if none."""
 
-    async def main(loop: VirtualTimeLoop) -> None:
-        site = Site(loop, place, count, names)
-        await body(site)
-        for node in site.nodes:
-            await node.stop()
+    def decorated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def run(place: Path, **fixtures: Any) -> None:
+            async def main(loop: VirtualTimeLoop) -> None:
+                site = Site(loop, place, count, names)
+                await test(site, **fixtures)
+                for node in site.nodes:
+                    await node.stop()
 
-    run_virtual(main)
+            run_virtual(main)
+
+        return surrounded(test, run)
+
+    return decorated
 
 
-def test_a_node_learns_that_it_is_reached_and_what_shields_it(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        first = site.start(0)
-        assert first.reach.verdict().kind == "unknown"
-        for index in (1, 2, 3):
-            site.start(index)
+@at_site(5)
+async def test_a_node_learns_that_it_is_reached_and_what_shields_it(site: Site) -> None:
+    first = site.start(0)
+    assert first.reach.verdict().kind == "unknown"
+    for index in (1, 2, 3):
+        site.start(index)
+    await asyncio.sleep(MET)
+    verdict = first.reach.verdict()
+    assert (verdict.kind, verdict.nat, first.reach.dialable()) == ("direct", "open", True)
+    assert len(verdict.probes) == 3, "of more members three are asked"
+    assert first.reach.found() == [public(1)]
+    assert all(abs(probe.ahead) < 0.1 for probe in verdict.probes)
+    others = {node.peer_id for node in site.nodes[1:]}
+    assert {probe.peer_id for probe in verdict.probes} <= others
+
+
+@at_site(4)
+async def test_a_node_behind_a_router_learns_which_kind_it_is(site: Site) -> None:
+    kinds = (
+        (("/ip4/11.0.9.1/tcp/9",), "timeout", "restricted"),
+        (("/ip4/11.0.9.1/tcp/9",), "refused", "reject"),
+        (tuple(f"/ip4/11.0.9.1/tcp/{port}" for port in range(9, 13)), "timeout", "symmetric"),
+    )
+    first = site.start(0)
+    for index in (1, 2, 3):
+        site.start(index)
+    for seen, outcome, nat in kinds:
+        site.see(0, *seen)
+        site.lets_in = lambda index, outcome=outcome: outcome  # type: ignore[misc]
         await asyncio.sleep(MET)
+        await first.prober.refresh()
+        assert first.reach.dialable() is False
+        await asyncio.sleep(MET)  # it looks for relays
         verdict = first.reach.verdict()
-        assert (verdict.kind, verdict.nat, first.reach.dialable()) == ("direct", "open", True)
-        assert len(verdict.probes) == 3, "of more members three are asked"
-        assert first.reach.found() == [public(1)]
-        assert all(abs(probe.ahead) < 0.1 for probe in verdict.probes)
-        others = {node.peer_id for node in site.nodes[1:]}
-        assert {probe.peer_id for probe in verdict.probes} <= others
-
-    at_site(body, tmp_path, 5)
-
-
-def test_a_node_behind_a_router_learns_which_kind_it_is(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        kinds = (
-            (("/ip4/11.0.9.1/tcp/9",), "timeout", "restricted"),
-            (("/ip4/11.0.9.1/tcp/9",), "refused", "reject"),
-            (tuple(f"/ip4/11.0.9.1/tcp/{port}" for port in range(9, 13)), "timeout", "symmetric"),
-        )
-        first = site.start(0)
-        for index in (1, 2, 3):
-            site.start(index)
-        for seen, outcome, nat in kinds:
-            site.see(0, *seen)
-            site.lets_in = lambda index, outcome=outcome: outcome  # type: ignore[misc]
-            await asyncio.sleep(MET)
-            await first.prober.refresh()
-            assert first.reach.dialable() is False
-            await asyncio.sleep(MET)  # it looks for relays
-            verdict = first.reach.verdict()
-            assert (verdict.kind, verdict.nat) == ("relayed", nat)
-            assert "; unreachable, because" in verdict.text
-            assert first.reach.found() == []
-
-    at_site(body, tmp_path, 4)
+        assert (verdict.kind, verdict.nat) == ("relayed", nat)
+        assert "; unreachable, because" in verdict.text
+        assert first.reach.found() == []
 
 
 @pytest.mark.slow(reason="four nodes for almost an hour")
-def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
-    tmp_path: Path,
+@at_site(4)
+async def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
+    site: Site,
 ) -> None:
-    async def body(site: Site) -> None:
-        first = site.start(0)
-        for index in (1, 2):
-            site.start(index)
-        await asyncio.sleep(MET)
-        before = site.asked
-        await asyncio.sleep(500.0)
-        assert site.asked == before
-        await asyncio.sleep(200.0)
-        assert site.asked == before + 2
-        for node in site.nodes[1:]:
-            site.network.cut(node.peer_id)
-        site.start(3)
-        await asyncio.sleep(PROBE_ROUND.first + MET)
-        assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
-        site.network.cut(site.nodes[3].peer_id)
-        await asyncio.sleep(2400.0)
-        assert first.reach.verdict().kind == "unknown", "what was found long ago holds no more"
-
-    at_site(body, tmp_path, 4)
+    first = site.start(0)
+    for index in (1, 2):
+        site.start(index)
+    await asyncio.sleep(MET)
+    before = site.asked
+    await asyncio.sleep(500.0)
+    assert site.asked == before
+    await asyncio.sleep(200.0)
+    assert site.asked == before + 2
+    for node in site.nodes[1:]:
+        site.network.cut(node.peer_id)
+    site.start(3)
+    await asyncio.sleep(PROBE_ROUND.first + MET)
+    assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
+    site.network.cut(site.nodes[3].peer_id)
+    await asyncio.sleep(2400.0)
+    assert first.reach.verdict().kind == "unknown", "what was found long ago holds no more"
 
 
-def test_who_sees_the_node_on_its_own_machine_saw_a_link_that_was_passed_on(
-    tmp_path: Path,
+@at_site(3)
+async def test_who_sees_the_node_on_its_own_machine_saw_a_link_that_was_passed_on(
+    site: Site,
 ) -> None:
-    async def body(site: Site) -> None:
-        site.see(0, "/ip4/11.0.9.1/tcp/9", "/ip4/11.0.9.1/tcp/9", "/ip6/::1/tcp/9")
-        site.lets_in = lambda index: "timeout"
-        first = site.start(0)
-        for index in (1, 2):
-            site.start(index)
-        await asyncio.sleep(MET)
-        assert [probe.seen_ip for probe in first.reach.probes] == ["11.0.9.1"]
-
-    at_site(body, tmp_path, 3)
+    site.see(0, "/ip4/11.0.9.1/tcp/9", "/ip4/11.0.9.1/tcp/9", "/ip6/::1/tcp/9")
+    site.lets_in = lambda index: "timeout"
+    first = site.start(0)
+    for index in (1, 2):
+        site.start(index)
+    await asyncio.sleep(MET)
+    assert [probe.seen_ip for probe in first.reach.probes] == ["11.0.9.1"]
 
 
-def test_the_first_peer_is_asked_within_two_seconds(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        first = site.start(0)
-        await asyncio.sleep(31.0)
-        site.start(1)
-        while not first.directory.draw(random.Random(0), 1, site.loop.time()):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(2.0)
-        assert first.reach.probes
-
-    at_site(body, tmp_path, 2)
+@at_site(2)
+async def test_the_first_peer_is_asked_within_two_seconds(site: Site) -> None:
+    first = site.start(0)
+    await asyncio.sleep(31.0)
+    site.start(1)
+    while not first.directory.draw(random.Random(0), 1, site.loop.time()):  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(2.0)
+    assert first.reach.probes
 
 
-def test_the_first_member_of_the_internet_is_asked_at_once(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        site.see(0, "/ip4/192.168.1.11/tcp/9")
-        for index in (1, 2):
-            site.network.place(
-                site.members[index].identity.peer_id, f"/ip4/192.168.1.2{index}/tcp/9"
-            )
-        first = site.start(0)
-        site.start(1)
-        site.start(2)
-        await asyncio.sleep(MET)
-        assert first.reach.verdict().kind == "local"
-        assert first.reach.dialable() is True
-        site.see(0, "/ip4/11.0.9.1/tcp/9")
-        site.lets_in = lambda index: "timeout"
-        site.start(3)
-        await asyncio.sleep(90.0)
-        assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
-        text = first.reach.verdict().text
-        assert "11.0.9.1:9" in text
-        assert first.reach.probes[0].name in text
-        assert first.reach.dialable() is False
-
-    at_site(body, tmp_path, 4)
+@at_site(4)
+async def test_the_first_member_of_the_internet_is_asked_at_once(site: Site) -> None:
+    site.see(0, "/ip4/192.168.1.11/tcp/9")
+    for index in (1, 2):
+        site.network.place(site.members[index].identity.peer_id, f"/ip4/192.168.1.2{index}/tcp/9")
+    first = site.start(0)
+    site.start(1)
+    site.start(2)
+    await asyncio.sleep(MET)
+    assert first.reach.verdict().kind == "local"
+    assert first.reach.dialable() is True
+    site.see(0, "/ip4/11.0.9.1/tcp/9")
+    site.lets_in = lambda index: "timeout"
+    site.start(3)
+    await asyncio.sleep(90.0)
+    assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
+    text = first.reach.verdict().text
+    assert "11.0.9.1:9" in text
+    assert first.reach.probes[0].name in text
+    assert first.reach.dialable() is False
 
 
 class Member:
@@ -447,66 +441,62 @@ def test_what_is_no_probe_is_refused_as_such(tmp_path: Path) -> None:
             assert refused.reason in ("schema", "size")
 
 
-def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(
-    tmp_path: Path,
+@at_site(6)
+async def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(
+    site: Site,
 ) -> None:
-    async def body(site: Site) -> None:
-        site.see(0, "/ip4/11.0.9.1/tcp/9")
-        site.see(5, "/ip4/11.0.9.1/tcp/10")  # a neighbour, which is not asked
-        site.lets_in = lambda index: "timeout" if index in (3, 4) else "open"
-        first = site.start(0)
-        for index in (1, 2):
-            site.start(index)
-        await asyncio.sleep(MET)
-        assert first.reach.dialable() is True, "nobody could know better yet"
-        for index in (3, 4, 5):
-            site.start(index, stranger=True)
-        await asyncio.sleep(MET)
-        for node in site.nodes[3:]:  # the first node has no link to them either
-            first.directory.forget(node.peer_id)
-        await first.prober.refresh()
-        members = {node.peer_id for node in site.nodes[1:3]}
-        assert {probe.peer_id for probe in first.reach.probes} == members
-        assert first.reach.dialable() is False
-        assert first.reach.found() == []
-        verdict = first.reach.verdict()
-        assert verdict.nat == "address"
-        assert "11.0.9.1:9" in verdict.text
+    site.see(0, "/ip4/11.0.9.1/tcp/9")
+    site.see(5, "/ip4/11.0.9.1/tcp/10")  # a neighbour, which is not asked
+    site.lets_in = lambda index: "timeout" if index in (3, 4) else "open"
+    first = site.start(0)
+    for index in (1, 2):
+        site.start(index)
+    await asyncio.sleep(MET)
+    assert first.reach.dialable() is True, "nobody could know better yet"
+    for index in (3, 4, 5):
+        site.start(index, stranger=True)
+    await asyncio.sleep(MET)
+    for node in site.nodes[3:]:  # the first node has no link to them either
+        first.directory.forget(node.peer_id)
+    await first.prober.refresh()
+    members = {node.peer_id for node in site.nodes[1:3]}
+    assert {probe.peer_id for probe in first.reach.probes} == members
+    assert first.reach.dialable() is False
+    assert first.reach.found() == []
+    verdict = first.reach.verdict()
+    assert verdict.nat == "address"
+    assert "11.0.9.1:9" in verdict.text
 
-        site.lets_in = lambda index: "open"
-        await asyncio.sleep(MET)
-        for node in site.nodes[3:]:
-            first.directory.forget(node.peer_id)
-        await first.prober.refresh()
-        assert {probe.stranger for probe in first.reach.probes} == {"open"}
-        assert first.reach.dialable() is True
-
-    at_site(body, tmp_path, 6)
+    site.lets_in = lambda index: "open"
+    await asyncio.sleep(MET)
+    for node in site.nodes[3:]:
+        first.directory.forget(node.peer_id)
+    await first.prober.refresh()
+    assert {probe.stranger for probe in first.reach.probes} == {"open"}
+    assert first.reach.dialable() is True
 
 
-def test_members_that_lie_do_not_make_a_node_dialable(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        site.see(0, "/ip4/11.0.9.1/tcp/9")
-        site.lets_in = lambda index: "timeout"
-        first = site.start(0)
-        for index in (1, 2, 3):
-            site.start(index)
+@at_site(4)
+async def test_members_that_lie_do_not_make_a_node_dialable(site: Site) -> None:
+    site.see(0, "/ip4/11.0.9.1/tcp/9")
+    site.lets_in = lambda index: "timeout"
+    first = site.start(0)
+    for index in (1, 2, 3):
+        site.start(index)
 
-        async def lie(caller: str, payload: bytes) -> bytes:
-            outcomes = (PortOutcome(9, "open"), PortOutcome(666, "open"))
-            return wire.pack(ProbeReply("/ip4/11.6.6.6/tcp/9", outcomes, "open", 0))
+    async def lie(caller: str, payload: bytes) -> bytes:
+        outcomes = (PortOutcome(9, "open"), PortOutcome(666, "open"))
+        return wire.pack(ProbeReply("/ip4/11.6.6.6/tcp/9", outcomes, "open", 0))
 
-        liar = site.nodes[1]
-        liar.transport._handlers[PROBE] = lie  # type: ignore[attr-defined]
-        await asyncio.sleep(MET)
-        assert first.reach.dialable() is False
-        assert first.reach.found() == []
-        (said,) = [p for p in first.reach.probes if p.peer_id == liar.peer_id]
-        assert said.outcomes == {9: "open"}, "of ports that were not asked nothing is kept"
-        assert said.ahead < -1e9
-        assert "11.0.9.1" in first.reach.verdict().text
-
-    at_site(body, tmp_path, 4)
+    liar = site.nodes[1]
+    liar.transport._handlers[PROBE] = lie  # type: ignore[attr-defined]
+    await asyncio.sleep(MET)
+    assert first.reach.dialable() is False
+    assert first.reach.found() == []
+    (said,) = [p for p in first.reach.probes if p.peer_id == liar.peer_id]
+    assert said.outcomes == {9: "open"}, "of ports that were not asked nothing is kept"
+    assert said.ahead < -1e9
+    assert "11.0.9.1" in first.reach.verdict().text
 
 
 @pytest.mark.parametrize(
@@ -519,78 +509,68 @@ def test_members_that_lie_do_not_make_a_node_dialable(tmp_path: Path) -> None:
     ],
     ids=["nothing", "no reply", "it has no link", "it dialled nobody"],
 )
-def test_a_member_that_found_out_nothing_gives_no_verdict(
-    tmp_path: Path, reply: bytes | None, counted: str
+@at_site(4)
+async def test_a_member_that_found_out_nothing_gives_no_verdict(
+    site: Site, reply: bytes | None, counted: str
 ) -> None:
-    async def body(site: Site) -> None:
-        async def useless(caller: str, payload: bytes) -> bytes:
-            if reply is None:
-                raise TransportError("not now")
-            return reply
+    async def useless(caller: str, payload: bytes) -> bytes:
+        if reply is None:
+            raise TransportError("not now")
+        return reply
 
-        first = site.start(0)
-        for index in (1, 2):
-            transport = site.start(index).transport
-            transport._handlers[PROBE] = useless  # type: ignore[attr-defined]
-        await asyncio.sleep(MET)
-        assert first.reach.probes == ()
-        assert first.reach.dialable() is None
-        if counted != "schema":  # those links are cut
-            assert first.reach.verdict().text.endswith("could tell")
-        assert bool(first.rejected[counted]) is bool(counted)
-        assert not first.task.done()
-        site.start(3)
-        await asyncio.sleep(2 * MET)
-        assert site.nodes[3].peer_id in {probe.peer_id for probe in first.reach.probes}
-        assert first.reach.verdict().kind == "direct"
-
-    at_site(body, tmp_path, 4)
+    first = site.start(0)
+    for index in (1, 2):
+        transport = site.start(index).transport
+        transport._handlers[PROBE] = useless  # type: ignore[attr-defined]
+    await asyncio.sleep(MET)
+    assert first.reach.probes == ()
+    assert first.reach.dialable() is None
+    if counted != "schema":  # those links are cut
+        assert first.reach.verdict().text.endswith("could tell")
+    assert bool(first.rejected[counted]) is bool(counted)
+    assert not first.task.done()
+    site.start(3)
+    await asyncio.sleep(2 * MET)
+    assert site.nodes[3].peer_id in {probe.peer_id for probe in first.reach.probes}
+    assert first.reach.verdict().kind == "direct"
 
 
-def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        first = site.start(0)
-        site.start(1)
-        await asyncio.sleep(MET)
-        seen = first.transport.seen
+@at_site(2)
+async def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(site: Site) -> None:
+    first = site.start(0)
+    site.start(1)
+    await asyncio.sleep(MET)
+    seen = first.transport.seen
 
-        async def forgetting(peer: str) -> str | None:
-            first.directory.forget(peer)
-            return await seen(peer)
+    async def forgetting(peer: str) -> str | None:
+        first.directory.forget(peer)
+        return await seen(peer)
 
-        first.transport.seen = forgetting  # type: ignore[method-assign]
-        asked = site.asked
-        first.prober._begun -= PROBE_ROUND.first
-        await first.prober.refresh()
-        assert len(first.directory) == 0
-        assert site.asked == asked
-
-    at_site(body, tmp_path, 2)
+    first.transport.seen = forgetting  # type: ignore[method-assign]
+    asked = site.asked
+    first.prober._begun -= PROBE_ROUND.first
+    await first.prober.refresh()
+    assert len(first.directory) == 0
+    assert site.asked == asked
 
 
-def test_of_several_issuers_one_member_each_is_asked(tmp_path: Path) -> None:
-    names = ["owner", "alice", "bob", *["liars"] * 5]
-
-    async def body(site: Site) -> None:
-        first = site.start(0)
-        for index in range(1, 8):
-            site.start(index)
-        await asyncio.sleep(2 * MET)
-        await first.prober.refresh()
-        assert sorted(probe.name for probe in first.reach.probes) == ["alice", "bob", "liars"]
-
-    at_site(body, tmp_path, 8, names)
+@at_site(8, ["owner", "alice", "bob", *["liars"] * 5])
+async def test_of_several_issuers_one_member_each_is_asked(site: Site) -> None:
+    first = site.start(0)
+    for index in range(1, 8):
+        site.start(index)
+    await asyncio.sleep(2 * MET)
+    await first.prober.refresh()
+    assert sorted(probe.name for probe in first.reach.probes) == ["alice", "bob", "liars"]
 
 
-def test_members_at_one_host_count_once_where_there_are_others(tmp_path: Path) -> None:
-    async def body(site: Site) -> None:
-        for index in (1, 2, 3, 4):
-            site.see(index, f"/ip4/11.5.5.5/tcp/{index}")
-        first = site.start(0)
-        for index in range(1, 6):
-            site.start(index)
-        await asyncio.sleep(2 * MET)
-        await first.prober.refresh()
-        assert sorted(probe.at for probe in first.reach.probes) == ["11.0.0.6", "11.5.5.5"]
-
-    at_site(body, tmp_path, 6)
+@at_site(6)
+async def test_members_at_one_host_count_once_where_there_are_others(site: Site) -> None:
+    for index in (1, 2, 3, 4):
+        site.see(index, f"/ip4/11.5.5.5/tcp/{index}")
+    first = site.start(0)
+    for index in range(1, 6):
+        site.start(index)
+    await asyncio.sleep(2 * MET)
+    await first.prober.refresh()
+    assert sorted(probe.at for probe in first.reach.probes) == ["11.0.0.6", "11.5.5.5"]

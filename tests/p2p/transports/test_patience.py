@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from virtual import virtual_time
 
 from swarm_node.clock import Clock
 from swarm_node.errors import SlowStartError, TransportError
@@ -18,7 +19,7 @@ from swarm_node.p2p.addresses.addresses import Address
 from swarm_node.p2p.transports.patience import HEALTHY_SECONDS, Patience, on_time
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 
 @pytest.mark.parametrize(
@@ -117,46 +118,46 @@ def starved(loop: VirtualTimeLoop) -> Starved:
 
 
 @pytest.mark.parametrize("slow", [0.0, 8.0])
-def test_a_daemon_on_a_starved_machine_is_up_within_three_minutes_and_stays(slow: float) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        transport = starved(loop)
-        await transport.start()
-        transport.needs, transport.slow = 40.0, slow
-        node = transport._node
-        node.slow = math.inf  # a stop of seconds, as the machine becomes busy
-        supervisor = Supervisor(Counter(), {}, transport._clock)
-        healed: list[str] = []
+@virtual_time
+async def test_a_daemon_on_a_starved_machine_is_up_within_three_minutes_and_stays(
+    loop: VirtualTimeLoop, slow: float
+) -> None:
+    transport = starved(loop)
+    await transport.start()
+    transport.needs, transport.slow = 40.0, slow
+    node = transport._node
+    node.slow = math.inf  # a stop of seconds, as the machine becomes busy
+    supervisor = Supervisor(Counter(), {}, transport._clock)
+    healed: list[str] = []
 
-        async def mend() -> None:
-            healed.append(await transport.heal([]))
-            await asyncio.sleep(3.0)
+    async def mend() -> None:
+        healed.append(await transport.heal([]))
+        await asyncio.sleep(3.0)
 
-        living = asyncio.create_task(supervisor.repeat("mend", mend))
-        await asyncio.sleep(180.0)
-        assert transport._node is not None, "no daemon after three minutes"
-        starts = transport.starts
-        await asyncio.sleep(3600.0)
-        assert transport.starts == starts, "it was killed again although it lives"
-        assert set(healed[-300:]) == {"ok"}
-        living.cancel()
-        await asyncio.wait({living})
-
-    run_virtual(scenario)
+    living = asyncio.create_task(supervisor.repeat("mend", mend))
+    await asyncio.sleep(180.0)
+    assert transport._node is not None, "no daemon after three minutes"
+    starts = transport.starts
+    await asyncio.sleep(3600.0)
+    assert transport.starts == starts, "it was killed again although it lives"
+    assert set(healed[-300:]) == {"ok"}
+    living.cancel()
+    await asyncio.wait({living})
 
 
-def test_the_start_of_a_node_gives_a_slow_daemon_more_time_and_then_gives_up() -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        transport = starved(loop)
-        transport.needs = 40.0
-        await transport.start()
-        assert (transport.starts, loop.time()) == (3, 15.0 + 30.0 + 40.0)
-        hopeless = starved(loop)
-        hopeless.needs = 1000.0
-        with pytest.raises(TransportError, match="not ready"):
-            await hopeless.start()
-        assert hopeless.starts == 3
-
-    run_virtual(scenario)
+@virtual_time
+async def test_the_start_of_a_node_gives_a_slow_daemon_more_time_and_then_gives_up(
+    loop: VirtualTimeLoop,
+) -> None:
+    transport = starved(loop)
+    transport.needs = 40.0
+    await transport.start()
+    assert (transport.starts, loop.time()) == (3, 15.0 + 30.0 + 40.0)
+    hopeless = starved(loop)
+    hopeless.needs = 1000.0
+    with pytest.raises(TransportError, match="not ready"):
+        await hopeless.start()
+    assert hopeless.starts == 3
 
 
 async def test_a_limit_does_not_run_while_this_node_is_late() -> None:

@@ -7,11 +7,13 @@ import hashlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from surrounded import surrounded
 
 from swarm_node.errors import OversizeError, TransportError
 from swarm_node.p2p.wire import frames
@@ -39,6 +41,10 @@ def run_pair(talk: Callable[[Stream, Stream], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+def with_pair(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    return surrounded(test, lambda _, **fixtures: run_pair(partial(test, **fixtures)), first=2)
+
+
 async def serve_once(stream: Stream, reply: Reply) -> bytes:
     reader, writer = stream
     payload = await frames.read_request(reader)
@@ -53,23 +59,21 @@ async def ask(stream: Stream, payload: bytes, limit: int = MAX_REPLY_BYTES) -> b
 
 
 @pytest.mark.parametrize("size", [0, 1, 10_000, frames.CHUNK_BYTES, 3_000_001])
-def test_request_and_reply_arrive_whole(size: int) -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        request, reply = bytes(range(200)), b"r" * size
-        served, got = await asyncio.gather(serve_once(server, Reply(reply)), ask(client, request))
-        assert served == request
-        assert got == reply
-
-    run_pair(talk)
+@with_pair
+async def test_request_and_reply_arrive_whole(client: Stream, server: Stream, size: int) -> None:
+    request, reply = bytes(range(200)), b"r" * size
+    served, got = await asyncio.gather(serve_once(server, Reply(reply)), ask(client, request))
+    assert served == request
+    assert got == reply
 
 
-def test_refusal_carries_its_reason_without_control_characters() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        refusal = Reply.refusal("stranger\x1b[2J\nforged line")
-        with pytest.raises(TransportError, match=r"^stranger\?\[2J\?forged line$"):
-            await asyncio.gather(serve_once(server, refusal), ask(client, b""))
-
-    run_pair(talk)
+@with_pair
+async def test_refusal_carries_its_reason_without_control_characters(
+    client: Stream, server: Stream
+) -> None:
+    refusal = Reply.refusal("stranger\x1b[2J\nforged line")
+    with pytest.raises(TransportError, match=r"^stranger\?\[2J\?forged line$"):
+        await asyncio.gather(serve_once(server, refusal), ask(client, b""))
 
 
 def test_long_reason_is_cut_at_a_character() -> None:
@@ -78,34 +82,32 @@ def test_long_reason_is_cut_at_a_character() -> None:
     assert Reply.refusal("x" + "ü" * 1000).payload.decode()[0] == "x"
 
 
-def test_oversize_request_is_refused_before_it_is_sent() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        with pytest.raises(OversizeError):
-            await frames.send_request(client[1], bytes(MAX_REQUEST_BYTES + 1))
-        served, got = await asyncio.gather(serve_once(server, Reply(b"ok")), ask(client, b"next"))
-        assert (served, got) == (b"next", b"ok")
-
-    run_pair(talk)
-
-
-def test_writer_waits_for_the_ack() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(frames.send_reply(*server, Reply(b"payload")))
-            await client[0].readexactly(1 + 8 + 7 + 32)
-            await asyncio.sleep(0.01)
-            assert not sending.done()
-            client[1].write(b"\x06")
-
-    run_pair(talk)
+@with_pair
+async def test_oversize_request_is_refused_before_it_is_sent(
+    client: Stream, server: Stream
+) -> None:
+    with pytest.raises(OversizeError):
+        await frames.send_request(client[1], bytes(MAX_REQUEST_BYTES + 1))
+    served, got = await asyncio.gather(serve_once(server, Reply(b"ok")), ask(client, b"next"))
+    assert (served, got) == (b"next", b"ok")
 
 
-def test_writer_stops_waiting_when_the_reader_hangs_up() -> None:
-    async def talk(client: Stream, server: Stream) -> None:
-        client[1].write_eof()
-        await frames.send_reply(*server, Reply(b"payload"))
+@with_pair
+async def test_writer_waits_for_the_ack(client: Stream, server: Stream) -> None:
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(frames.send_reply(*server, Reply(b"payload")))
+        await client[0].readexactly(1 + 8 + 7 + 32)
+        await asyncio.sleep(0.01)
+        assert not sending.done()
+        client[1].write(b"\x06")
 
-    run_pair(talk)
+
+@with_pair
+async def test_writer_stops_waiting_when_the_reader_hangs_up(
+    client: Stream, server: Stream
+) -> None:
+    client[1].write_eof()
+    await frames.send_reply(*server, Reply(b"payload"))
 
 
 @examples(60)

@@ -10,6 +10,7 @@ import msgpack
 import pytest
 from light_nodes import LightNode, heartbeat
 from swarm_keys import Swarm
+from virtual import virtual_time
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TicketError, TransportError
@@ -23,7 +24,7 @@ from swarm_node.p2p.wire.protocols import HELLO, LIST
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.p2p.wire.wire import Announcement, Presence, pack, unpack
 from swarm_node.simulation.seeded import EPOCH
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 SWARM = Swarm()
 ID = SWARM.info.swarm_id
@@ -36,38 +37,38 @@ def resealed(raw: bytes, kind: str) -> bytes:
     return packed
 
 
-def test_neither_asks_the_other_with_success_and_neither_is_blamed(tmp_path: Path) -> None:
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        network = MemoryNetwork(random.Random(0))
-        clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
-        members = [SWARM.member(index) for index in range(3)]
-        ours, same = (
-            LightNode(tmp_path, clock, MemoryTransport(network, member.identity), member)
-            for member in members[:2]
-        )
-        theirs = MemoryTransport(network, members[2].identity)
+@virtual_time
+async def test_neither_asks_the_other_with_success_and_neither_is_blamed(
+    loop: VirtualTimeLoop, tmp_path: Path
+) -> None:
+    network = MemoryNetwork(random.Random(0))
+    clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
+    members = [SWARM.member(index) for index in range(3)]
+    ours, same = (
+        LightNode(tmp_path, clock, MemoryTransport(network, member.identity), member)
+        for member in members[:2]
+    )
+    theirs = MemoryTransport(network, members[2].identity)
 
-        async def later(caller: str, payload: bytes) -> bytes:
-            return b""
+    async def later(caller: str, payload: bytes) -> bytes:
+        return b""
 
-        theirs.serve(HELLO.replace("/1", "/2"), later)
-        for transport in (ours.transport, same.transport, theirs):
-            await transport.start()
+    theirs.serve(HELLO.replace("/1", "/2"), later)
+    for transport in (ours.transport, same.transport, theirs):
+        await transport.start()
 
-        asked = Peer(theirs.peer_id, 0.0)
-        assert not await ours.exchange.asker.greet(asked)
-        assert ours.rejected == {"unreachable": 1}
-        assert asked.standing.offences == 0
-        for protocol in (HELLO, LIST):
-            with pytest.raises(TransportError):
-                await theirs.request(ours.peer_id, protocol.replace("/1", "/2"), b"")
-        assert ours.rejected == {"unreachable": 1}
-        assert ours.directory.get(theirs.peer_id) is None
-        assert await same.exchange.asker.greet(Peer(ours.peer_id, 0.0))
-        for node in (ours, same):
-            node.storage.close()
-
-    run_virtual(scenario)
+    asked = Peer(theirs.peer_id, 0.0)
+    assert not await ours.exchange.asker.greet(asked)
+    assert ours.rejected == {"unreachable": 1}
+    assert asked.standing.offences == 0
+    for protocol in (HELLO, LIST):
+        with pytest.raises(TransportError):
+            await theirs.request(ours.peer_id, protocol.replace("/1", "/2"), b"")
+    assert ours.rejected == {"unreachable": 1}
+    assert ours.directory.get(theirs.peer_id) is None
+    assert await same.exchange.asker.greet(Peer(ours.peer_id, 0.0))
+    for node in (ours, same):
+        node.storage.close()
 
 
 @pytest.mark.parametrize("kind", Kind)
