@@ -1,8 +1,8 @@
 """Where the time of a whole test run goes, as tables in CONTRIBUTING.md: `make test-times`.
 
-    python .ci/tools/test_times.py JUNIT_XML
+    python .ci/tools/test_times.py JUNIT_XML...
 
-reads the report of a `make test-all`. Each test has a property `loop` there, the smallest of the
+reads the reports of a whole run. Each test has a property `loop` there, the smallest of the
 three loops that runs it (tests/conftest.py).
 """
 
@@ -30,12 +30,12 @@ class Times(NamedTuple):
     counts: Counter[str]
 
 
-def read(report: Path) -> Times:
-    """Reads a JUnit report of this project's own run."""
+def read(*reports: Path) -> Times:
+    """Read the JUnit reports of this project's own runs, which have different tests."""
     files: Counter[tuple[str, str]] = Counter()
     tests: Counter[tuple[str, str]] = Counter()
     counts: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in (case for report in reports for case in ElementTree.parse(report).iter("testcase")):
         loop = next(
             each.attrib["value"] for each in case.iter("property") if each.attrib["name"] == "loop"
         )
@@ -78,7 +78,7 @@ def _row(name: str, found: Counter[str]) -> str:
 
 def main() -> None:
     page = PAGE.read_text()
-    written = f"{_BEGIN}\n{tables(read(Path(sys.argv[1])))}\n{_END}"
+    written = f"{_BEGIN}\n{tables(read(*map(Path, sys.argv[1:])))}\n{_END}"
     changed, found = re.subn(
         f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", lambda _: written, page, flags=re.DOTALL
     )
