@@ -60,7 +60,7 @@ demo: setup
 	$(BIN)/swarm-node demo $(DEMO)
 
 # What a run leaves behind, a process or shared memory, is an error. Two workers keep two cores busy.
-RUN_TESTS = $(BIN)/python .ci/tools/leftovers.py $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+RUN_TESTS = $(BIN)/python .ci/tools/leftovers.py $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
 
 # What a change must pass.
 test: setup-tests

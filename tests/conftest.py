@@ -7,6 +7,7 @@ import gc
 import importlib
 import inspect
 import os
+import re
 import signal
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
@@ -20,6 +21,7 @@ import typer.main
 import typer.testing
 from builders import ROOT, LoadBenchmark, write_model
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A busy machine is no bug: no example has a deadline, and none is drawn too slowly. `make test-all`
 # takes the profile "thorough"; builders.examples() follows it.
@@ -51,13 +53,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests come first, so that no worker is left with one at the end. Those that share what
-    their module sets up run on one worker."""
+    """Slow tests come first, so that no worker is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         item.user_properties.append(("loop", _loop(item)))  # `make test-times` reads it
-        if isinstance(item, pytest.Function) and _shares_set_up(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def _loop(item: pytest.Item) -> str:
@@ -69,10 +68,30 @@ def _loop(item: pytest.Item) -> str:
     return "test" if whole or slow else "test-fast"
 
 
-def _shares_set_up(item: pytest.Function) -> bool:
-    module = item.nodeid.partition("::")[0]
-    definitions = (found[-1] for found in item._fixtureinfo.name2fixturedefs.values())
-    return any(each.scope != "function" and each.baseid == module for each in definitions)
+class SharedSetUpScheduling(LoadScopeScheduling):
+    """Tests that share what their module sets up run on one worker, and others on any.
+
+    xdist's own groups have no effect with pytest 9.2: they are written to `_nodeid`, which it no
+    longer reads."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return _group_of(self.config.rootpath / file) or nodeid
+
+
+@cache
+def _group_of(file: Path) -> str:
+    """The group of a file's tests, "" if each can run anywhere."""
+    text = file.read_text()
+    group = re.search(r'mark\.xdist_group\("([a-z]+)"\)', text)
+    if group is not None:
+        return group[1]
+    return str(file) if re.search(r'scope="(module|session)"', text) else ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedSetUpScheduling:
+    return SharedSetUpScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

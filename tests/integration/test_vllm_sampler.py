@@ -95,6 +95,11 @@ class Bench:
         canary = measure_canary(model).to_metadata()
         return self.store.publish(version, model.hf_state(), canary), version
 
+    def draw_long(self) -> None:
+        """Sample from now on with a random model, whose answers are long."""
+        weights = self.publish(ENDLESS)
+        self.run(lambda sampler: sampler.load(*weights))
+
 
 def noisy(seed: int) -> Qwen2:
     """The tiny model with noise of `seed`, 0 for none; from ENDLESS on a random one, which draws
@@ -435,6 +440,7 @@ def test_a_nucleus_is_drawn_from_and_what_cannot_be_said_is_refused(bench: Bench
 def test_what_is_under_way_goes_on_after_a_rest(bench: Bench) -> None:
     protocol: Sampler = bench.sampler
     assert isinstance(protocol, RestingSampler)
+    bench.draw_long()
     before = bench.sampler.version
     path, version = bench.publish(ENDLESS + 5)
     asked = request(n=32, room=LONG, seed=31)
@@ -456,6 +462,7 @@ def test_what_is_under_way_goes_on_after_a_rest(bench: Bench) -> None:
 
 
 def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
+    bench.draw_long()
     asked = request(n=32, room=LONG, seed=21)
     cut = asyncio.Event()
     path, version = bench.publish(ENDLESS + 2)
@@ -500,6 +507,8 @@ def test_rows_whose_prefixes_do_not_fit_one_step_go_on(bench: Bench) -> None:
 
 
 def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
+    bench.draw_long()
+
     async def body(sampler: VllmSampler) -> None:
         call = asyncio.ensure_future(sampler.sample([request(n=60, room=LONG)]))
         await until_sampling(sampler)
@@ -514,6 +523,7 @@ def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
 
 def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Bench) -> None:
     """Twice as many groups as awaited; the long ones are cut off and finished later."""
+    bench.draw_long()
     lengths = {"short": 6, "long": 300}
     made: list[PendingGroup] = []
     harvest = Harvest(bench.sampler, over_provision=2.0, max_lag=1000)
