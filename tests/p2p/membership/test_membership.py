@@ -1,5 +1,4 @@
-"""Swarm files and two-level certificates. Which chains are refused, and why, is in the published
-vectors (test_vectors.py)."""
+"""Swarm files and two-level certificates: who is let in, who is not, and the clock's edges."""
 
 import json
 from pathlib import Path
@@ -12,6 +11,7 @@ from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     MAX_MEMBER_SECONDS,
     Chain,
+    IssuerBody,
     MemberBody,
     SwarmInfo,
     create_swarm,
@@ -66,6 +66,40 @@ def test_a_certified_key_is_a_member() -> None:
     assert member == MemberBody(1, NODE.public_key, T0, T0 + 30 * DAY, "owner", ISSUER.public_key)
 
 
+def test_a_chain_is_exactly_two_certificates() -> None:
+    issuer, member = chain()
+    for wrong in [(), (issuer,), (issuer, member, member)]:
+        assert reason(wrong) == "chain_depth"
+    assert reason((member, issuer)) == "kind"
+
+
+def test_an_issuer_cannot_make_issuers() -> None:
+    body = pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY, False, 0))
+    forged = seal(ISSUER, SWARM.swarm_id, Kind.ISSUER, body)
+    member = issue_member(
+        OTHER, SWARM, NODE.public_key, name="owner", not_before=T0, not_after=T0 + DAY
+    )
+    assert reason((forged, member)) == "wrong_root"
+
+
+def test_the_root_itself_does_not_sign_members() -> None:
+    member = issue_member(
+        ROOT, SWARM, NODE.public_key, name="owner", not_before=T0, not_after=T0 + DAY
+    )
+    assert reason((issuer_certificate(), member)) == "wrong_issuer"
+
+
+def test_a_member_cannot_certify_another() -> None:
+    member = issue_member(
+        NODE, SWARM, OTHER.public_key, name="owner", not_before=T0, not_after=T0 + DAY
+    )
+    assert reason((chain()[0], member), key=OTHER.public_key) == "wrong_issuer"
+
+
+def test_a_certificate_serves_only_the_key_the_link_proved() -> None:
+    assert reason(chain(), key=OTHER.public_key) == "wrong_subject"
+
+
 def test_certificates_mean_nothing_in_another_swarm() -> None:
     renamed = create_swarm("day shift", ROOT, SECRET)
     assert renamed.swarm_id != SWARM.swarm_id
@@ -86,15 +120,46 @@ def test_every_flipped_bit_of_either_certificate_is_refused() -> None:
     ("now", "expected"),
     [
         (T0 - CLOCK_SKEW_SECONDS - 0.5, "not_yet_valid"),
+        (T0 - CLOCK_SKEW_SECONDS, None),
+        (T0 + 30 * DAY + CLOCK_SKEW_SECONDS, None),
         (T0 + 30 * DAY + CLOCK_SKEW_SECONDS + 0.5, "expired"),
         (float("nan"), "expired"),
         (float("inf"), "expired"),
         (-float("inf"), "not_yet_valid"),
     ],
 )
-def test_validity_ends_at_the_member_certificates_edges(now: float, expected: str) -> None:
+def test_validity_ends_at_the_member_certificates_edges(now: float, expected: str | None) -> None:
     result = verify_chain(chain(), SWARM, NODE.public_key, now)
-    assert result.reason == expected
+    if expected is None:
+        assert isinstance(result, MemberBody)
+    else:
+        assert isinstance(result, Rejected)
+        assert result.reason == expected
+
+
+@pytest.mark.parametrize(
+    ("not_before", "expected"),
+    [
+        (T0 - CLOCK_SKEW_SECONDS - 1, "outside_issuer"),
+        (T0 - CLOCK_SKEW_SECONDS, None),
+        (T0 + DAY, None),
+        (T0 + DAY + 1, "outside_issuer"),
+    ],
+)
+def test_a_member_is_admitted_within_its_issuers_time(
+    not_before: int, expected: str | None
+) -> None:
+    result = verify_chain(chain(not_before, T0 + 2 * DAY), SWARM, NODE.public_key, T0 + DAY)
+    if expected is None:
+        assert isinstance(result, MemberBody)
+    else:
+        assert isinstance(result, Rejected)
+        assert result.reason == expected
+
+
+def test_membership_outlives_the_issuer_but_not_its_allowance() -> None:
+    assert isinstance(verify_chain(chain(), SWARM, NODE.public_key, T0 + 20 * DAY), MemberBody)
+    assert reason(chain(not_after=T0 + 30 * DAY + 1)) == "too_long_period"
 
 
 def test_a_certificate_that_ends_before_it_begins_is_refused() -> None:
@@ -107,12 +172,17 @@ def test_a_certificate_that_ends_before_it_begins_is_refused() -> None:
         issuer_certificate(not_after=T0)
 
 
-def test_keys_of_small_order_are_not_certified() -> None:
+def test_keys_of_small_order_are_not_certified_and_not_believed() -> None:
     weak = b"\x01" + bytes(31)
     with pytest.raises(ValueError, match="usable"):
         issue_member(ISSUER, SWARM, weak, name="owner", not_before=T0, not_after=T0 + 1)
     with pytest.raises(ValueError, match="usable"):
         issue_issuer(ROOT, SWARM, weak, name="w", not_before=T0, not_after=T0 + 1, member_seconds=1)
+    weak_body = MemberBody(1, weak, T0, T0 + DAY, "owner", ISSUER.public_key)
+    member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(weak_body))
+    assert reason((issuer_certificate(), member), key=weak) == "wrong_subject"
+    body = pack(IssuerBody(1, weak, "w", T0, T0 + DAY, DAY, False, 0))
+    assert reason((seal(ROOT, SWARM.swarm_id, Kind.ISSUER, body), member)) == "key"
 
 
 def test_an_issuer_certificate_that_holds_something_else_is_refused() -> None:
@@ -121,7 +191,7 @@ def test_an_issuer_certificate_that_holds_something_else_is_refused() -> None:
 
 
 def test_only_the_root_names_issuers() -> None:
-    with pytest.raises(ValueError, match="the root"):
+    with pytest.raises(ValueError, match="only the root"):
         issue_issuer(
             OTHER,
             SWARM,
@@ -143,7 +213,7 @@ def test_only_the_root_names_issuers() -> None:
     ],
 )
 def test_an_issuer_certificate_outside_its_bounds_is_not_made(changes: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="its bounds"):
+    with pytest.raises(ValueError, match="outside its bounds"):
         issuer_certificate(**changes)
 
 
@@ -155,6 +225,16 @@ def test_the_longest_certificates_fit_their_limit() -> None:
         ISSUER, SWARM, NODE.public_key, name="n" * 32, not_before=last - 1, not_after=last
     )
     assert len(member) <= MAX_CERTIFICATE_BYTES
+
+
+def test_only_a_steward_renews_under_another_name_and_issuer() -> None:
+    times = {"not_before": T0, "not_after": T0 + DAY}
+    for steward, expected in [(False, "not_steward"), (True, None)]:
+        issuer = issuer_certificate(steward=steward)
+        for changes in [{"name": "Anna"}, {"name": "owner", "admitted_by": OTHER.public_key}]:
+            member = issue_member(ISSUER, SWARM, NODE.public_key, **changes, **times)  # type: ignore[arg-type]
+            result = verify_chain((issuer, member), SWARM, NODE.public_key, T0 + 1)
+            assert (result.reason if isinstance(result, Rejected) else None) == expected
 
 
 def test_the_swarm_id_binds_root_and_name() -> None:
@@ -249,7 +329,7 @@ def test_a_damaged_swarm_file_is_refused(tmp_path: Path, change: dict[str, objec
     path = tmp_path / "swarm.json"
     SWARM.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(HomeError, match="swarm file"):
+    with pytest.raises(HomeError, match="not a usable swarm file"):
         SwarmInfo.load(path)
 
 
@@ -258,7 +338,7 @@ def test_a_file_that_is_no_swarm_file_is_refused(tmp_path: Path, data: bytes) ->
     path = tmp_path / "swarm.json"
     path.write_bytes(data)
     path.chmod(0o600)
-    with pytest.raises(HomeError, match="swarm file"):
+    with pytest.raises(HomeError, match="not a usable swarm file"):
         SwarmInfo.load(path)
 
 

@@ -1,11 +1,10 @@
-"""Sealed bytes: what opens, and that no altered byte does. The published vectors (test_vectors.py)
-have one case of each reason for a refusal."""
+"""Sealed bytes: what opens, what is refused and why, and that there is one encoding only."""
 
 import hashlib
 
 import msgpack
 import pytest
-from vectors import ed25519
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.wire.envelope import (
@@ -24,16 +23,58 @@ from swarm_node.p2p.wire.wire import MAX_SEALED_BYTES
 
 AUTHOR = Identity.from_seed(bytes(range(32)))
 SWARM = hashlib.sha256(b"a swarm").digest()
+OTHER_SWARM = hashlib.sha256(b"another swarm").digest()
 GOLDEN = seal(AUTHOR, SWARM, Kind.RECORD, b"what was said")
 
-#: A point of order 8.
-SMALL = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+Point = tuple[int, int]
+NEUTRAL: Point = (0, 1)
 
 
 def reason(data: bytes, swarm: bytes = SWARM, kind: Kind = Kind.RECORD) -> str:
     result = open_sealed(data, swarm, kind)
     assert isinstance(result, Rejected)
     return result.reason
+
+
+def add(a: Point, b: Point) -> Point:
+    """The affine addition law of edwards25519 (RFC 8032, 5.1.4), slow and complete."""
+    t = D * a[0] * b[0] * a[1] * b[1] % P
+    x = (a[0] * b[1] + b[0] * a[1]) * pow(1 + t, -1, P) % P
+    y = (a[1] * b[1] + a[0] * b[0]) * pow(1 - t, -1, P) % P
+    return x, y
+
+
+def times(n: int, point: Point) -> Point:
+    result = NEUTRAL
+    for bit in bin(n)[2:]:
+        result = add(result, result)
+        if bit == "1":
+            result = add(result, point)
+    return result
+
+
+def encode(point: Point) -> bytes:
+    return (point[1] | (point[0] & 1) << 255).to_bytes(32, "little")
+
+
+def torsion() -> set[Point]:
+    """The eight points whose order divides 8, found by clearing the prime-order part of points
+    until one of order 8 turns up."""
+    order = 2**252 + 27742317777372353535851937790883648493
+    for y in range(2, 200):
+        square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+        x = pow(square, (P + 3) // 8, P)
+        if x * x % P != square:
+            x = x * pow(2, (P - 1) // 4, P) % P
+        if x * x % P != square:
+            continue
+        candidate = times(order, (x, y))
+        multiples = {times(n, candidate) for n in range(1, 9)}
+        if len(multiples) == 8:
+            return multiples
+    raise AssertionError("no point of order 8 found")
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 65535, 65536, 65537, 300_000])
@@ -80,6 +121,71 @@ def test_every_truncation_and_any_extension_is_refused() -> None:
     assert reason(GOLDEN + GOLDEN) == "schema"
 
 
+def test_another_swarm_or_kind_refuses_the_same_bytes() -> None:
+    assert reason(GOLDEN, swarm=OTHER_SWARM) == "signature"
+    for kind in set(Kind) - {Kind.RECORD}:
+        assert reason(GOLDEN, kind=kind) == "kind"
+
+
+def test_a_relabelled_envelope_fails_its_signature() -> None:
+    fields = msgpack.unpackb(GOLDEN)
+    fields[0] = Kind.CERT.value
+    assert reason(msgpack.packb(fields), kind=Kind.CERT) == "signature"
+
+
+def test_another_key_on_the_same_signature_fails() -> None:
+    fields = msgpack.unpackb(GOLDEN)
+    fields[2] = Identity.from_seed(b"k" * 32).public_key
+    assert reason(msgpack.packb(fields)) == "signature"
+
+
+def test_a_valid_envelope_of_another_author_names_that_author() -> None:
+    mallory = Identity.from_seed(b"m" * 32)
+    opened = open_sealed(seal(mallory, SWARM, Kind.RECORD, b"x"), SWARM, Kind.RECORD)
+    assert isinstance(opened, Opened)
+    assert opened.author == mallory.peer_id
+
+
+def test_a_signature_with_s_plus_the_group_order_is_refused() -> None:
+    order = 2**252 + 27742317777372353535851937790883648493
+    fields = msgpack.unpackb(GOLDEN)
+    s = int.from_bytes(fields[3][32:], "little") + order
+    fields[3] = fields[3][:32] + s.to_bytes(32, "little")
+    assert reason(msgpack.packb(fields)) == "signature"
+
+
+def longer_encodings() -> dict[str, bytes]:
+    kind, body, key, signature = msgpack.unpackb(GOLDEN)
+    name = kind.encode()
+    head, tail = (
+        b"\x94\xd9" + bytes([len(name)]) + name,
+        b"\xc4\x20" + key + b"\xc4\x40" + signature,
+    )
+    bin8 = b"\xc4" + bytes([len(body)]) + body
+    size = len(body)
+    return {
+        "array16": b"\xdc\x00\x04" + head[1:] + bin8 + tail,
+        "array32": b"\xdd\x00\x00\x00\x04" + head[1:] + bin8 + tail,
+        "str16": b"\x94\xda\x00" + bytes([len(name)]) + name + bin8 + tail,
+        "body bin16": head + b"\xc5" + size.to_bytes(2, "big") + body + tail,
+        "body bin32": head + b"\xc6" + size.to_bytes(4, "big") + body + tail,
+        "key bin16": head + bin8 + b"\xc5\x00\x20" + key + b"\xc4\x40" + signature,
+        "signature bin32": head + bin8 + b"\xc4\x20" + key + b"\xc6\x00\x00\x00\x40" + signature,
+    }
+
+
+@pytest.mark.parametrize("name", longer_encodings())
+def test_the_same_fields_in_another_encoding_are_refused(name: str) -> None:
+    other = longer_encodings()[name]
+    assert msgpack.unpackb(other) == msgpack.unpackb(GOLDEN)
+    assert reason(other) == "encoding"
+
+
+def test_text_in_the_place_of_bytes_is_refused() -> None:
+    body_at = GOLDEN.index(b"\xc4\x0dwhat")
+    assert reason(GOLDEN[:body_at] + b"\xad" + GOLDEN[body_at + 2 :]) == "schema"
+
+
 def test_the_form_that_is_signed_follows_from_the_length_alone() -> None:
     small, large = bytes(DIGEST_ABOVE_BYTES), bytes(DIGEST_ABOVE_BYTES + 1)
     assert signed_bytes(SWARM, Kind.ROLLOUT, small).endswith(b" 65536 " + small)
@@ -91,6 +197,18 @@ def test_the_form_that_is_signed_follows_from_the_length_alone() -> None:
     )
 
 
+@pytest.mark.parametrize("length", [DIGEST_ABOVE_BYTES, DIGEST_ABOVE_BYTES + 1])
+def test_a_signature_of_the_other_form_is_refused(length: int) -> None:
+    body, name = bytes(length), Kind.ROLLOUT.encode()
+    if length > DIGEST_ABOVE_BYTES:
+        payload = body
+    else:
+        name, payload = name + b";sha256", hashlib.sha256(body).digest()
+    wrong_form = b"SWARMNODEv1 %d %b 32 %b %d %b" % (len(name), name, SWARM, len(payload), payload)
+    fields = [Kind.ROLLOUT.value, body, AUTHOR.public_key, AUTHOR.sign(wrong_form)]
+    assert reason(msgpack.packb(fields), kind=Kind.ROLLOUT) == "signature"
+
+
 def test_a_digest_cannot_pass_for_a_body() -> None:
     large = bytes(DIGEST_ABOVE_BYTES + 1)
     fields = msgpack.unpackb(seal(AUTHOR, SWARM, Kind.ROLLOUT, large))
@@ -100,22 +218,28 @@ def test_a_digest_cannot_pass_for_a_body() -> None:
     assert reason(msgpack.packb(fields), kind=Kind.ROLLOUT) == "kind"
 
 
+def test_the_universal_signature_of_a_small_order_key_is_refused() -> None:
+    key, signature = b"\x01" + bytes(31), b"\x01" + bytes(63)
+    data = msgpack.packb([Kind.RECORD.value, b"anything", key, signature])
+    assert reason(data) == "key"
+
+
 def test_all_points_of_small_order_are_unsound_keys() -> None:
-    eighth = ed25519.decoded(bytes.fromhex(SMALL))
-    assert eighth is not None
-    keys = {ed25519.encoded(ed25519.times(factor, eighth)) for factor in range(8)}
-    assert len(keys) == 8
-    for key in keys:
-        assert not is_sound_key(key)
-        if ed25519.encoded(ed25519.NEUTRAL)[:31] == key[:31]:  # x = 0 has a second encoding
-            assert not is_sound_key(key[:31] + bytes([key[31] | 0x80]))
+    points = torsion()
+    assert times(8, next(iter(points))) == NEUTRAL
+    assert len({encode(point) for point in points}) == 8
+    for point in points:
+        canonical = encode(point)
+        assert not is_sound_key(canonical)
+        if point[0] == 0:  # x = 0 has a second encoding, with the sign bit set
+            assert not is_sound_key(canonical[:31] + bytes([canonical[31] | 0x80]))
 
 
 @pytest.mark.parametrize("sign", [0, 1 << 255])
 def test_keys_with_y_at_or_above_the_prime_are_unsound(sign: int) -> None:
-    for y in range(ed25519.P, 2**255):
+    for y in range(P, 2**255):
         assert not is_sound_key((y | sign).to_bytes(32, "little"))
-    assert is_sound_key((ed25519.P - 2 | sign).to_bytes(32, "little"))
+    assert is_sound_key((P - 2 | sign).to_bytes(32, "little"))
 
 
 def test_keys_of_another_length_are_unsound() -> None:
@@ -124,10 +248,18 @@ def test_keys_of_another_length_are_unsound() -> None:
     assert is_sound_key(AUTHOR.public_key)
 
 
+def test_a_key_that_is_no_point_is_refused_by_its_signature() -> None:
+    fields = msgpack.unpackb(GOLDEN)
+    fields[2] = b"\x02" + bytes(31)  # y = 2 has no x on the curve
+    assert Ed25519PublicKey.from_public_bytes(fields[2]).public_bytes_raw() == fields[2]
+    assert reason(msgpack.packb(fields)) == "signature"
+
+
 def test_size_is_checked_before_anything_is_decoded() -> None:
     opened = open_sealed(GOLDEN, SWARM, Kind.RECORD, max_bytes=len(GOLDEN))
     assert isinstance(opened, Opened)
     refused = open_sealed(b"\xc1" * 100, SWARM, Kind.RECORD, max_bytes=99)
+    assert isinstance(refused, Rejected)
     assert refused.reason == "size"
 
 
@@ -141,7 +273,7 @@ def test_sealing_refuses_what_could_not_be_opened() -> None:
     overhead = len(seal(AUTHOR, SWARM, Kind.ROLLOUT, bytes(70_000))) - 70_000
     largest = seal(AUTHOR, SWARM, Kind.ROLLOUT, bytes(MAX_SEALED_BYTES - overhead))
     assert isinstance(open_sealed(largest, SWARM, Kind.ROLLOUT), Opened)
-    with pytest.raises(ValueError, match="not fit"):
+    with pytest.raises(ValueError, match="does not fit"):
         seal(AUTHOR, SWARM, Kind.ROLLOUT, bytes(MAX_SEALED_BYTES - overhead + 1))
     with pytest.raises(ValueError, match="32 bytes"):
         seal(AUTHOR, b"short", Kind.ROLLOUT, b"")
