@@ -72,7 +72,7 @@ test-all: setup-tests
 
 # Where the time goes, in CONTRIBUTING.md: after a whole run on a quiet machine.
 test-times: setup-tests
-	$(RUN_TESTS) --junitxml=build/test-times.xml $(PYTEST)
+	$(RUN_TESTS) --hypothesis-profile thorough --junitxml=build/test-times.xml $(PYTEST)
 	$(BIN)/python .ci/tools/test_times.py build/test-times.xml
 
 # Containers often keep Python from storing what it compiled. Then both workers and hundreds of child

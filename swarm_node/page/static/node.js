@@ -185,7 +185,7 @@ const overMade = () => at("over").selectedIndex === 1;
 /* Over groups: the rows of the history that measured. */
 function drawGrown() {
   rewards.clear();
-  const measured = rows.filter((row) => row.pass_1), chosen = chosenFamily();
+  const measured = rows.filter((row) => row.split), chosen = chosenFamily();
   const points = measured.filter((row, n) => !n || row.made > measured[n - 1].made);
   if (!points.length) return;
   const all = (row) => (chosen ? row.pass_1[chosen] ?? null : mean(Object.values(row.pass_1)));
