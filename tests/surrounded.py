@@ -1,11 +1,19 @@
-"""Decorators that give a test its surroundings as its first parameters."""
+"""Decorators that give a test what is no fixture."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+
+def take_fixtures(run: Callable[..., None], names: Iterable[str]) -> None:
+    """Have pytest call the wrapper `run` of a test with these fixtures and `tmp_path`."""
+    del run.__wrapped__  # type: ignore[attr-defined] # or pytest takes it for a coroutine
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, kind) for name in sorted({*names, "tmp_path"})]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
 def surrounded(
@@ -21,9 +29,5 @@ def surrounded(
             fixtures["tmp_path"] = tmp_path
         run(tmp_path, **fixtures)
 
-    del shown.__wrapped__  # or pytest takes it for a coroutine
-    names = {each.name for each in taken} | {"tmp_path"}
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, kind) for name in sorted(names)]
-    shown.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    take_fixtures(shown, (each.name for each in taken))
     return shown

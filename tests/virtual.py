@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from in_memory import World
+from surrounded import take_fixtures
 
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -16,8 +17,7 @@ from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test on a clock that only waiting moves. Beside its fixtures the test may take that
     clock's `loop`, and a `world` of one member."""
-    signature = inspect.signature(test)
-    wanted = signature.parameters
+    wanted = inspect.signature(test).parameters
 
     @functools.wraps(test)
     def run(tmp_path: Path, **fixtures: Any) -> None:
@@ -29,8 +29,5 @@ def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
         run_virtual(main)
 
-    place = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
-    fixtures = [wanted[name] for name in wanted if name not in ("tmp_path", "loop", "world")]
-    del run.__wrapped__  # or pytest takes it for a coroutine
-    run.__signature__ = signature.replace(parameters=[*fixtures, place])  # type: ignore[attr-defined]
+    take_fixtures(run, wanted.keys() - {"loop", "world"})
     return run

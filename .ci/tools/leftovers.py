@@ -43,15 +43,15 @@ def run(command: list[str], checkout: Path) -> tuple[int, list[str]]:
     shared, changed = _unused(), _changed(checkout)
     try:
         status = _status(command, environment)
-        left = [*_processes(mark)]
-        left += [f"shared memory {path}" for path in sorted(_unused() - shared)]
-        left += [f"mount {place}" for place in _mounts(temporary)]
+        leftovers = [*_processes(mark)]
+        leftovers += [f"shared memory {path}" for path in sorted(_unused() - shared)]
+        leftovers += [f"mount {place}" for place in _mounts(temporary)]
         if (size := _size(temporary)) > _MOST_BYTES:
-            left.append(f"{size / 1e6:,.0f} MB of temporary files")
-        left += [f"changed file {name}" for name in sorted(_changed(checkout) - changed)]
+            leftovers.append(f"{size / 1e6:,.0f} MB of temporary files")
+        leftovers += [f"changed file {name}" for name in sorted(_changed(checkout) - changed)]
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return status, left
+    return status, leftovers
 
 
 def _status(command: list[str], environment: dict[str, str]) -> int:
@@ -65,9 +65,9 @@ def _status(command: list[str], environment: dict[str, str]) -> int:
 
 def _processes(mark: str) -> Iterator[str]:
     """End the processes that are left. Yields a line for each."""
-    found = [process for process in psutil.process_iter() if _is_marked(process, mark)]
-    _, left = psutil.wait_procs(found, timeout=_ENDING_SECONDS)
-    for process in left:
+    marked = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+    _, alive = psutil.wait_procs(marked, timeout=_ENDING_SECONDS)
+    for process in alive:
         try:
             line = f"process {process.pid}: {' '.join(process.cmdline())[:200]}"
             process.kill()
@@ -137,10 +137,10 @@ def _changed(checkout: Path) -> set[str]:
 
 
 def main() -> int:
-    status, left = run(sys.argv[1:], Path.cwd())
-    for line in left:
+    status, leftovers = run(sys.argv[1:], Path.cwd())
+    for line in leftovers:
         print(f"LEFT BEHIND: {line}", file=sys.stderr)
-    return status or (1 if left else 0)
+    return status or (1 if leftovers else 0)
 
 
 if __name__ == "__main__":

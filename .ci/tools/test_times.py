@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -42,7 +43,7 @@ def read(*reports: Path) -> Times:
         file = case.attrib["classname"].removeprefix("tests.")
         seconds = float(case.attrib["time"])
         files[file, loop] += seconds
-        tests[f"{file}::{case.attrib['name'].partition('@')[0]}", loop] += seconds
+        tests[f"{file}::{case.attrib['name']}", loop] += seconds
         counts[loop] += case.find("skipped") is None
     return Times(files, tests, counts)
 
@@ -64,15 +65,15 @@ def tables(times: Times) -> str:
 
 
 def _by_loop(seconds: Counter[tuple[str, str]], name: str | None = None) -> Counter[str]:
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for (each, loop), value in seconds.items():
         if name in (None, each):
-            found[loop] += value
-    return found
+            sums[loop] += value
+    return sums
 
 
-def _row(name: str, found: Counter[str]) -> str:
-    sums = (sum(found[each] for each in LOOPS[: place + 1]) for place in range(len(LOOPS)))
+def _row(name: str, by_loop: Counter[str]) -> str:
+    sums = accumulate(by_loop[loop] for loop in LOOPS)
     return f"| {name} | {' | '.join(f'{value:,.0f}' for value in sums)} |"
 
 

@@ -1,4 +1,4 @@
-"""The tables of CONTRIBUTING.md on the time of the tests."""
+"""The tables of CONTRIBUTING.md on the time of the tests, and the workers that run them."""
 
 from __future__ import annotations
 
