@@ -26,6 +26,7 @@ all of it runs on the CPU, where `--model least` is quick and memory is not judg
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,8 @@ _LEAST_UPDATES = 2
 _NO_ADVANTAGE = "no informative row"
 _MIB, _GIB = 1 << 20, 1 << 30
 _HOUR = 3600
+#: The folder of the module that writes what a process's allocator holds.
+_ALLOCATOR = Path(__file__).with_name("allocator")
 #: Faults by the names under which a node counts them, in words.
 WORDS = {
     "cuda_graph": "a CUDA graph could not be captured, and decoding went on eagerly",
@@ -83,20 +87,52 @@ WORDS = {
 
 
 class MemoryPeak(threading.Thread):
-    """Polls the GPU's memory: the most bytes that were taken since it began. 0 without a GPU."""
+    """Polls the GPU's memory: the most bytes that were taken since it began. 0 without a GPU.
+    `used` has the most bytes of each process, where NVML tells them."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.free = torch.cuda.mem_get_info()[0] if ON_GPU else 0
         self.taken = 0
+        self.used: Counter[int] = Counter()
         self._ended = threading.Event()
 
     def run(self) -> None:
         while ON_GPU and not self._ended.wait(_POLL_SECONDS):
             self.taken = max(self.taken, self.free - torch.cuda.mem_get_info()[0])
+            self.used |= used_by_process()
 
     def close(self) -> None:
         self._ended.set()
+
+
+def used_by_process() -> Counter[int]:
+    """Bytes of GPU 0 by process id, contexts included; nothing where nvidia-ml-py is missing or
+    the driver does not tell."""
+    try:
+        pynvml = import_module("pynvml")
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    except Exception as error:  # noqa: BLE001 - of many types; the figure is missing then
+        print(f"NVML: {error}", file=sys.stderr)
+        return Counter()
+    return Counter({each.pid: each.usedGpuMemory or 0 for each in running})
+
+
+def tell_processes(name: str, memory: MemoryPeak, allocators: Path) -> None:
+    """Tell what each process of a node took of the GPU at most, and what torch's allocator held of
+    that (allocator/sitecustomize.py)."""
+    for file in allocators.glob("*.json"):
+        found = json.loads(file.read_text())
+        tell(
+            node=name,
+            process=" ".join(found["command"])[-120:],
+            used_mib=memory.used[int(file.stem)] / _MIB,
+            reserved_mib=found["reserved_peak"] / _MIB,
+            allocated_mib=found["allocated_peak"] / _MIB,
+            retries=found["retries"],
+        )
 
 
 class Filler:
@@ -223,11 +259,28 @@ def running_node(
         log = step_file(f"{name}.node.log")
         node = NodeProcess(Path(directory), assignments, ticket=ticket, log_file=log)
         try:
-            node.launch()
+            with environment(allocators := Path(directory) / "allocators"):
+                node.launch()
             yield WatchedNode(node, name, memory)
         finally:
             node.stop()
             memory.close()
+            tell_processes(name, memory, allocators)
+
+
+@contextmanager
+def environment(allocators: Path) -> Iterator[None]:
+    """Variables by which processes that start meanwhile write there what their allocators hold."""
+    allocators.mkdir()
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ALLOCATOR), before]))
+    os.environ["ALLOCATORS"] = str(allocators)
+    try:
+        yield
+    finally:
+        del os.environ["ALLOCATORS"], os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def seconds_left() -> float:

@@ -7,7 +7,7 @@
 #
 # A step's output is in OUT/STEP.log, its verdict in OUT/summary.txt: PASS, FAIL because …, or NOT RUN
 # because …. OUT/results.json has all verdicts and figures. Exit 1 if any failed. Each step has a time
-# limit of its own, and a bundle ends within BUNDLE_SECONDS (540) on a machine that keeps nothing.
+# limit of its own. A bundle ends within BUNDLE_SECONDS (540), as does --only where they are set.
 #
 # PYTHON names the interpreter. With WHEELS, the folder that gpu_wheels.py filled, the step `setup`
 # installs them for the others. RETURN names a folder that gets results.json, summary.txt and
@@ -46,7 +46,7 @@ case "${1-}" in
 esac
 STEP=
 case "${1-}" in
---only) CHOSEN=("${@:2}") ;;
+--only) CHOSEN=("${@:2}") LEFT=${BUNDLE_SECONDS-} ;;
 --bundle)
     [ -n "${2-}" ] && [ -n "${BUNDLES[$2]-}" ] || { echo "no bundle ${2-}: see --bundles" >&2 && exit 2; }
     read -ra CHOSEN <<< "${BUNDLES[$2]}"

@@ -55,6 +55,8 @@ JOINED_HEAD = (
 )
 JOINED_TABLE = re.compile(re.escape(JOINED_HEAD) + r"\n(\|.*\n)*")
 _MIB = 1 << 20
+#: Plans that differ by no more than this share train in the same way.
+_SAME_PLAN = 0.02
 
 
 def plan_of(gib: int, model: str, new: int) -> dict[str, Any]:
@@ -93,8 +95,12 @@ def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
     return float(total)
 
 
-def row_of(gib: int, model: str, new: int, measured: str) -> str:
+def row_of(gib: int, model: str, new: int, kept: str, run: tuple[float, str] | None) -> str:
+    """A row of the table. A `run` counts that had the same plan, or one for another torch that is
+    hardly different; without one the cell stays as it was `kept`."""
     plan = plan_of(gib, model, new)
+    same = run and abs(run[0] * _MIB / plan["total_bytes"] - 1) < _SAME_PLAN
+    measured = run[1] if run and same else kept
     parts, training = plan["parts_bytes"], plan["training"]
     method = f"LoRA {training['lora_rank']}" if training["lora_rank"] else "all weights"
     method += ", nf4" * training["nf4"]
@@ -124,16 +130,16 @@ def row_of(gib: int, model: str, new: int, measured: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def measured(files: list[Path]) -> dict[tuple[str, ...], str]:
-    """MiB that plans took on a GPU, as cells of the table by its first three columns. Settings are
-    those of `join`: a run with others has no row."""
-    found: dict[tuple[str, ...], str] = {}
+def measured(files: list[Path]) -> dict[tuple[str, ...], tuple[float, str]]:
+    """MiB of plans, and as cells of the table what they took on a GPU, by its first three columns.
+    Settings are those of `join`: a run with others has no row."""
+    found: dict[tuple[str, ...], tuple[float, str]] = {}
     for file in files:
         for step in json.loads(file.read_text())["steps"].values():
             for one in step["figures"]:
                 if one.get("context_mib") and "taken_mib" in one and one.get("set") == []:
                     key = (f"{one['gib']:g}", one["model"], f"{one['new']:,}")
-                    found[key] = f"{one['taken_mib']:,.0f}"
+                    found[key] = one["planned_mib"], f"{one['taken_mib']:,.0f}"
     return found
 
 
@@ -190,14 +196,14 @@ def main() -> None:
         )
     text, files = PAGE.read_text(), [Path(name) for name in sys.argv[1:]]
     (table,) = TABLE.finditer(text)
-    kept = {tuple(cells[:3]): cells[11] for cells in cells_of(table[0])} | measured(files)
-    rows = [
-        row_of(*case, kept.get((str(case[0]), case[1], f"{case[2]:,}"), "not run yet"))
-        for case in CASES
-    ]
+    kept = {tuple(cells[:3]): cells[11] for cells in cells_of(table[0])}
+    runs, rows = measured(files), []
+    for case in CASES:
+        key = str(case[0]), case[1], f"{case[2]:,}"
+        rows.append(row_of(*case, kept.get(key, "not run yet"), runs.get(key)))
     text = text.replace(table[0], "\n".join([HEAD, *rows, ""]))
     (table,) = JOINED_TABLE.finditer(text)
-    old = {cells[0].strip("`"): "| " + " | ".join(cells) + " |" for cells in cells_of(table[0])}
+    old = {line.split("`")[1]: line for line in table[0].splitlines()[2:]}
     old |= joined_rows(files)
     unknown = " |" * 9
     lines = [

@@ -321,13 +321,21 @@ def test_the_table_takes_what_a_gpu_measured(tmp_path: Path, load_benchmark: Loa
     measured = load_benchmark("gpu_table").measured
     plan = {"model": "qwen2.5-1.5b", "gib": 8.0, "new": 1024, "context_mib": 400.0, "set": []}
     figures = [
-        plan | {"taken_mib": 7012.4},
+        plan | {"taken_mib": 7012.4, "planned_mib": 7200.0},
         plan | {"taken_mib": 1.0, "set": ["training.base=nf4"]},
     ]
     figures += [plan | {"taken_mib": 2.0, "context_mib": 0.0, "gib": 12.0}]  # on a CPU
     file = tmp_path / "results.json"
     file.write_text(json.dumps({"steps": {"plan-sizes": {"figures": figures}}}))
-    assert measured([file]) == {("8", "qwen2.5-1.5b", "1,024"): "7,012"}
+    assert measured([file]) == {("8", "qwen2.5-1.5b", "1,024"): (7200.0, "7,012")}
+
+
+def test_a_run_with_another_plan_is_not_that_of_the_row(load_benchmark: LoadBenchmark) -> None:
+    row_of, case = load_benchmark("gpu_table").row_of, (8, "qwen2.5-1.5b", 512)
+    cells = [cell.strip() for cell in row_of(*case, "kept", None).split("|")]
+    plan = float(cells[_COLUMNS.index("plan") + 1].replace(",", ""))
+    for planned, shown in ((1.01 * plan, "7,012"), (1.03 * plan, "kept")):
+        assert f"| {shown} |" in row_of(*case, "kept", (planned, "7,012"))
 
 
 def test_a_failed_step_is_told_from_one_that_cannot_run_and_does_not_end_the_proof(

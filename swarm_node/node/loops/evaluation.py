@@ -35,6 +35,8 @@ _EVERY = 4
 _UNSEEN_PER_SEEN = 4
 #: A family's seen reward needs more than a single task.
 _LEAST_SEEN = 2
+#: The shortest time after which the cost of the last evaluation is estimated again, in seconds.
+_ESTIMATE_SECONDS = 1.0
 
 
 def pause(least: float, cost: float) -> float:
@@ -158,15 +160,20 @@ class Evaluator:
         self._adopted.set()
 
     async def rest(self) -> None:
-        """Wait until the next point is due; the pause depends on the cost of the last one."""
+        """Wait until the next point is due. The pause depends on the cost of the last one, which is
+        estimated again meanwhile: the sampler's first answers, which wait until an engine is warm,
+        say little of those that follow."""
         clock = self._parts.clock
-        began, seconds_per_row = clock.now(), self._drawing.mean / self._sampling.group_size
-        spent = cost(self._took, self._rows, seconds_per_row)
-        while (left := began + pause(self._least, spent) - clock.now()) > 0:
+        began = clock.now()
+        while (left := began + pause(self._least, self._spent()) - clock.now()) > 0:
             self._adopted.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(min(left, max(self._least, _ESTIMATE_SECONDS))):
                     await self._adopted.wait()
+
+    def _spent(self) -> float:
+        """Seconds of the sampler's time that the last point cost, by what is known now."""
+        return cost(self._took, self._rows, self._drawing.mean / self._sampling.group_size)
 
     async def measure(self) -> EvalPoint:
         """Measure one point of the curve, in one sampling batch over all families. A task counts as

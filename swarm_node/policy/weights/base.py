@@ -21,7 +21,7 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.models.qwen2 import MATRICES, DecoderLayer, Qwen2, stored_weights
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, views
+from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, shareable, views
 
 _INDEX, _FILE = "base.json", "base.weights"
 
@@ -47,7 +47,8 @@ def make_base(
             return map_base(directory, model.config)[0]
         flat = _new_file(directory / _FILE, total)
     else:
-        flat = torch.empty(total, dtype=torch.uint8, device=where.device)
+        with shareable():
+            flat = torch.empty(total, dtype=torch.uint8, device=where.device)
     _adopt(model, flat, DTYPES[dtype], four_bit)
     model.load_hf_state(stored_weights(model_dir))
     if directory is None:

@@ -8,7 +8,9 @@ or has ended. So a reader must check what it read (`canary.py`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -18,6 +20,9 @@ from torch import Tensor
 from swarm_node.errors import ModelError, UnmappedError
 from swarm_node.policy.placement import Placement
 
+#: The setting by which torch's allocator takes segments that grow in place. They make fewer
+#: fragments: activations of 9.7 GiB took 14.3 without them (docs/research/one-gpu.md).
+GROWING = "expandable_segments:True"
 _KEY = "device_memory"
 _SLOTS = 2
 DTYPES: dict[str, torch.dtype] = {
@@ -49,7 +54,8 @@ class DeviceBuffers:
         """Copy all weights of a model in; returns the header entries that locate them."""
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
-            flat = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
+            with shareable():
+                flat = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
             self._slots.append((flat, exported(flat)))
         else:
             self._slots.append(self._slots.pop(0))  # the oldest version gives way
@@ -104,10 +110,26 @@ def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[s
     yield from views(flat, stored["tensors"])
 
 
+@contextmanager
+def shareable() -> Iterator[None]:
+    """Memory of a GPU that is allocated meanwhile can be exported: segments do not grow. Those that
+    do cannot be shared everywhere, because a container may refuse the call that torch needs
+    (pidfd_getfd, PyTorch issue 165685). torch never serves one kind from the other."""
+    grows = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == GROWING
+    try:
+        if grows:
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        yield
+    finally:
+        if grows:
+            torch._C._accelerator_setAllocatorSettings(GROWING)
+
+
 def exported(flat: Tensor) -> list[Any]:
     """The handle of memory on a GPU, for `imported` in another process: the arguments of
-    `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text. Export each memory once, and
-    name the handle to a reader only when all writing is done: a reader waits for no event."""
+    `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text. The memory is one that was
+    allocated as `shareable`. Export each once, and name the handle to a reader only when all
+    writing is done: a reader waits for no event."""
     *handle, _ = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
     return [*(part.hex() if isinstance(part, bytes) else part for part in handle), False]
 

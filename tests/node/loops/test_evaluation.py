@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from in_memory import Host, Sampler, World, environment, small_settings, tiny
 from virtual import virtual_time
 
-from swarm_node.environments.host import Whose
+from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.node.loops.evaluation import Evaluator, cost, pause, seen_tasks
-from swarm_node.node.loops.parts import Timing
+from swarm_node.node.loops.parts import Parts, Timing
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.rollout import TaskRef
 from swarm_node.simulation.paced import PacedTrainer
@@ -70,6 +70,26 @@ async def test_a_node_that_samples_slowly_evaluates_less_often(world: World) -> 
     assert all(120 <= gap <= 600 for gap in gaps)
 
 
+@virtual_time
+async def test_a_pause_ends_early_once_answers_take_less_time_than_the_first(world: World) -> None:
+    """The first answers of all wait until the engine is warm."""
+    slow = Sampler(tiny().sampler(), 0.2, 0, world.home())
+    settings, drawing = small_settings(), Timing(seconds=100.0, count=1)
+    parts = world.parts(settings, sampler=slow)
+    await parts.sampler.load(*await parts.trainer.start())
+    info = await parts.environment.start()
+    evaluator = _evaluator(parts, info, drawing=drawing)
+    before = parts.clock.now()
+    await evaluator.measure()
+    took = parts.clock.now() - before
+    resting = asyncio.create_task(evaluator.rest())
+    await asyncio.sleep(took)
+    assert not resting.done()
+    drawing.add(0.0, 100_000)
+    await asyncio.sleep(2.0)
+    assert resting.done()
+
+
 class _Known(Host):
     """An environment in which every answer to an unseen text is worth a quarter and every other one
     three quarters. It remembers what it judged."""
@@ -93,17 +113,20 @@ def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str
         settings = small_settings()
         parts = World(place, loop).parts(settings, environment=host)
         await parts.sampler.load(*await parts.trainer.start())
-        info = await host.start()
-        arguments = {"tasks": 4, "earlier": 0.0, "drawing": Timing(), "least": 1.0, **changes}
-        return await Evaluator(
-            sampling=settings.sampling,
-            parts=parts,
-            info=info,
-            own_families=info.families[:1],
-            **arguments,
-        ).measure()
+        return await _evaluator(parts, await host.start(), **changes).measure()
 
     return run_virtual(scenario), host.judged
+
+
+def _evaluator(parts: Parts, info: EnvironmentInfo, **changes: Any) -> Evaluator:
+    arguments = {"tasks": 4, "earlier": 0.0, "drawing": Timing(), "least": 1.0, **changes}
+    return Evaluator(
+        sampling=small_settings().sampling,
+        parts=parts,
+        info=info,
+        own_families=info.families[:1],
+        **arguments,
+    )
 
 
 def test_a_curve_goes_on_from_the_seconds_of_an_earlier_run(tmp_path: Path) -> None:

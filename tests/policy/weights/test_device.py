@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.canary import read_canary
 from swarm_node.policy.weights.device import (
+    GROWING,
     DeviceBuffers,
     fill,
     imported,
@@ -89,6 +91,35 @@ def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
     first = store.publish(0, {}, buffers.put(state))
     store.publish(1, {}, buffers.put({name: value + 1 for name, value in state.items()}))
     subprocess.run([sys.executable, "-c", READER, str(first)], check=True)
+
+
+#: Publishes weights after other memory was taken and freed, whose segments grow, and more of it
+#: afterwards. The folder is the argument.
+WRITER = """
+import subprocess, sys, torch
+from pathlib import Path
+from test_device import ON_GPU, READER, TINY
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.weights.device import DeviceBuffers
+from swarm_node.policy.weights.store import WeightStore
+before = [torch.ones(size << 20, device="cuda") for size in (1, 8, 64)]
+del before
+state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
+path = WeightStore(Path(sys.argv[1])).publish(0, {}, buffers.put(state))
+after = [torch.zeros(size << 20, device="cuda") for size in (1, 8, 64)]
+torch.cuda.synchronize()
+grows = [each["is_expandable"] for each in torch.cuda.memory_snapshot()]
+assert any(grows) and not all(grows), grows
+subprocess.run([sys.executable, "-c", READER, str(path)], check=True)
+"""
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_memory_is_shared_beside_segments_that_grow(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    env = os.environ | {"PYTHONPATH": path, "PYTORCH_CUDA_ALLOC_CONF": GROWING}
+    subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], env=env, check=True)
 
 
 @pytest.mark.gpu

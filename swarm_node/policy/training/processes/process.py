@@ -35,6 +35,7 @@ from swarm_node.policy.training.processes.worker import (
     UpdateResult,
 )
 from swarm_node.policy.training.update.settings import TrainerSettings
+from swarm_node.policy.weights.device import GROWING
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import Child, ReportedError
 
@@ -220,14 +221,14 @@ class ProcessTrainer:
 
 def _allocator(shared: bool) -> dict[str, str]:
     """Settings of the allocator through which the child's torch gets memory from a GPU, under both
-    names that torch reads. Segments that grow in place make fewer fragments. They cannot be
-    `shared` between processes everywhere: a container may refuse the call that torch needs
-    (pidfd_getfd)."""
+    names that torch reads. By default segments grow, and those that are `shared` between processes
+    are taken apart from them (`shareable`). An owner's settings stay as they are, because torch
+    cannot change one of several; but memory that is shared never grows."""
     names = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
     given = next((os.environ[name] for name in names if name in os.environ), "")
-    if shared:
-        given = ",".join([*filter(None, [given]), "expandable_segments:False"])  # the last counts
-    return dict.fromkeys(names, given or "expandable_segments:True")
+    if shared and given:
+        given += ",expandable_segments:False"  # the last counts
+    return dict.fromkeys(names, given or GROWING)
 
 
 class InlineTrainer:

@@ -123,7 +123,7 @@ def test_an_update_publishes_new_weights_under_a_new_version(
     [
         ("merged", "", "expandable_segments:True"),
         ("merged", "max_split_size_mb:64", "max_split_size_mb:64"),
-        ("shared", "", "expandable_segments:False"),
+        ("shared", "", "expandable_segments:True"),
         (
             "shared",
             "max_split_size_mb:64,expandable_segments:True",
@@ -131,7 +131,7 @@ def test_an_update_publishes_new_weights_under_a_new_version(
         ),
     ],
 )
-def test_memory_that_is_shared_does_not_grow_in_place(
+def test_an_owners_allocator_settings_stay_but_that_shared_memory_never_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: str, given: str, expected: str
 ) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
