@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import msgspec
@@ -32,6 +33,10 @@ class Helper(msgspec.Struct, tag=True):
     """Start another process."""
 
 
+class Share(msgspec.Struct, tag=True):
+    """Make shared memory, and leave it to Python to remove it."""
+
+
 class Do(msgspec.Struct, tag=True):
     """Fail, run into a bug, die, write garbage, or answer with another type than asked for."""
 
@@ -50,12 +55,16 @@ class Counted(msgspec.Struct, tag=True):
     count: int
 
 
+class Named(msgspec.Struct, tag=True):
+    name: str
+
+
 class Started(msgspec.Struct, tag=True):
     pid: int
 
 
-Request = Echo | Wait | Dropped | Helper | Do
-Reply = Echoed | Waited | Counted | Started
+Request = Echo | Wait | Dropped | Helper | Share | Do
+Reply = Echoed | Waited | Counted | Named | Started
 HELPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -76,6 +85,9 @@ class Obedient:
                 return Counted(self.dropped)
             case Helper():
                 return Started(subprocess.Popen(HELPER).pid)
+            case Share():
+                self.shared = SharedMemory(create=True, size=1 << 16)
+                return Named(self.shared.name)
             case Do(what="fail"):
                 raise ValueError("no such thing")
             case Do(what="bug"):

@@ -23,7 +23,7 @@ from swarm_node.process.frames import (
     read_head,
     take_frame,
 )
-from swarm_node.process.leader import led
+from swarm_node.process.leader import kill_group, led
 
 #: A child that dies closes its pipe a moment before or after its exit code is known.
 _LAST_SECONDS = 1.0
@@ -279,7 +279,7 @@ class _Wire(asyncio.SubprocessProtocol):
         if not self._exited.is_set():  # afterwards the number may be another group's
             # macOS gives the second for a group in which all have ended.
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+                kill_group(self.pid)
 
     @property
     def _input(self) -> asyncio.WriteTransport:

@@ -19,6 +19,8 @@ from contextlib import suppress
 
 #: The environment variable with the child's process id, for what the child starts.
 LEADER = "SWARM_CHILD_LEADER"
+#: Part of the command of the process in which Python keeps the names of shared memory.
+_TRACKER = b"multiprocessing.resource_tracker"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,6 +36,40 @@ def die_with_parent(parent: int) -> None:
     _on_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def kill_group(leader: int) -> None:
+    """Kill what is in the process group `leader`, except this process and Python's resource
+    trackers. A tracker ends by itself when those whose shared memory it tracks have: then it
+    removes what they left, for which nobody else knows the names.
+
+    Raises:
+        ProcessLookupError, PermissionError: as `os.killpg`, where there is no /proc.
+    """
+    if not os.path.exists("/proc/self"):
+        os.killpg(leader, signal.SIGKILL)
+        return
+    killed: set[int] = set()
+    while members := _members(leader) - killed:  # until none was forked meanwhile
+        for pid in members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= members
+
+
+def _members(leader: int) -> set[int]:
+    """Processes of the group that `kill_group` kills."""
+    found = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError):  # it has ended
+            if pid != os.getpid() and os.getpgid(pid) == leader and not _is_tracker(pid):
+                found.add(pid)
+    return found
+
+
+def _is_tracker(pid: int) -> bool:
+    with open(f"/proc/{pid}/cmdline", "rb") as command:
+        return _TRACKER in command.read()
 
 
 def _on_parents_death(number: signal.Signals) -> None:
@@ -55,7 +91,8 @@ def _leave_guard() -> None:
     _on_parents_death(signal.SIGUSR1)
     while os.getppid() == leader:  # the child may have ended before the line above
         signal.sigwait({signal.SIGUSR1})
-    os.killpg(leader, signal.SIGKILL)
+    kill_group(leader)
+    os._exit(0)
 
 
 def _main(parent: int, arguments: list[str]) -> None:

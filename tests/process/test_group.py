@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from obedient import Echo, Echoed, Helper, Started
+from obedient import Echo, Echoed, Helper, Named, Share, Started
 
 from swarm_node.errors import ChildError
 from swarm_node.process import LEADER, Child
@@ -59,6 +60,20 @@ def group_of(leader: int) -> list[int]:
     return [pid for pid in psutil.pids() if _group(pid) == leader]
 
 
+def tracked_group(leader: int) -> list[int]:
+    """The group once Python's tracker of shared memory, which was forked, is what it will be."""
+    while True:
+        group = group_of(leader)
+        parts = [part for pid in group for part in psutil.Process(pid).cmdline()]
+        if any("resource_tracker" in part for part in parts):
+            return group
+        time.sleep(0.01)
+
+
+def in_shared_memory(name: str) -> bool:
+    return Path("/dev/shm", name).exists()
+
+
 def _group(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
@@ -95,6 +110,27 @@ def test_a_child_that_ends_leaves_nothing_of_its_group(with_child, how: str) -> 
         else:
             os.kill(leader, signal.SIGKILL)
         assert await asyncio.to_thread(ended, *group)
+
+    with_child(body)
+
+
+@LINUX
+@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
+    """An engine of several processes has 250 MB of it."""
+
+    async def body(child: Child) -> None:
+        name = (await child.call(Share(), Named, patience=20)).name
+        assert in_shared_memory(name)
+        leader = child.pid
+        assert leader is not None
+        group = await asyncio.to_thread(tracked_group, leader)
+        if how == "stopped":
+            await child.stop(grace=0.0)
+        else:
+            os.kill(leader, signal.SIGKILL)
+        assert await asyncio.to_thread(ended, *group)
+        assert not in_shared_memory(name)
 
     with_child(body)
 
