@@ -88,7 +88,7 @@ def _unused() -> set[Path]:
     number of a live process, which may have made them."""
     if not _SHARED.is_dir():
         return set()
-    alive = set(map(str, psutil.pids()))
+    alive = {str(pid) for pid in psutil.pids() if pid > 1}  # a name may end in a rank, 0 or 1
     entries = {
         path
         for path in _SHARED.iterdir()
