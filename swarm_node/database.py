@@ -76,9 +76,9 @@ class Database:
                 raise HomeError(f"{self._path} was written by a newer {program}: upgrade this one")
             if 0 < found < layout:
                 raise HomeError(
-                    f"{self._path} has layout {found}, from before {program} 0.2.0; {__version__} "
-                    f"reads layout {layout} only: move it away and start again. Keys, membership "
-                    "and checkpoints are in other files"
+                    f"{self._path} has layout {found}, and {program} {__version__} reads layout "
+                    f"{layout} only: move it away and start again. Keys, membership and "
+                    "checkpoints are in other files"
                 )
             if found == 0:
                 for statement in tables.split(";"):
