@@ -456,6 +456,7 @@ def main() -> None:
     arguments.context = context_bytes(before.free) if before else 0
     tell(
         device=torch.cuda.get_device_name() if ON_GPU else "CPU",
+        torch=str(torch.__version__),
         context_mib=arguments.context / _MIB,
     )
     found = {"tiny": tiny, "shape": shape, "pair": pair}[arguments.what](arguments)

@@ -149,16 +149,14 @@ def joined_rows(files: list[Path]) -> dict[str, str]:
     rows: dict[str, str] = {}
     for file in files:
         steps = json.loads(file.read_text())["steps"]
-        facts = next((one for one in figures_of(steps, "facts") if "device" in one), {})
         for step in JOINED.keys() & steps.keys():
+            facts: dict[str, Any] = next(
+                (one for one in steps[step]["figures"] if "device" in one), {}
+            )
             if facts.get("device", "CPU") != "CPU" and steps[step]["verdict"] != "NOT RUN":
-                machine = f"{facts['device']}, {facts['versions']['torch']}"
+                machine = f"{facts['device']}, {facts['torch'].partition('+')[0]}"
                 rows[step] = joined_row(step, machine, steps[step])
     return rows
-
-
-def figures_of(steps: dict[str, Any], step: str) -> list[dict[str, Any]]:
-    return list(steps.get(step, {}).get("figures", ()))
 
 
 def joined_row(step: str, machine: str, found: dict[str, Any]) -> str:

@@ -354,16 +354,15 @@ def test_a_failed_step_is_told_from_one_that_cannot_run_and_does_not_end_the_pro
 
 def joined_results(**facts: Any) -> dict[str, Any]:
     update = {"planned_mib": 9000.0, "halvings": 0, "kl": 2e-5, "graphs": 3}
-    told = [{"node": "n", "planned_mib": 9000.0, "free_mib": 12288.0}]
+    told = [{"device": "NVIDIA H100", "torch": "2.11.0+cu130", **facts}]
+    told += [{"node": "n", "planned_mib": 9000.0, "free_mib": 12288.0}]
     told += [
         update
         | {"update": n, "seconds": 4.0 - n, "peak_mib": 8000.0 + n, "sampled_tokens_per_s": r}
         for n, r in ((1, None), (2, 5000.0), (3, 7000.0))
     ]
-    machine = {"device": "NVIDIA H100", "versions": {"torch": "2.11.0"}, **facts}
     return {
         "steps": {
-            "facts": {"verdict": "PASS", "figures": [machine]},
             "join-card-12": {"verdict": "FAIL", "why": "because of | that", "figures": told},
             "join-card-8": {"verdict": "NOT RUN", "why": "for want of time", "figures": []},
         }
