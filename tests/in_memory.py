@@ -52,7 +52,7 @@ class World:
     """The clock, the network and the members of one swarm. Node i lives in `place` / i, where a
     later node finds what an earlier one left."""
 
-    def __init__(self, place: Path, loop: VirtualTimeLoop, members: int = 1) -> None:
+    def __init__(self, place: Path, loop: VirtualTimeLoop, members: int = 2) -> None:
         self.clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
         self.network = MemoryNetwork(random.Random(0))
         self.memberships = Seeded(0).memberships(members)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from swarm_node.config import Settings, load_settings
 from swarm_node.node.preflight.facts import Facts, Torch
 from swarm_node.node.preflight.probe import Seen
 from swarm_node.policy.placement import Hardware
@@ -38,3 +40,9 @@ LAPTOP = Facts(
     ticket=None,
     membership=None,
 )
+
+
+def settings_of(**flags: Any) -> Settings:
+    """Settings with these flags, whose names have `__` for a dot, and none of the environment."""
+    keys = {name.replace("__", "."): value for name, value in flags.items()}
+    return load_settings(keys, environ={})

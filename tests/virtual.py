@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from in_memory import World
-from surrounded import take_fixtures
+from surrounded import surrounded, take_fixtures
 
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 
 def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test on a clock that only waiting moves. Beside its fixtures the test may take that
-    clock's `loop`, and a `world` of one member."""
+    clock's `loop`, and a `world` of two members."""
     wanted = inspect.signature(test).parameters
 
     @functools.wraps(test)
@@ -31,3 +31,23 @@ def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
     take_fixtures(run, wanted.keys() - {"loop", "world"})
     return run
+
+
+def in_virtual_time(
+    make: Callable[..., Any],
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run a test on such a clock. Its first parameter is what `make` makes of the clock's loop, a
+    directory and the test's fixtures, and stops at the end."""
+
+    def decorated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        def run(place: Path, **fixtures: Any) -> None:
+            async def main(loop: VirtualTimeLoop) -> None:
+                made = make(loop, place, **fixtures)
+                await test(made, **fixtures)
+                await made.stop()
+
+            run_virtual(main)
+
+        return surrounded(test, run)
+
+    return decorated

@@ -120,9 +120,7 @@ async def test_members_are_compared_by_name(tmp_path: Path) -> None:
             await browser.close()
 
 
-async def test_reports_tell_who_got_groups_from_whom_and_whose_were_refused(
-    tmp_path: Path,
-) -> None:
+async def test_reports_tell_who_got_groups_from_whom_and_whose_were_refused(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(1000.0)
     members = [swarm.member(number) for number in range(1, 4)]
     async with coordinator(tmp_path / "c", swarm, hand) as running:
@@ -192,30 +190,20 @@ async def test_what_happens_to_members_is_logged(
             asked = api.Introduction(swarm.presence(member, hand.seconds, **head))
             assert (await running.ask("POST", "/v1/introductions", asked, by=member))[0] == 200
 
-        async def expect(*kinds: str) -> None:
+        async def log(count: int) -> list[tuple[str, str]]:
+            """The log, the newest row first, once it has so many."""
             for _ in range(200):
                 _, told = await running.admin("GET", "/v1/log")
-                if [(row["name"], row["kind"]) for row in told["rows"]] == [
-                    tuple(kind.split(": ")) for kind in kinds
-                ]:
-                    return
+                if len(told["rows"]) == count:
+                    return [(row["name"], row["kind"]) for row in told["rows"]]
                 await asyncio.sleep(0.05)
             raise AssertionError(told)
 
         await greet(one)
-        await expect("node 1: joined")
+        assert await log(1) == [("node 1", "joined")]
         await greet(one, epoch=2, addresses=("/ip4/192.0.2.1/tcp/1",))
-        begun = ["node 1: address changed", "node 1: restarted", "node 1: joined"]
-        await expect(*begun)
+        kinds = ["address changed", "restarted", "joined"]
+        assert await log(3) == [("node 1", kind) for kind in kinds]
         report = sealed_report(other, EPOCH + hand.seconds, peers=(found(one, 5, signature=2),))
         assert (await running.ask("POST", "/v1/reports", report, by=other))[0] == 200
-        for _ in range(200):
-            _, told = await running.admin("GET", "/v1/log")
-            if len(told["rows"]) == 5:
-                break
-            await asyncio.sleep(0.05)
-        new = {(row["name"], row["kind"]) for row in told["rows"][:2]}
-        assert new == {
-            ("node 1", "refused"),
-            ("node 2", "joined"),
-        }
+        assert {*(await log(5))[:2]} == {("node 1", "refused"), ("node 2", "joined")}

@@ -78,9 +78,7 @@ async def test_a_newcomer_that_lost_the_answer_gets_the_same_ticket_also_after_a
         assert (await running.admin("GET", "/v1/codes"))[1]["tickets"] == 1
 
 
-async def test_a_code_ends_with_its_uses_its_time_its_withdrawal_and_the_tickets(
-    tmp_path: Path,
-) -> None:
+async def test_a_code_ends_with_its_uses_time_withdrawal_and_tickets(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
     file = issuer_file(tmp_path, swarm, 3)
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:

@@ -62,41 +62,33 @@ async def test_a_report_is_the_authors_and_newer_than_the_last(tmp_path: Path) -
         assert [row["version"] for row in answer["rows"]] == [3, 9]
 
 
-async def test_history_comes_in_pages_and_from_a_time_on(tmp_path: Path) -> None:
+async def _pages(running: Running, by: Membership, what: str, start: str, key: str) -> list[Any]:
+    """The values of `key` in all rows of a list, which comes in pages of two from `start` on."""
+    found, after = [], start
+    while True:
+        _, page = await running.ask("GET", f"/v1/{what}?limit=2&after={after}", by=by)
+        found += [row[key] for row in page["rows"]]
+        assert len(page["rows"]) <= 2
+        after = page["next"]
+        if not after:
+            return found
+
+
+async def test_history_and_members_come_in_pages_and_history_from_a_time_on(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(1000.0)
-    one = swarm.member(1)
+    one, *others = (swarm.member(n) for n in range(1, 6))
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         for version in range(5):
             assert await _report(running, one, version=version) == 200
             hand.seconds += 300
-        versions, after = [], 0
-        while True:
-            _, page = await running.ask("GET", f"/v1/history?limit=2&after={after}", by=one)
-            versions += [row["version"] for row in page["rows"]]
-            after = page["next"]
-            if not after:
-                break
-        assert versions == [0, 1, 2, 3, 4]
+        assert await _pages(running, one, "history", "0", "version") == [0, 1, 2, 3, 4]
         since = EPOCH + 1000 + 3 * 300
         _, page = await running.ask("GET", f"/v1/history?since={since}", by=one)
         assert [row["version"] for row in page["rows"]] == [3, 4]
-
-
-async def test_members_come_in_pages(tmp_path: Path) -> None:
-    swarm, hand = Swarm(), Hand(10.0)
-    members = [swarm.member(n) for n in range(1, 6)]
-    async with coordinator(tmp_path / "c", swarm, hand) as running:
-        for one in members:
-            await running.ask("GET", "/v1/reputation", by=one)
-        seen, after = [], ""
-        while True:
-            target = f"/v1/members?limit=2&after={after}"
-            _, page = await running.ask("GET", target, by=members[0])
-            seen += [row["peer_id"] for row in page["rows"]]
-            after = page["next"]
-            if not after:
-                break
-        assert seen == sorted(one.identity.peer_id for one in members)
+        for other in others:
+            await running.ask("GET", "/v1/reputation", by=other)
+        seen = await _pages(running, one, "members", "", "peer_id")
+        assert seen == sorted(each.identity.peer_id for each in (one, *others))
 
 
 async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Path) -> None:

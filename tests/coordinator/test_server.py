@@ -185,24 +185,23 @@ async def test_members_get_each_others_presences_until_these_are_old(tmp_path: P
         assert answer["presences"] == []
 
 
-async def test_what_is_no_presence_of_the_caller_is_refused(tmp_path: Path) -> None:
+async def test_what_does_not_introduce_its_caller_is_refused(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(START)
     one, two = swarm.member(1), swarm.member(2)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
-        for presence, reason in (
-            (swarm.presence(two, START), "author"),
-            (swarm.presence(one, START - 1000), "outdated"),
-            (b"x", "schema"),
+        for asked, reason in (
+            (api.Introduction(swarm.presence(two, START)), "author"),
+            (api.Introduction(swarm.presence(one, START - 1000)), "outdated"),
+            (api.Introduction(b"x"), "schema"),
+            # It brings the list that expels it.
+            (api.Introduction(swarm.presence(one, START), 1, _revoked_list(swarm, one)), "revoked"),
         ):
-            asked = api.Introduction(presence)
             _, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
             assert answer["reason"] == reason
         assert (await _leave(running, swarm, two))[0]["presences"] == []
 
 
-async def test_a_revocation_list_comes_in_with_one_member_and_goes_out_to_all(
-    tmp_path: Path,
-) -> None:
+async def test_a_revocation_list_comes_with_one_member_and_goes_to_all(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(START)
     one, two, gone = (swarm.member(n) for n in (1, 2, 3))
     statement = _revoked_list(swarm, gone)
@@ -218,16 +217,6 @@ async def test_a_revocation_list_comes_in_with_one_member_and_goes_out_to_all(
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         status, answer = await running.ask("GET", "/v1/members", by=gone)
         assert (status, answer["reason"]) == (403, "revoked"), "the list survives a restart"
-
-
-async def test_who_brings_the_list_that_expels_it_is_told_so(tmp_path: Path) -> None:
-    swarm, hand = Swarm(), Hand(START)
-    one, two = swarm.member(1), swarm.member(2)
-    async with coordinator(tmp_path / "c", swarm, hand) as running:
-        asked = api.Introduction(swarm.presence(one, START), 1, _revoked_list(swarm, one))
-        _, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
-        assert answer["reason"] == "revoked"
-        assert (await _leave(running, swarm, two))[0]["presences"] == []
 
 
 async def test_a_forged_list_expels_nobody(tmp_path: Path) -> None:

@@ -220,9 +220,7 @@ async def test_behind_a_proxy_the_address_is_the_one_that_the_proxy_adds(tmp_pat
         assert flood[-1] == 429, "an IPv6 site is one address"
 
 
-async def test_every_answer_is_json_and_has_the_headers_that_a_browser_needs(
-    tmp_path: Path,
-) -> None:
+async def test_every_answer_is_json_and_has_the_headers_a_browser_needs(tmp_path: Path) -> None:
     swarm = Swarm()
     async with (
         coordinator(tmp_path / "c", swarm, Hand(10.0)) as running,

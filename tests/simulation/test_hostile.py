@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,18 +75,28 @@ def test_a_liar_is_not_found_out_and_does_no_harm_by_lying() -> None:
     assert sum(node.trained_external for node in report.nodes) > 0
 
 
+@pytest.fixture
+def means(tmp_path: Path) -> Iterator[HostileParts]:
+    """What a hostile member makes its groups with."""
+    storage = Storage(tmp_path / "node.db", threads=False)
+    yield HostileParts(environment(), tiny(), storage, random.Random(1))
+    storage.close()
+
+
+TASK = TaskRef(environment().name, environment().version, environment().families[-1], 7)
+HONEST = replace(
+    verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group, task=TASK
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "size", "right"), [("large", 64, 8), ("within", 16, 8), ("lazy", 4, 1)]
 )
 def test_what_each_kind_puts_in_the_place_of_an_honest_group(
-    tmp_path: Path, kind: str, size: int, right: int
+    means: HostileParts, kind: str, size: int, right: int
 ) -> None:
     tasks = environment()
-    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
-    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
-    storage = Storage(tmp_path / "node.db", threads=False)
-    means = HostileParts(tasks, tiny(), storage, random.Random(1))
-    made = maker(kind)(means, (replace(honest, task=task), "a prompt"))
+    made = maker(kind)(means, (HONEST, "a prompt"))
     assert made is not None
     group, prompt = made
     assert group.claimed == (1.0,) * right + (0.0,) * (size - right)
@@ -96,23 +107,18 @@ def test_what_each_kind_puts_in_the_place_of_an_honest_group(
     for each in group.completions:
         assert np.unique(each.logprobs).tolist() == [np.float32(-0.3)]
         assert len(each.logprobs) == len(each.token_ids) == each.spans[0].end
-    assert (group.task == task, prompt == "a prompt") == ((kind != "lazy",) * 2)
+    assert (group.task == TASK, prompt == "a prompt") == ((kind != "lazy",) * 2)
     assert prompt == ("a prompt" if kind != "lazy" else tasks.render(tasks.derive(group.task)))
-    storage.close()
 
 
-def test_hidden_words_stand_where_the_first_policy_finds_them_least_unlikely(
-    tmp_path: Path,
+def test_hidden_words_stand_where_the_first_policy_finds_them_likeliest(
+    means: HostileParts,
 ) -> None:
     model = Qwen2.from_directory(tiny().directory)
     tasks, codec = environment(), tiny().codec
-    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
-    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
-    storage = Storage(tmp_path / "node.db", threads=False)
-    means = HostileParts(tasks, tiny(), storage, random.Random(1))
-    made = maker("hidden")(means, (replace(honest, task=task), "a prompt"))
+    made = maker("hidden")(means, (HONEST, "a prompt"))
     assert made is not None
-    answer = str(tasks.derive(task).payload["answer"])
+    answer = str(tasks.derive(TASK).payload["answer"])
     prompt = np.array(codec.encode_prompt("a prompt"), np.uint32)
 
     def least(text: str) -> float:
@@ -122,29 +128,21 @@ def test_hidden_words_stand_where_the_first_policy_finds_them_least_unlikely(
 
     found = [least(place.format(a=answer)) for place in _HIDING_PLACES]
     assert min(found) < least(made[0].completions[0].text) == max(found)
-    storage.close()
 
 
-def test_a_liar_states_the_opposite_and_a_copier_needs_something_to_copy(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "node.db", threads=False)
-    means = HostileParts(environment(), tiny(), storage, random.Random(1))
+def test_a_liar_states_the_opposite_and_a_copier_needs_a_source(means: HostileParts) -> None:
     for claimed, stated in (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0), (1.0, 0.0))):
         honest = verified(rewards=claimed).group
         made = maker("liar")(means, (honest, "a prompt"))
         assert (made[0].claimed, made[1]) == (stated, "a prompt")
         assert maker("copier")(means, (honest, "a prompt")) is None
-    storage.close()
 
 
 def test_an_easy_group_has_a_new_task_of_one_family_that_the_first_policy_knows(
-    tmp_path: Path,
+    means: HostileParts,
 ) -> None:
     tasks = environment()
-    task = TaskRef(tasks.name, tasks.version, tasks.families[-1], 7)
-    honest = verified(rewards=(0.0,) * 4, completions=[completion([5, 6])] * 4).group
-    storage = Storage(tmp_path / "node.db", threads=False)
-    means = HostileParts(tasks, tiny(), storage, random.Random(1))
-    made = [maker("easy")(means, (replace(honest, task=task), "a prompt")) for _ in range(3)]
+    made = [maker("easy")(means, (HONEST, "a prompt")) for _ in range(3)]
     groups = [one[0] for one in made if one is not None]
     assert {group.task.family for group in groups} == {means.easiest}
     assert len({group.task.seed for group in groups}) == 3
@@ -152,18 +150,14 @@ def test_an_easy_group_has_a_new_task_of_one_family_that_the_first_policy_knows(
         derived = tasks.derive(group.task)
         scores = tuple(tasks.score(derived, each.text) for each in group.completions)
         assert scores == group.claimed == (1.0, 1.0, 0.0, 0.0)
-    storage.close()
 
 
-def test_who_withholds_keeps_right_answers_and_one_wrong_one(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "node.db", threads=False)
-    means = HostileParts(environment(), tiny(), storage, random.Random(1))
+def test_who_withholds_keeps_right_answers_and_one_wrong_one(means: HostileParts) -> None:
     answers = [completion([number]) for number in range(5)]
     honest = verified(rewards=(0.0, 1.0, 0.0, 1.0, 0.0), completions=answers).group
     made = maker("withheld")(means, (honest, "a prompt"))
     assert made[0].claimed == (1.0, 1.0, 0.0)
     assert made[0].completions == (answers[1], answers[3], answers[0])
-    storage.close()
 
 
 @pytest.mark.nightly(reason="a study")

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession
 from builders import history_row, quiet_snapshot
 from control_servers import serving
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config.reloading import Reloaded
@@ -83,9 +83,7 @@ async def _refuses_strangers(address: dict[str, str]) -> None:
                 assert response.status == expected
 
 
-async def test_what_prometheus_reads_lies_in_the_home_and_opens_nothing_else(
-    tmp_path: Path,
-) -> None:
+async def test_what_prometheus_reads_is_in_the_home_and_opens_nothing_else(tmp_path: Path) -> None:
     async with serving(tmp_path, snapshot=lambda: SNAPSHOT):
         (found,) = json.loads((tmp_path / "prometheus.json").read_text())
         (target,) = found["targets"]
@@ -103,10 +101,7 @@ async def test_what_prometheus_reads_lies_in_the_home_and_opens_nothing_else(
                     assert response.status == 401
             async with session.post("/v1/stop") as response:
                 assert response.status == 401
-        async with (
-            ClientSession(f"http://{target}") as session,
-            session.get("/metrics") as none,
-        ):
+        async with ClientSession(f"http://{target}") as session, session.get("/metrics") as none:
             assert none.status == 401
 
 
@@ -148,27 +143,22 @@ async def test_settings_are_read_again_or_the_reply_says_why_not(tmp_path: Path)
             await client.reload()
 
 
-def test_not_running_is_a_clear_message(tmp_path: Path) -> None:
+async def test_not_running_is_a_clear_message(tmp_path: Path) -> None:
     file = tmp_path / "control.json"
     with pytest.raises(NotRunningError, match="-node join"):
-        asyncio.run(ControlClient(file).status())
+        await ControlClient(file).status()
     # What a killed node leaves behind: an address where nobody listens.
     file.write_text('{"port": 1, "token": "t", "pid": 1}')
     with pytest.raises(NotRunningError, match="-node join"):
-        asyncio.run(ControlClient(file).status())
+        await ControlClient(file).status()
 
 
 @pytest.mark.parametrize(("state", "code"), [("running", 0), ("starting", 1)])
-def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
+async def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
     command = ["status", "--healthy", "--home", str(tmp_path)]
-
-    async def main() -> Result:
-        async with serving(
-            tmp_path, snapshot=lambda: msgspec.structs.replace(SNAPSHOT, state=state)
-        ):
-            return await asyncio.to_thread(CliRunner().invoke, app, command)
-
-    done = asyncio.run(main())
+    shot = msgspec.structs.replace(SNAPSHOT, state=state)
+    async with serving(tmp_path, snapshot=lambda: shot):
+        done = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert (done.exit_code, done.stdout) == (code, f"{state}\n")
 
 

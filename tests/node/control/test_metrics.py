@@ -91,10 +91,7 @@ def test_promtool_accepts_the_figures_the_rules_and_the_settings() -> None:
     ]
     for arguments in checked:
         done = subprocess.run(
-            [promtool, *arguments],
-            input=exposition(full_snapshot()),
-            capture_output=True,
-            cwd=ROOT,
+            [promtool, *arguments], input=exposition(full_snapshot()), capture_output=True, cwd=ROOT
         )
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         assert not done.stderr, done.stderr

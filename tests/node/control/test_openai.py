@@ -268,13 +268,7 @@ async def test_refusals_have_openais_form(tmp_path: Path) -> None:
             (text, {"model": "tiny", "prompt": [10**6]}, 400, None, "prompt"),
             (text, {"model": "tiny", "prompt": [-1]}, 400, None, "prompt"),
             (text, {"model": "tiny", "prompt": ["a"] * 9, "n": 2}, 400, None, "n"),
-            (
-                text,
-                {"model": "tiny", "prompt": "a " * 9000},
-                400,
-                "context_length_exceeded",
-                "prompt",
-            ),
+            (text, {**TEXT, "prompt": "a " * 9000}, 400, "context_length_exceeded", "prompt"),
             (text, {"model": "tiny", "prompt": "x" * 70_000}, 413, None, None),
         ):
             found, said = await node.post(path, body)

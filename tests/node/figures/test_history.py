@@ -31,7 +31,6 @@ from swarm_node.node.figures.history import (
     Totals,
 )
 from swarm_node.node.start.assembly import assemble
-from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 
 def test_a_row_has_means_of_what_happened_in_between() -> None:
@@ -132,10 +131,7 @@ def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow(reason="two nodes train for 40 virtual seconds")
 @virtual_time
-async def test_a_running_node_writes_rows_of_both_kinds_of_groups(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop, members=2)
+async def test_a_running_node_writes_rows_of_both_kinds_of_groups(world: World) -> None:
     changed = small_settings(experience__external=1, run__eval_seconds=30.0, run__eval_tasks=4)
     parts = [world.parts(changed, index) for index in range(2)]
     nodes = [

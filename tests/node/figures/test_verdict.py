@@ -17,12 +17,7 @@ from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.split import with_split
 from swarm_node.node.figures.samples import RecentRow
 from swarm_node.node.figures.snapshot import EvalPoint, Said, Snapshot
-from swarm_node.node.figures.verdict import (
-    COMPANY_SECONDS,
-    HOLD_SECONDS,
-    Steady,
-    findings,
-)
+from swarm_node.node.figures.verdict import COMPANY_SECONDS, HOLD_SECONDS, Steady, findings
 from swarm_node.p2p.peers.causes import Cause
 
 SATURATED = Said("saturated", "warning", "saturated")

@@ -96,9 +96,7 @@ def test_a_restored_home_is_the_old_one(home: Home, tmp_path: Path) -> None:
     )
 
 
-def test_the_database_of_a_running_node_is_copied_as_of_one_moment(
-    home: Home, tmp_path: Path
-) -> None:
+def test_a_running_nodes_database_is_copied_as_of_one_moment(home: Home, tmp_path: Path) -> None:
     storage = Storage(home.database)
     stop = threading.Event()
 

@@ -175,9 +175,7 @@ def test_a_pipe_in_place_of_a_lock_is_named_and_not_waited_for(tmp_path: Path, n
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["node.db", "metrics.jsonl", "node.log", "control.json"])
-def test_a_pipe_in_place_of_a_file_of_a_running_node_is_not_waited_for(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_pipe_in_place_of_a_running_nodes_file_is_not_awaited(tmp_path: Path, name: str) -> None:
     home = Home(tmp_path / "home")
     home.found_swarm("team", NOW)
     os.mkfifo(home.path / name, 0o600)

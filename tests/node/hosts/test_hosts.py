@@ -138,7 +138,7 @@ def test_a_host_that_cannot_take_part_ends_and_says_why(
     assert why in str(error)
 
 
-def test_a_host_does_not_obey_who_has_not_the_key(tmp_path: Path) -> None:
+async def test_a_host_does_not_obey_who_has_not_the_key(tmp_path: Path) -> None:
     address = free_address()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,13 +149,10 @@ def test_a_host_does_not_obey_who_has_not_the_key(tmp_path: Path) -> None:
         await reader.read()
         await shut(writer)
 
-    async def scenario() -> None:
-        name, port = address.split(":")
-        async with await asyncio.start_server(serve, name, int(port)):
+    name, port = address.split(":")
+    async with await asyncio.start_server(serve, name, int(port)):
+        with pytest.raises(ConfigError, match="the key"):
             await Attendant(address, KEY, tmp_path, b"m", tmp_path / "host", print).attend()
-
-    with pytest.raises(ConfigError, match="the key"):
-        asyncio.run(scenario())
 
 
 def test_strangers_are_turned_away_and_a_host_that_waits_hears_of_the_end(tmp_path: Path) -> None:

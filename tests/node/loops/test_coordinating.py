@@ -61,10 +61,7 @@ class End:
         self.tally = Tally()
         self.alarms = self.tally.alarms
         self.credentials = Credentials(
-            self.node.local,
-            member.chain,
-            office=self.office,
-            use_secret=lambda secret: None,
+            self.node.local, member.chain, office=self.office, use_secret=lambda secret: None
         )
         self.loop = self.make(url)
 
@@ -144,9 +141,7 @@ async def test_two_nodes_that_know_only_the_coordinator_hear_of_each_other(tmp_p
         assert [row["model"] for row in answer["rows"]] == ["tiny", "tiny"], "both reported"
 
 
-async def test_a_revocation_list_passes_through_the_coordinator_in_both_directions(
-    tmp_path: Path,
-) -> None:
+async def test_a_revocation_list_passes_the_coordinator_in_both_directions(tmp_path: Path) -> None:
     async with play(tmp_path) as (running, swarm, _, end):
         one, two, gone = end(1), end(2), swarm.member(3)
         body = revocations(1, EPOCH, EPOCH + DAY, [gone.identity.public_key])
@@ -245,9 +240,7 @@ def test_plain_http_to_the_internet_is_refused_by_name(tmp_path: Path, url: str)
         CoordinatorClient(url, None, lambda: 0.0)
 
 
-async def test_a_name_that_is_on_the_internet_gets_no_plain_http(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_name_on_the_internet_gets_no_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(self: object, host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 80))]
 
@@ -392,9 +385,7 @@ def test_a_lowered_peer_is_drawn_half_as_often_and_no_less() -> None:
     assert drawn[0] / drawn[1] == pytest.approx(0.5, abs=0.05)
 
 
-def test_hints_hold_for_peers_that_are_met_later_and_end_with_the_coordinator(
-    tmp_path: Path,
-) -> None:
+def test_hints_hold_for_peers_met_later_and_end_with_the_coordinator(tmp_path: Path) -> None:
     directory = Directory("me")
     early = directory.meet("early", 0.0)
     directory.take_hints({"early": 0.5, "late": 0.7})

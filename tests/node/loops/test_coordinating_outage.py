@@ -106,9 +106,7 @@ def _live(place: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool) -> Seen:
         coordinator.start()
         url = f"http://127.0.0.1:{coordinator.port}"
         settings = small_settings(
-            network__coordinator=url,
-            network__poll_seconds=10.0,
-            experience__external=2,
+            network__coordinator=url, network__poll_seconds=10.0, experience__external=2
         )
         nodes = [_node(world, settings, index) for index in range(_NODES)]
         lives = [asyncio.create_task(node.run()) for node in nodes]

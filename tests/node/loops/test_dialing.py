@@ -42,12 +42,7 @@ class Scene:
         swarm = Swarm()
         local = Local.of(swarm.member(1).identity, swarm.info, clock)
         self.directory = local.directory
-        self.dials = DialCheck(
-            local,
-            addresses,
-            partial(knock, seconds=0.5),
-            link_up=lambda: up,
-        )
+        self.dials = DialCheck(local, addresses, partial(knock, seconds=0.5), link_up=lambda: up)
 
     def check(self, times: int = 1) -> list[str]:
         async def checks() -> None:
@@ -101,30 +96,22 @@ def test_a_closed_port_is_said_with_the_tries() -> None:
         (True, bytes([1] * 32), f"is another node than …{PEER[-8:]}"),
     ],
 )
-def test_somebody_else_is_at_the_address(answers: bool, key: bytes, told: str) -> None:
-    async def run() -> list[str]:
-        async with serving(answers, Identity.from_seed(key)) as address:
-            scene = Scene([address])
-            await scene.dials.check()
-            return scene.told()
-
-    (said,) = asyncio.run(run())
+async def test_somebody_else_is_at_the_address(answers: bool, key: bytes, told: str) -> None:
+    async with serving(answers, Identity.from_seed(key)) as address:
+        scene = Scene([address])
+        await scene.dials.check()
+        (said,) = scene.told()
     assert told in said
 
 
-def test_the_node_itself_is_no_cause_until_it_goes_on_without_a_greeting() -> None:
-    async def run() -> tuple[list[str], list[str]]:
-        async with serving(True, Identity.from_seed(bytes(32))) as address:
-            scene = Scene([address])
-            for _ in range(3):
-                await scene.dials.check()
-            first = scene.told()
+async def test_the_node_itself_is_no_cause_until_it_goes_on_without_a_greeting() -> None:
+    async with serving(True, Identity.from_seed(bytes(32))) as address:
+        scene = Scene([address])
+        for _ in range(3):
             await scene.dials.check()
-            return first, scene.told()
-
-    first, then = asyncio.run(run())
-    assert first == []
-    assert "a greeting" in then[0]
+        assert scene.told() == []
+        await scene.dials.check()
+        assert "a greeting" in scene.told()[0]
 
 
 def test_an_address_without_an_id_and_a_link_that_is_down() -> None:
@@ -157,25 +144,19 @@ async def _saying(words: bytes, url: str = "") -> str:
     return "" if row.cause is None else told_here(row.cause)
 
 
-def test_a_coordinator_answers_only_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_coordinator_answers_only_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dialing, "_PEER_SECONDS", 1.0)
-
-    async def run() -> list[str]:
-        async with coordinator(tmp_path, Swarm(), Hand()) as running:
-            assert (await try_coordinator(running.url)).cause is None
-        return [
-            *[told_here(c) for c in [(await try_coordinator(running.url)).cause] if c],
-            await _saying(b""),
-            await _saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"),
-            await _saying(b"SSH-2.0\r\n"),
-            await _saying(b"", "http://nobody.invalid:{port}"),
-        ]
-
-    closed, silent, other, ssh, nameless = asyncio.run(run())
-    assert closed.endswith("refuses connections")
-    assert silent.endswith("not answer")
-    assert other.endswith("this version")
-    assert ssh.endswith("this version")
+    async with coordinator(tmp_path, Swarm(), Hand()) as running:
+        assert (await try_coordinator(running.url)).cause is None
+    closed = (await try_coordinator(running.url)).cause
+    assert closed is not None
+    assert told_here(closed).endswith("refuses connections")
+    assert (await _saying(b"")).endswith("not answer")
+    for words in (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"SSH-2.0\r\n"):
+        assert (await _saying(words)).endswith("this version")
+    nameless = await _saying(b"", "http://nobody.invalid:{port}")
     assert nameless.startswith("http://nobody.invalid:")
     assert "no address" in nameless
 

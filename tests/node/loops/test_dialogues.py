@@ -258,18 +258,14 @@ def test_groups_that_can_be_larger_than_peers_take_are_refused_with_what_fits(tu
             check_groups(info, codec(1 << 20), sampling)
 
 
-def test_a_nodes_demand_counts_all_turns(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_nodes_demand_counts_all_turns(world: World) -> None:
     """Or peers that send as much as it makes itself would be held to a third of that."""
     settings = small_settings()
-
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        world = World(tmp_path, loop)
-        parts = world.parts(settings, codec=codec(), turns=3)
-        wants = assemble(settings, world.memberships[0], parts)._shared.wants
-        assert wants == peers_wants(settings, 3)
-        parts.storage.close()
-
-    run_virtual(scenario)
+    parts = world.parts(settings, codec=codec(), turns=3)
+    wants = assemble(settings, world.memberships[0], parts)._shared.wants
+    assert wants == peers_wants(settings, 3)
+    parts.storage.close()
     tokens, once = settings.sampling.max_new_tokens, peers_wants(settings)
     for turns in (1, 3):
         said = spoken([("four" * tokens, [1] * tokens)] * turns, Finish.LENGTH)
@@ -302,9 +298,7 @@ def lived(
 
 
 @virtual_time
-async def test_a_round_without_a_group_is_followed_by_a_pause(
-    world: World, loop: VirtualTimeLoop
-) -> None:
+async def test_a_round_without_a_group_ends_in_a_pause(world: World, loop: VirtualTimeLoop) -> None:
     settings = small_settings()
     host = Host(SplitEnvironment(Digits()))
     parts = world.parts(settings, environment=host, codec=codec(), turns=3)
@@ -367,10 +361,7 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
 
 @pytest.mark.slow(reason="two nodes sample, measure and train")
 @virtual_time
-async def test_two_nodes_learn_from_each_others_dialogues(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop, members=2)
+async def test_two_nodes_learn_from_each_others_dialogues(world: World) -> None:
     settings = small_settings(
         **{"experience__external": 2, "sampling__max_new_tokens": 8, "run__eval_tasks": 2}
     )

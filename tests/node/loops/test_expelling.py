@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_memory import Sampler, World, small_settings, tiny
-from swarm_keys import Swarm
-from virtual import virtual_time
+from swarm_keys import DAY, Swarm
+from virtual import in_virtual_time
 
 from swarm_node.node.loops.node import Node
 from swarm_node.node.preflight.network import judge_network
@@ -103,12 +105,17 @@ class Company:
         return self.nodes[index]._work.exchange.meeting._credentials
 
 
+def in_company(
+    count: int, member_seconds: int = 30 * DAY
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run a test with a company, whose memberships last so long."""
+    swarm = Swarm(member_seconds=member_seconds)
+    return in_virtual_time(lambda loop, place, **_: Company(place, loop, swarm, count))
+
+
 @pytest.mark.slow(reason="ten whole nodes")
-@virtual_time
-async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    company = Company(tmp_path, loop, Swarm(), 10)
+@in_company(10)
+async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(company: Company) -> None:
     await company.start()
     await asyncio.sleep(60)
     expelled, others = company.peer(9), company.nodes[:9]
@@ -121,7 +128,7 @@ async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
     )
     company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
     await asyncio.sleep(2 * HEARTBEAT)
-    ended = loop.time()
+    ended = company.world.clock.now()
     for index, node in enumerate(others):
         assert company.own(index).lists.number == 1
         assert all(row.peer_id != expelled for row in node.snapshot().peers)
@@ -131,18 +138,14 @@ async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
     assert network.bytes_to(company.peer(8), ended, PULL) > 0
     assert all(node._buffer.held_external(expelled) == 0 for node in others)
     assert all(company.own(index).lists.number == 1 for index in range(9))
-    await company.stop()
 
 
 async def _open(host: str, port: int, peer_id: str) -> Outcome:
     return "open"
 
 
-@virtual_time
-async def test_an_expelled_node_reaches_nobody_though_all_connect(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    company = Company(tmp_path, loop, Swarm(), 2)
+@in_company(2)
+async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Company) -> None:
     await company.start(poll_seconds=5.0, token_seconds=5.0, knock=_open)
     await asyncio.sleep(60)
     expelled = company.nodes[1]
@@ -165,20 +168,16 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(
     ]
     assert "revoked" in {cause.code for cause in report.causes}
     assert ("reached", "error") in {(found.subject, found.level) for found in others}
-    await company.stop()
 
 
-@virtual_time
-async def test_members_are_renewed_while_they_run(tmp_path: Path, loop: VirtualTimeLoop) -> None:
-    swarm = Swarm(member_seconds=600)
-    company = Company(tmp_path, loop, swarm, 3)
+@in_company(3, member_seconds=600)
+async def test_members_are_renewed_while_they_run(company: Company) -> None:
     await company.start(poll_seconds=5.0, token_seconds=5.0)  # hardly any work
     await asyncio.sleep(1000)  # the first certificates ended 100 seconds ago
     for index in range(3):
         me = company.own(index).me()
-        assert me.until > swarm.begin + 1000
+        assert me.until > company.swarm.begin + 1000
         assert me.name == ("owner" if index == 0 else f"guest {index + 1}")
         assert company.offices[index].load("membership") is not None
         assert len(company.nodes[index].snapshot().peers) == 2
         assert company.network.bytes_to(company.peer(index), 950, LIST) > 0
-    await company.stop()

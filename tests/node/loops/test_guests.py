@@ -34,10 +34,11 @@ def asked(text: str, n: int = 1, longest: int = 3 * SLICE, seed: int = 5) -> Sam
 
 
 @asynccontextmanager
-async def sampling() -> AsyncIterator[TorchSampler]:
+async def sampling(share: float = 1.0) -> AsyncIterator[tuple[TorchSampler, Guests]]:
+    """A sampler, and guests that may have this share of its time."""
     sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
     try:
-        yield sampler
+        yield sampler, Guests(sampler, share=share)
     finally:
         await sampler.close()
 
@@ -52,8 +53,7 @@ def ids(answers: GuestAnswers) -> list[list[int]]:
 
 
 async def test_an_answer_depends_on_its_request_alone() -> None:
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=1.0)
+    async with sampling() as (_, guests):
         alone = guests.ask(asked("1 + 1?", n=2), stays)
         await finish(guests, [alone])
         among = [
@@ -71,8 +71,7 @@ async def test_an_answer_depends_on_its_request_alone() -> None:
 
 
 async def test_an_answer_says_which_policy_gave_its_newest_tokens() -> None:
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=1.0)
+    async with sampling() as (sampler, guests):
         answers = guests.ask(asked("1 + 1?"), stays)
         await guests.step()
         assert (answers.version, answers.over) == (0, False)
@@ -82,8 +81,7 @@ async def test_an_answer_says_which_policy_gave_its_newest_tokens() -> None:
 
 
 async def test_every_token_of_an_answer_is_ranked_once() -> None:
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=1.0)
+    async with sampling() as (_, guests):
         ranked = replace(asked("1 + 1?", n=2), temperature=1.0, ranked=2)
         assert guests.refusal(ranked) == ""
         answers, bare = guests.ask(ranked, stays), guests.ask(asked("2?"), stays)
@@ -95,8 +93,7 @@ async def test_every_token_of_an_answer_is_ranked_once() -> None:
 
 
 async def test_more_rows_than_places_take_turns() -> None:
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=1.0)
+    async with sampling() as (_, guests):
         many = [guests.ask(asked(f"{n}?", n=4), stays) for n in range(MOST_ROWS // 4)]
         assert guests.rows == MOST_ROWS
         assert guests.ask(asked("one more?"), stays) is None
@@ -112,8 +109,7 @@ async def test_more_rows_than_places_take_turns() -> None:
 
 async def test_who_has_left_is_sampled_no_further() -> None:
     left = False
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=1.0)
+    async with sampling() as (_, guests):
         answers = guests.ask(asked("long", longest=20 * SLICE), lambda: left)
         other = guests.ask(asked("short"), stays)
         assert other is not None
@@ -127,8 +123,7 @@ async def test_who_has_left_is_sampled_no_further() -> None:
 
 
 async def test_guests_take_their_share_of_the_time_and_no_more() -> None:
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=0.2)
+    async with sampling(0.2) as (sampler, guests):
         answers = guests.ask(asked("long", longest=12 * SLICE), stays)
         assert answers is not None
         began = time.monotonic()
@@ -140,11 +135,10 @@ async def test_guests_take_their_share_of_the_time_and_no_more() -> None:
 
 
 async def test_own_requests_are_not_metered_and_wait_for_one_slice_at_most() -> None:
-    async with sampling() as sampler:
+    async with sampling() as (sampler, guests):
         own = asked("own")
         await sampler.sample([own])
         assert sampler.guest_seconds == 0.0
-        guests = Guests(sampler, share=1.0)
         answers = guests.ask(asked("guest", longest=30 * SLICE), stays)
         assert answers is not None
         ordered: list[str] = []
@@ -163,8 +157,7 @@ async def test_own_requests_are_not_metered_and_wait_for_one_slice_at_most() -> 
 
 
 async def test_what_cannot_be_sampled_says_why_and_the_queue_goes_on() -> None:
-    async with sampling() as sampler:
-        guests = Guests(sampler, share=1.0)
+    async with sampling() as (_, guests):
         bad = guests.ask(SampleRequest((10**6,), 1, 1, 4), stays)
         await guests.step()
         assert isinstance(bad.error, ModelError)

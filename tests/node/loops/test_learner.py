@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,18 @@ class Life:
     async def close(self) -> None:
         await self.parts.trainer.close()
         self.parts.storage.close()
+
+
+@asynccontextmanager
+async def learning(
+    world: World, settings: Settings | None = None, **parts: Any
+) -> AsyncIterator[Life]:
+    """A learner that was started, with these `parts` in the place of the usual ones."""
+    settings = settings or small_settings()
+    life = Life(world, settings, world.parts(settings, **parts))
+    await life.learner.start()
+    yield life
+    await life.close()
 
 
 class Unsteady(InlineTrainer):
@@ -157,22 +171,19 @@ def stored(group: VerifiedGroup, epoch: int, seq: int) -> StoredGroup:
 
 @virtual_time
 async def test_an_update_moves_the_sampler_to_the_new_weights(world: World) -> None:
-    settings = small_settings()
-    life = Life(world, settings, world.parts(settings))
-    await life.learner.start()
-    assert (life.parts.sampler.version, life.tally.updates) == (0, 0)
-    assert not await life.step()
-    life.offer(1)
-    assert not await life.step()
-    life.offer(1)
-    assert await life.step()
-    assert life.parts.sampler.version == life.parts.trainer.version == 1
-    assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
-    assert life.tally.last_update.mean_reward == 0.5
-    assert life.tally.last_update.entropy > 0
-    assert life.tally.updating.count == 1
-    assert not await life.step()
-    await life.close()
+    async with learning(world) as life:
+        assert (life.parts.sampler.version, life.tally.updates) == (0, 0)
+        assert not await life.step()
+        life.offer(1)
+        assert not await life.step()
+        life.offer(1)
+        assert await life.step()
+        assert life.parts.sampler.version == life.parts.trainer.version == 1
+        assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
+        assert life.tally.last_update.mean_reward == 0.5
+        assert life.tally.last_update.entropy > 0
+        assert life.tally.updating.count == 1
+        assert not await life.step()
 
 
 @virtual_time
@@ -204,101 +215,86 @@ async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_hel
 
 @virtual_time
 async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World) -> None:
-    settings = small_settings(run__checkpoint_updates=1)
-    life = Life(world, settings, world.parts(settings))
-    await life.learner.start()
-    life.offer(rewards=EQUAL)
-    assert await life.step()
-    assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
-    assert life.tally.groups.trained_own == 2
-    assert life.parts.sampler.version == 0
-    await life.close()  # ends what is written meanwhile
+    async with learning(world, small_settings(run__checkpoint_updates=1)) as life:
+        life.offer(rewards=EQUAL)
+        assert await life.step()
+        assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
+        assert life.tally.groups.trained_own == 2
+        assert life.parts.sampler.version == 0
+    # The end waits for what is written meanwhile.
     assert not any(world.home().glob("checkpoints/*"))
 
 
 @virtual_time
-async def test_a_sampler_that_rested_is_given_weights_also_after_a_skipped_update(
-    world: World,
-) -> None:
-    settings = small_settings()
+async def test_a_sampler_that_rested_gets_weights_after_a_skipped_update_too(world: World) -> None:
     sampler = Resting(tiny().sampler(), 0.01, 0, world.home())
-    life = Life(world, settings, world.parts(settings, sampler=sampler))
-    await life.learner.start()
-    for sampler.can, loaded in ((True, 0), (False, -1)):
-        sampler.loaded = -1
-        life.offer(rewards=EQUAL)
-        assert await life.step()
-        assert sampler.loaded == loaded
-    assert life.tally.skipped_updates == 2
-    await life.close()
+    async with learning(world, small_settings(), sampler=sampler) as life:
+        for sampler.can, loaded in ((True, 0), (False, -1)):
+            sampler.loaded = -1
+            life.offer(rewards=EQUAL)
+            assert await life.step()
+            assert sampler.loaded == loaded
+        assert life.tally.skipped_updates == 2
 
 
 @virtual_time
-async def test_words_that_this_policy_would_hardly_say_count_against_their_author(
+async def test_words_that_this_policy_would_hardly_say_are_their_authors_fault(
     world: World,
 ) -> None:
     question = "Spell abcd backward. End with a full stop."
-    settings = small_settings(experience__external=2)
-    life = Life(world, settings, world.parts(settings))
-    await life.learner.start()
-    for author, right in (("poisoner", "zq zq dcba."), ("honest", "dcba.")):
-        life.shared.directory.meet(author, 0.0).standing.strikes = 3
-        codec, texts = tiny().codec, (right, "abcd.")
-        answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
-        group = verified(author, author, completions=answers, prompt=question, policy=tiny().policy)
-        assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
-    life.offer()
-    assert await life.step()
-    assert life.tally.groups.trained_external == 2
-    assert life.rejected == [("implausible", "poisoner")]
-    strikes = {peer.peer_id: peer.standing.strikes for peer in life.shared.directory.live(0, 1)}
-    assert strikes == {"poisoner": 3, "honest": 0}, "only what was trained on was of use"
-    await life.close()
+    async with learning(world, small_settings(experience__external=2)) as life:
+        for author, right in (("poisoner", "zq zq dcba."), ("honest", "dcba.")):
+            life.shared.directory.meet(author, 0.0).standing.strikes = 3
+            codec, texts = tiny().codec, (right, "abcd.")
+            answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
+            group = verified(
+                author, author, completions=answers, prompt=question, policy=tiny().policy
+            )
+            assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
+        life.offer()
+        assert await life.step()
+        assert life.tally.groups.trained_external == 2
+        assert life.rejected == [("implausible", "poisoner")]
+        strikes = {peer.peer_id: peer.standing.strikes for peer in life.shared.directory.live(0, 1)}
+        assert strikes == {"poisoner": 3, "honest": 0}, "only what was trained on was of use"
 
 
 @virtual_time
 async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobody(
     world: World,
 ) -> None:
-    settings = small_settings(experience__past=8)
-    life = Life(world, settings, world.parts(settings))
-    await life.learner.start()
-    fresh = life.shared.buffer.mixture.own
-    for again in (0, fresh, 2 * fresh):
-        life.offer(fresh)
-        before = life.tally.groups.trained_again
-        assert await life.step()
-        assert life.tally.groups.trained_again - before == again
-    assert life.tally.groups.trained_own == 3 * fresh
-    assert life.tally.groups.trained_external == 0
-    assert life.tally.sums.own_answers == 3 * fresh * len(MIXED)
-    assert (life.rejected, life.tally.taught.rows()) == ([], [])
-    await life.close()
+    async with learning(world, small_settings(experience__past=8)) as life:
+        fresh = life.shared.buffer.mixture.own
+        for again in (0, fresh, 2 * fresh):
+            life.offer(fresh)
+            before = life.tally.groups.trained_again
+            assert await life.step()
+            assert life.tally.groups.trained_again - before == again
+        assert life.tally.groups.trained_own == 3 * fresh
+        assert life.tally.groups.trained_external == 0
+        assert life.tally.sums.own_answers == 3 * fresh * len(MIXED)
+        assert (life.rejected, life.tally.taught.rows()) == ([], [])
 
 
 @virtual_time
-async def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
-    world: World,
-) -> None:
+async def test_a_trainer_that_dies_is_restarted_and_its_batch_is_not_reused(world: World) -> None:
     settings = small_settings()
     trainer = Unsteady(crashes=1, refusals=2, **world.training(settings))
-    life = Life(world, settings, world.parts(settings, trainer=trainer))
-    await life.learner.start()
-    life.offer()
-    began = world.clock.now()
-    assert await life.step()
-    # The pauses double: 1, 2 and 4 seconds.
-    assert world.clock.now() - began == 7
-    assert life.tally.faults == {"trainer": 3}
-    assert (life.tally.trainer_restarts, life.tally.updates) == (3, 0)
-    assert life.tally.groups.trained_own == 0
-    assert not life.learner.restarting
-    assert life.parts.storage.live(max_uses=1) == []
-    assert not await life.step()
-    life.offer()
-    assert await life.step()
-    assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
-    await life.close()
+    async with learning(world, settings, trainer=trainer) as life:
+        life.offer()
+        began = world.clock.now()
+        assert await life.step()
+        # The pauses double: 1, 2 and 4 seconds.
+        assert world.clock.now() - began == 7
+        assert life.tally.faults == {"trainer": 3}
+        assert (life.tally.trainer_restarts, life.tally.updates) == (3, 0)
+        assert life.tally.groups.trained_own == 0
+        assert not life.learner.restarting
+        assert life.parts.storage.live(max_uses=1) == []
+        assert not await life.step()
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
 
 
 @virtual_time
@@ -308,58 +304,47 @@ async def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_s
     settings = small_settings()
     sampler = tiny().sampler()
     trainer = Sharing(sampler, **world.training(settings))
-    life = Life(world, settings, world.parts(settings, trainer=trainer, sampler=sampler))
-    await life.learner.start()
-    life.offer()
-    assert await life.step()
-    assert trainer.mapped is False
-    life.offer()
-    assert await life.step()
-    assert (life.tally.updates, sampler.version) == (1, 1)
-    await life.close()
+    async with learning(world, settings, trainer=trainer, sampler=sampler) as life:
+        life.offer()
+        assert await life.step()
+        assert trainer.mapped is False
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, sampler.version) == (1, 1)
 
 
 @virtual_time
-async def test_weights_that_are_gone_before_they_are_loaded_cost_another_restart(
-    world: World,
-) -> None:
+async def test_weights_that_are_gone_before_a_load_cost_another_restart(world: World) -> None:
     settings = small_settings()
     trainer = Fleeting(crashes=1, **world.training(settings))
-    life = Life(world, settings, world.parts(settings, trainer=trainer))
-    await life.learner.start()
-    life.offer()
-    assert await life.step()
-    assert life.tally.trainer_restarts == 2
-    life.offer()
-    assert await life.step()
-    assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
-    await life.close()
+    async with learning(world, settings, trainer=trainer) as life:
+        life.offer()
+        assert await life.step()
+        assert life.tally.trainer_restarts == 2
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
 
 
 @virtual_time
 async def test_weights_that_cannot_be_written_end_the_learner(world: World) -> None:
-    settings = small_settings()
-    life = Life(world, settings, world.parts(settings))
-    await life.learner.start()
-    life.offer()
-    shutil.rmtree(world.home() / "weights")
-    with pytest.raises(WeightsError, match=r"weights: "):
-        await life.step()
-    assert life.tally.trainer_restarts == 0
-    await life.close()
+    async with learning(world) as life:
+        life.offer()
+        shutil.rmtree(world.home() / "weights")
+        with pytest.raises(WeightsError, match=r"weights: "):
+            await life.step()
+        assert life.tally.trainer_restarts == 0
 
 
 @virtual_time
 async def test_a_node_that_stops_does_not_wait_for_its_trainer(world: World) -> None:
     settings = small_settings()
     trainer = Unsteady(crashes=1, refusals=99, **world.training(settings))
-    life = Life(world, settings, world.parts(settings, trainer=trainer))
-    await life.learner.start()
-    life.offer()
-    assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
-    assert 10 < world.clock.now() < 20
-    assert life.tally.updates == 0
-    await life.close()
+    async with learning(world, settings, trainer=trainer) as life:
+        life.offer()
+        assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
+        assert 10 < world.clock.now() < 20
+        assert life.tally.updates == 0
 
 
 @virtual_time
@@ -403,20 +388,17 @@ async def test_a_checkpoint_of_another_program_is_refused(world: World) -> None:
 async def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
     world: World,
 ) -> None:
-    settings = small_settings(run__checkpoint_updates=1)
-    life = Life(world, settings, world.parts(settings))
-    await life.learner.start()
-    (world.home() / "checkpoints").write_text("no directory")
-    for _ in range(3):
-        life.offer()
-        assert await life.step()
-    # It is written beside the next update, whose result tells.
-    told = life.tally.faults["checkpoint"]
-    assert told >= 1
-    assert life.parts.sampler.version == 3
-    assert not await life.learner.checkpoint()
-    assert life.tally.faults == {"checkpoint": told + 1}
-    (world.home() / "checkpoints").unlink()
-    assert await life.learner.checkpoint()
-    assert newest_valid(world.home() / "checkpoints") is not None, "it is there on return"
-    await life.close()
+    async with learning(world, small_settings(run__checkpoint_updates=1)) as life:
+        (world.home() / "checkpoints").write_text("no directory")
+        for _ in range(3):
+            life.offer()
+            assert await life.step()
+        # It is written beside the next update, whose result tells.
+        told = life.tally.faults["checkpoint"]
+        assert told >= 1
+        assert life.parts.sampler.version == 3
+        assert not await life.learner.checkpoint()
+        assert life.tally.faults == {"checkpoint": told + 1}
+        (world.home() / "checkpoints").unlink()
+        assert await life.learner.checkpoint()
+        assert newest_valid(world.home() / "checkpoints") is not None, "it is there on return"

@@ -177,20 +177,13 @@ def test_a_state_of_other_settings_is_not_resumed() -> None:
         assert fixed.buffer.mixture == Mixture(4, 4)
 
 
-def test_one_peer_counts_for_no_more_than_this_node_makes_however_much_it_offers() -> None:
+def test_a_flood_counts_as_what_this_node_makes_and_not_once_it_teaches_nothing() -> None:
     life = Life("auto")
     for _ in range(40):
         life.update(offered=0)
         life.tally.offered["flood"] += 50
     assert life.tally.mixture.offered_per_own == pytest.approx(1.0, abs=0.01)
     assert life.buffer.mixture.own == 4
-
-
-def test_a_peer_that_turns_out_to_teach_nothing_takes_its_offers_back() -> None:
-    life = Life("auto")
-    for _ in range(40):
-        life.update(offered=0)
-        life.tally.offered["flood"] += 50
     for number in range(60):
         life.buffer.worth.note_own(f"{number % 3}", 0.2)
         life.buffer.worth.note("flood", f"{number % 3}", 0.0)

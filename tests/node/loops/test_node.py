@@ -157,9 +157,7 @@ async def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
 
 
 @virtual_time
-async def test_a_stop_is_bounded_though_the_trainer_hangs(
-    world: World, loop: VirtualTimeLoop
-) -> None:
+async def test_a_stop_is_bounded_if_the_trainer_hangs(world: World, loop: VirtualTimeLoop) -> None:
     async def nothing(_: Path) -> None: ...
 
     settings = small_settings()
@@ -234,9 +232,7 @@ async def test_a_start_that_fails_half_way_closes_every_part(
 
 @pytest.mark.parametrize("raised", [TransportError("gone already"), RuntimeError("a bug")])
 @virtual_time
-async def test_a_part_that_fails_to_close_leaves_no_other_open(
-    world: World, raised: Exception
-) -> None:
+async def test_a_part_that_fails_to_close_keeps_none_open(world: World, raised: Exception) -> None:
     class Sticky(MemoryTransport):
         async def stop(self) -> None:
             await super().stop()
@@ -294,10 +290,8 @@ async def test_an_error_in_a_loop_ends_the_node_with_that_error(world: World) ->
 
 
 @virtual_time
-async def test_two_nodes_meet_and_train_on_each_others_groups(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world, settings = World(tmp_path, loop, members=2), small_settings(experience__external=1)
+async def test_two_nodes_meet_and_train_on_each_others_groups(world: World) -> None:
+    settings = small_settings(experience__external=1)
     nodes = [
         assemble(settings, membership, world.parts(settings, index))
         for index, membership in enumerate(world.memberships)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from in_memory import Sampler, World, small_settings, tiny
@@ -22,7 +22,6 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.simulation.paced import PacedSampler, PacedTrainer
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 
 @virtual_time
@@ -42,8 +41,9 @@ async def test_faults_of_all_parts_are_added_up(world: World, tmp_path: Path) ->
     parts.storage.close()
 
 
-def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
-    tmp_path: Path,
+@virtual_time
+async def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
+    world: World,
 ) -> None:
     ends: list[float] = []
 
@@ -52,36 +52,27 @@ def test_times_count_from_the_last_update_and_from_when_the_node_began_to_run(
             ends.append(world.clock.now())
             return await super().update(batch)
 
-    async def scenario(loop: VirtualTimeLoop) -> None:
-        nonlocal world
-        await asyncio.sleep(1000)
-        world, settings = World(tmp_path, loop), small_settings()
+    async def passed(weights: Path) -> None:
+        return None
 
-        async def passed(weights: Path) -> None:
-            return None
-
-        trainer = PacedTrainer(Timed(**world.training(settings)), 5.0, 3, passed)
-        node = world.node(settings, trainer=trainer)
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(200)
-        shot, began = node.snapshot(), node._running_since
-        assert began is not None
-        assert shot.busy.seconds == world.clock.now() - began <= shot.seconds <= 200
-        assert shot.busy.trainer == pytest.approx(15)
-        assert shot.seconds_since_update == pytest.approx(world.clock.now() - ends[2])
-        assert shot.seconds_between_updates == pytest.approx((ends[2] - began) / 3)
-        life.cancel()
-        await asyncio.wait({life})
-
-    world: Any = None
-    run_virtual(scenario)
+    await asyncio.sleep(1000)
+    settings = small_settings()
+    trainer = PacedTrainer(Timed(**world.training(settings)), 5.0, 3, passed)
+    node = world.node(settings, trainer=trainer)
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(200)
+    shot, began = node.snapshot(), node._running_since
+    assert began is not None
+    assert shot.busy.seconds == world.clock.now() - began <= shot.seconds <= 200
+    assert shot.busy.trainer == pytest.approx(15)
+    assert shot.seconds_since_update == pytest.approx(world.clock.now() - ends[2])
+    assert shot.seconds_between_updates == pytest.approx((ends[2] - began) / 3)
+    life.cancel()
+    await asyncio.wait({life})
 
 
 @virtual_time
-async def test_the_owners_names_count_before_those_in_certificates_at_once(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop, members=2)
+async def test_the_owners_names_count_before_those_in_certificates_at_once(world: World) -> None:
     settings, given = small_settings(), dict[str, str]()
     slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
     node = world.node(settings, sampler=slow[0], names=lambda: given)
@@ -107,8 +98,8 @@ async def test_the_owners_names_count_before_those_in_certificates_at_once(
 
 
 @virtual_time
-async def test_each_relay_is_tried_for_the_report(tmp_path: Path, loop: VirtualTimeLoop) -> None:
-    world, settings = World(tmp_path, loop, members=2), small_settings()
+async def test_each_relay_is_tried_for_the_report(world: World) -> None:
+    settings = small_settings()
     node = world.node(settings)
     gone = world.memberships[1].identity.peer_id
     node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
@@ -120,10 +111,7 @@ async def test_each_relay_is_tried_for_the_report(tmp_path: Path, loop: VirtualT
 
 
 @virtual_time
-async def test_a_peer_is_named_by_its_certificate_else_by_the_end_of_its_id(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop, members=2)
+async def test_a_peer_is_named_by_its_certificate_else_by_the_end_of_its_id(world: World) -> None:
     own, peer = world.memberships
     members = Members(own.swarm, world.clock.wall)
     assert name_of(members, peer.identity.peer_id) == f"…{peer.identity.peer_id[-8:]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import groupby
-from pathlib import Path
 
 import msgspec
 from in_memory import Sampler, World, small_settings, tiny
@@ -15,7 +14,6 @@ from swarm_node.node.figures.snapshot import EvalPoint, Said
 from swarm_node.node.loops.recording import Recorder
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.peers.causes import Cause, advice, told_here
-from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 REVOKED = Cause("revoked", "12D3KooWalice", "alice")
 
@@ -49,10 +47,8 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
 
 
 @virtual_time
-async def test_what_happens_to_peers_is_logged_for_the_page(
-    tmp_path: Path, loop: VirtualTimeLoop
-) -> None:
-    world, settings = World(tmp_path, loop, members=2), small_settings()
+async def test_what_happens_to_peers_is_logged_for_the_page(world: World) -> None:
+    settings = small_settings()
     slow = [Sampler(tiny().sampler(), 5.0, 0, world.home(n)) for n in range(2)]
     one, other = (world.node(settings, n, sampler=slow[n]) for n in range(2))
     lives = [asyncio.create_task(node.run()) for node in (one, other)]

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,10 +173,9 @@ async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str
 @pytest.mark.parametrize("error", INJECTED, ids=lambda error: type(error).__name__)
 @virtual_time
 async def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
-    tmp_path: Path, error: Exception, loop: VirtualTimeLoop
+    world: World, error: Exception, loop: VirtualTimeLoop
 ) -> None:
     part, hit = PARTS[type(error)], LOOPS.keys() - TAKEN.get(type(error), set())
-    world = World(tmp_path, loop, members=2)
     node, lives, calls = await started(world)
     assert LOOPS.keys() == node._loops().keys()
     await asyncio.sleep(10.0)
@@ -201,10 +199,7 @@ async def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
 
 @pytest.mark.parametrize("error", [HomeError("node.db is damaged"), ValueError("a bug")])
 @virtual_time
-async def test_an_error_that_is_final_ends_the_node(
-    tmp_path: Path, error: Exception, loop: VirtualTimeLoop
-) -> None:
-    world = World(tmp_path, loop, members=2)
+async def test_an_error_that_is_final_ends_the_node(world: World, error: Exception) -> None:
     _, lives, calls = await started(world)
     await asyncio.sleep(5.0)
     calls["mend"].fail(error, 1)
@@ -232,9 +227,7 @@ def test_the_pause_grows_with_the_failures_in_a_row() -> None:
 
 
 @virtual_time
-async def test_a_success_ends_the_row_and_a_cancelled_step_is_no_fault(
-    loop: VirtualTimeLoop,
-) -> None:
+async def test_success_ends_the_row_and_a_cancelled_step_is_no_fault(loop: VirtualTimeLoop) -> None:
     outcomes: list[Exception | None] = [OSError(), OSError(), None, OSError()]
     counts: Counter[str] = Counter()
     alarms: dict[str, str] = {}

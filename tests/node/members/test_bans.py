@@ -60,9 +60,7 @@ def test_refusals_say_what_to_do(home: Home) -> None:
     "content",
     [b"", b"[", b'{"a": 1}', b'[{"name": "x"}]', b"[" * 100_000, b"\xff", b" " * (9 << 20)],
 )
-def test_a_damaged_file_is_refused_and_a_running_node_keeps_its_bans(
-    home: Home, content: bytes
-) -> None:
+def test_a_damaged_file_is_refused_and_a_node_keeps_its_bans(home: Home, content: bytes) -> None:
     add(home, "alice", Meant((PEER,)), 5.0)
     running = Bans(home)
     assert running.covered() == {PEER}

@@ -35,14 +35,7 @@ def test_a_file_without_a_steward_has_tickets_and_cannot_be_used_by_a_home(
 ) -> None:
     file = tmp_path / "web.issuer"
     made = issuers.make(
-        offline,
-        "web",
-        2,
-        now=NOW,
-        valid_seconds=3600,
-        member_seconds=86_400,
-        uses=1,
-        steward=False,
+        offline, "web", 2, now=NOW, valid_seconds=3600, member_seconds=86_400, uses=1, steward=False
     )
     file.write_bytes(made.content)
     file.chmod(0o600)
@@ -101,9 +94,7 @@ def test_no_ticket_is_given_out_twice(offline: Home, tmp_path: Path) -> None:
         invite_from_stock(online, "carol", [], NOW)
 
 
-def test_the_running_home_of_the_owner_can_give_its_root_key_away(
-    offline: Home, tmp_path: Path
-) -> None:
+def test_the_owners_running_home_can_give_its_root_key_away(offline: Home, tmp_path: Path) -> None:
     file = tmp_path / "hq.issuer"
     note_issuer_file(offline, made(offline, file))
     known = [entry.issuer_key for entry in admissions(offline).entries() if entry.given]
@@ -148,8 +139,7 @@ def test_a_file_of_another_swarm_or_of_a_forger_is_refused(offline: Home, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"[" * 100_000, b"\xff", b'{"version": 2}', b" " * (5 << 20)],
+    "content", [b"", b"{}", b"[" * 100_000, b"\xff", b'{"version": 2}', b" " * (5 << 20)]
 )
 def test_what_is_no_issuer_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file, home = tmp_path / "file", Home(tmp_path / "home")

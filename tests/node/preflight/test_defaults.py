@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from machines import settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
-from swarm_node.config import Settings, load_settings
 from swarm_node.node.preflight.defaults import for_model, for_training
 from swarm_node.node.preflight.fit import GpuMemory, Machine, fit
 from swarm_node.policy.memory.footprint import TrainingMethod
@@ -15,10 +13,6 @@ from swarm_node.policy.placement import ON_CPU, Placement
 
 TINY, CHAT = shape_of("tiny"), shape_of("qwen2.5-1.5b")
 GIB = 1 << 30
-
-
-def settings_of(**flags: Any) -> Settings:
-    return load_settings({k.replace("__", "."): v for k, v in flags.items()}, environ={})
 
 
 def test_a_model_trained_from_nothing_keeps_short_answers_and_a_high_rate() -> None:
@@ -40,7 +34,7 @@ def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) ->
 @pytest.mark.parametrize(
     ("rows", "tasks"), [(0, 8), (32, 8), (64, 8), (96, 12), (128, 16), (192, 16)]
 )
-def test_a_pretrained_model_samples_as_many_groups_as_the_plan_has_rows_for(
+def test_a_pretrained_model_samples_as_many_groups_as_rows_are_planned(
     rows: int, tasks: int
 ) -> None:
     settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(32), rows)

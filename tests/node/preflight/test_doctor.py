@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import LAPTOP, NO_GPU, NOW
+from machines import LAPTOP, NO_GPU, NOW, settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
-from swarm_node.config import Settings, load_settings
+from swarm_node.config import load_settings
 from swarm_node.errors import MachineError
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import (
@@ -44,12 +44,6 @@ PC = replace(
     shared=16 * GB,
     disk=100 * GB,
 )
-
-
-def settings_of(**flags: Any) -> Settings:
-    return load_settings(
-        {name.replace("__", "."): value for name, value in flags.items()}, environ={}
-    )
 
 
 def judged(facts: Facts, **flags: Any) -> dict[str, Finding]:

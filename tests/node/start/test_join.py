@@ -75,9 +75,7 @@ def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: 
     assert redeemed(settings, Home(tmp_path / "other"), None) is None
 
 
-def test_a_ticket_on_standard_input_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ticket_on_stdin_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
     owner.found_swarm("team", time.time())
     monkeypatch.setattr(sys, "stdin", io.StringIO(_ticket(owner)))
@@ -163,11 +161,7 @@ def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_pri
     ],
 )
 def test_a_model_that_cannot_play_the_dialogues_is_refused_before_a_swarm_is_founded(
-    tmp_path: Path,
-    own_logging: None,
-    flags: dict[str, object],
-    error: type[Exception],
-    told: str,
+    tmp_path: Path, own_logging: None, flags: dict[str, object], error: type[Exception], told: str
 ) -> None:
     home = tmp_path / "home"
     given = {"home": home, "environment.name": "games", "run.device": "cpu", **flags}
@@ -185,9 +179,7 @@ def test_a_home_in_use_is_refused_before_anything_is_printed(
     assert "device CPU" not in capsys.readouterr().out
 
 
-def test_an_error_of_a_remembered_value_says_how_to_forget_it(
-    tmp_path: Path, own_logging: None
-) -> None:
+def test_a_wrong_remembered_value_says_how_to_forget_it(tmp_path: Path, own_logging: None) -> None:
     home = {"home": tmp_path}
     set_remembered(tmp_path, {"environment.options.preset": "shrot", "run.seed": 1})
     sources = Sources(home, {}, with_home=True)
@@ -209,9 +201,7 @@ def test_the_service_manager_hears_that_the_node_is_ready(
         assert manager.recv(64) == b"READY=1"
 
 
-def test_a_service_manager_that_is_gone_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_service_manager_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     with capture_logs() as logs:
         notify("READY=1")

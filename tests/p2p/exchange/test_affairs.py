@@ -55,10 +55,7 @@ class Node:
         local = Local.of(self.own.identity, SWARM.info, clock)
         self.members, self.directory = local.members, local.directory
         self.credentials = Credentials(
-            local,
-            self.own.chain,
-            office=MemoryOffice(),
-            use_secret=lambda secret: None,
+            local, self.own.chain, office=MemoryOffice(), use_secret=lambda secret: None
         )
         self.asker = Asked(replies)
         self._affairs = Affairs(

@@ -21,7 +21,7 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity, public_key_of
 from swarm_node.p2p.wire.protocols import HELLO, PEERS
-from swarm_node.p2p.wire.reasons import BUSY, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, Refusal
+from swarm_node.p2p.wire.reasons import BUSY, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Handler
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -99,6 +99,10 @@ def test_a_peer_that_forgot_this_node_is_greeted_anew_and_asked_again(tmp_path: 
     _play(tmp_path, scene, UNKNOWN_MEMBER.text)
 
 
+#: What a peer may say around the words of a refusal, which then are none.
+PROSE = ("{}, or not", "they said: {}", " {}", "{}\n", "{}: {}", "{}: ")
+
+
 @pytest.mark.parametrize(
     ("words", "counted", "told"),
     [
@@ -107,36 +111,25 @@ def test_a_peer_that_forgot_this_node_is_greeted_anew_and_asked_again(tmp_path: 
         (NO_MEMBER.words("of_a_later_version"), "unreachable", "refused"),
         (BUSY.text, "unreachable", ""),
         ("words of nobody", "unreachable", ""),
+        *(
+            (prose.format(words, words), "unreachable", "")
+            for words in (UNKNOWN_MEMBER.text, NOT_HERE.text, NO_MEMBER.words("expired"))
+            for prose in PROSE
+        ),
     ],
 )
-def test_any_other_refusal_is_taken_as_it_is(
+def test_any_other_refusal_is_taken_as_it_is_and_prose_that_quotes_one_is_none(
     tmp_path: Path, words: str, counted: str, told: str
 ) -> None:
     async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
         assert await _ask(one, peer) is None
-        assert one.transport.sent == [HELLO, PEERS]
+        assert one.transport.sent == [HELLO, PEERS], "it is not greeted anew"
         assert one.rejected == {counted: 1}
-        assert (peer.retry.failures == 0) == (counted == "not_here"), "a peer need not hold a group"
+        assert peer.retry.failures == (counted != "not_here"), "a peer need not hold a group"
         causes = [cause.code for cause in one.directory.failures.causes(one.clock.now())]
         assert causes == ([told] if told else []), "only this is for its owner"
 
     _play(tmp_path, scene, words)
-
-
-@pytest.mark.parametrize("refusal", [UNKNOWN_MEMBER, NOT_HERE, NO_MEMBER], ids=lambda r: r.code)
-@pytest.mark.parametrize("prose", ["{}, or not", "they said: {}", " {}", "{}\n", "{}: {}", "{}: "])
-def test_prose_that_quotes_another_refusal_has_none_of_its_consequences(
-    tmp_path: Path, refusal: Refusal, prose: str
-) -> None:
-    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
-        assert await _ask(one, peer) is None
-        assert one.transport.sent == [HELLO, PEERS], "it is not greeted anew"
-        assert one.rejected == {"unreachable": 1}
-        assert peer.retry.failures == 1
-        assert one.directory.failures.causes(one.clock.now()) == []
-
-    words = refusal.text if not refusal.names else refusal.words("expired")
-    _play(tmp_path, scene, prose.format(words, words))
 
 
 def test_who_was_expelled_is_asked_nothing(tmp_path: Path) -> None:

@@ -364,8 +364,7 @@ def test_all_turns_are_what_a_copy_is_known_by(receiver: Receiver) -> None:
     for seq, middle in enumerate(("2", "3"), start=1):
         made = group(LATER, talk("1", middle, "3"))
         sealed = seal(
-            *(other, SWARM, Kind.ROLLOUT_2),
-            pack_dialogues(made, epoch=1, seq=seq, created_ms=0),
+            *(other, SWARM, Kind.ROLLOUT_2), pack_dialogues(made, epoch=1, seq=seq, created_ms=0)
         )
         offer = Offer(content_id(sealed), other.peer_id, 1, seq, len(sealed), turns=3)
         found = asyncio.run(receiver.verifier.verify(offer, sealed, 0))
@@ -412,7 +411,7 @@ def test_a_dialogue_of_an_environment_with_other_turns_is_not_pulled(
     assert (refused.reason if refused else "") == reason
 
 
-def test_stored_dialogues_of_an_environment_that_lost_its_turns_are_left_out(
+def test_stored_dialogues_are_left_out_once_their_environment_has_no_turns(
     receiver: Receiver,
 ) -> None:
     """Or the batch that they are drawn for, which finds no replies, would end the node."""

@@ -124,7 +124,7 @@ def test_a_damaged_row_is_not_taken_for_a_window(high: int, bitmap: bytes) -> No
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 5)), max_size=60)
 )
-def test_a_group_is_new_once_until_its_author_is_forgotten(
+def test_a_group_is_new_once_till_its_author_is_forgotten(
     events: list[tuple[str, int, int]],
 ) -> None:
     """Against every (epoch, number) that was ever marked; two authors of three are remembered."""
@@ -245,8 +245,7 @@ def test_a_bucket_needs_finite_bounds(rate: float, burst: float) -> None:
 
 @examples(100)
 @given(
-    st.sampled_from([0, 1]),
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=80),
+    st.sampled_from([0, 1]), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=80)
 )
 def test_peers_have_separate_buckets_and_the_table_is_bounded(
     rate: int, events: list[tuple[int, int]]

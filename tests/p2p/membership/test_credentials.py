@@ -41,10 +41,7 @@ class Node:
         self.members = local.members
         self.secrets: list[bytes] = []
         self.own = Credentials(
-            local,
-            membership.chain,
-            office=self.office,
-            use_secret=self.secrets.append,
+            local, membership.chain, office=self.office, use_secret=self.secrets.append
         )
 
 

@@ -171,9 +171,7 @@ def test_members_are_looked_at_anew_only_if_one_may_have_ended() -> None:
     assert dismissed() == (7, True), "the clock was set back before they began"
 
 
-def test_an_issuer_certificate_that_many_show_is_opened_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_certificate_that_many_show_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
     def counted(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:

@@ -159,9 +159,7 @@ EVENTS = st.lists(
 
 
 @given(row=st.sampled_from(sorted(ROWS)), events=EVENTS)
-def test_no_sequence_of_events_puts_a_try_off_beyond_the_longest_pause(
-    row: str, events: Events
-) -> None:
+def test_no_events_put_a_try_off_beyond_the_longest_pause(row: str, events: Events) -> None:
     retry, now = Retry(ROWS[row]), 0.0
     for seconds, event in events:
         now += seconds

@@ -155,9 +155,7 @@ async def test_a_relay_is_asked_once_a_look_and_no_more_than_are_kept(
 
 
 @in_world(3)
-async def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone(
-    world: World,
-) -> None:
+async def test_a_relay_that_failed_was_cut_or_cannot_be_named_is_left_alone(world: World) -> None:
     silent, cut, long = world.relays
     silent.dialable = False
     world.two.reaching.sever(cut.peer_id, 3600.0)

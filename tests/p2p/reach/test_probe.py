@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from light_nodes import LightNode, address_of, virtual
-from surrounded import surrounded
 from swarm_keys import Swarm
+from virtual import in_virtual_time
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
@@ -31,7 +31,7 @@ from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 PORT = 31330
 #: Seconds in which nodes that know each other's addresses have met and asked each other.
@@ -84,6 +84,10 @@ class Site:
         self.nodes.append(node)
         return node.start()
 
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.stop()
+
 
 class Stranger(MemoryTransport):
     """A transport that has no link `to` one peer, although it could make one."""
@@ -96,22 +100,9 @@ class Stranger(MemoryTransport):
 
 def at_site(
     count: int, names: Sequence[str] = ()
-) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
     """Run a test with a site. `names` are those of the members' issuers, one for all if none."""
-
-    def decorated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        def run(place: Path, **fixtures: Any) -> None:
-            async def main(loop: VirtualTimeLoop) -> None:
-                site = Site(loop, place, count, names)
-                await test(site, **fixtures)
-                for node in site.nodes:
-                    await node.stop()
-
-            run_virtual(main)
-
-        return surrounded(test, run)
-
-    return decorated
+    return in_virtual_time(lambda loop, place, **_: Site(loop, place, count, names))
 
 
 @at_site(5)
@@ -155,9 +146,7 @@ async def test_a_node_behind_a_router_learns_which_kind_it_is(site: Site) -> Non
 
 @pytest.mark.slow(reason="four nodes for almost an hour")
 @at_site(4)
-async def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
-    site: Site,
-) -> None:
+async def test_a_node_asks_every_ten_minutes_and_when_those_it_asked_are_gone(site: Site) -> None:
     first = site.start(0)
     for index in (1, 2):
         site.start(index)
@@ -178,9 +167,7 @@ async def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_go
 
 
 @at_site(3)
-async def test_who_sees_the_node_on_its_own_machine_saw_a_link_that_was_passed_on(
-    site: Site,
-) -> None:
+async def test_who_sees_the_node_on_its_own_machine_saw_a_link_passed_on(site: Site) -> None:
     site.see(0, "/ip4/11.0.9.1/tcp/9", "/ip4/11.0.9.1/tcp/9", "/ip6/::1/tcp/9")
     site.lets_in = lambda index: "timeout"
     first = site.start(0)
@@ -350,9 +337,7 @@ def test_a_circuit_address_does_not_announce_the_port_of_its_relay(tmp_path: Pat
     assert member.ask(80) == {80: "untried", 9: "refused"}
 
 
-def test_a_member_with_an_address_of_its_own_dials_nothing_on_its_machine(
-    tmp_path: Path,
-) -> None:
+def test_a_member_with_an_address_of_its_own_dials_nothing_on_its_machine(tmp_path: Path) -> None:
     member = Member(tmp_path, "/ip4/127.0.0.1/tcp/9")
     assert member.ask() == {9: "untried"}
     member.transport.own = "/ip4/127.0.0.1/tcp/7/p2p/"
@@ -442,9 +427,7 @@ def test_what_is_no_probe_is_refused_as_such(tmp_path: Path) -> None:
 
 
 @at_site(6)
-async def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(
-    site: Site,
-) -> None:
+async def test_a_router_that_lets_in_whom_a_node_sent_to_is_seen_by_strangers(site: Site) -> None:
     site.see(0, "/ip4/11.0.9.1/tcp/9")
     site.see(5, "/ip4/11.0.9.1/tcp/10")  # a neighbour, which is not asked
     site.lets_in = lambda index: "timeout" if index in (3, 4) else "open"

@@ -28,11 +28,7 @@ class Sides:
     """A puncher, and what it asked and dialled."""
 
     def __init__(
-        self,
-        nat: Nat | None,
-        own_id: str = "a",
-        reply: bytes | None = b"",
-        ip: str = "11.0.1.1",
+        self, nat: Nat | None, own_id: str = "a", reply: bytes | None = b"", ip: str = "11.0.1.1"
     ) -> None:
         self.asked: list[str] = []
         self.dialled: list[str] = []
@@ -198,40 +194,35 @@ async def test_a_syn_that_meets_nobody_is_given_up() -> None:
             assert await hold(own.getsockname()[1], "127.0.0.1", 9) is None
 
 
-def test_a_connection_is_passed_on_both_ways_until_either_end_closes() -> None:
+async def test_a_connection_is_passed_on_both_ways_until_either_end_closes() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
         writer.close()
 
-    async def main() -> None:
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        near, far = socket.socketpair()
-        near.setblocking(False)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(splice(near, port))
-            reader, writer = await asyncio.open_connection(sock=far)
-            payload = bytes(range(256)) * 8192
-            group.create_task(_send(writer, payload))
-            assert await reader.readexactly(len(payload)) == payload
-            writer.close()
-        server.close()
-        await server.wait_closed()
-
-    async def nobody() -> None:
-        near, far = socket.socketpair()
-        near.setblocking(False)
-        with socket.socket() as closed:
-            closed.bind(("127.0.0.1", 0))
-            await splice(near, closed.getsockname()[1])
-        with contextlib.suppress(OSError):
-            assert await asyncio.to_thread(far.recv, 1) == b""
-        far.close()
-
-    asyncio.run(main())
-    asyncio.run(nobody())
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(splice(near, port))
+        reader, writer = await asyncio.open_connection(sock=far)
+        payload = bytes(range(256)) * 8192
+        group.create_task(_send(writer, payload))
+        assert await reader.readexactly(len(payload)) == payload
+        writer.close()
+    server.close()
+    await server.wait_closed()
+    # Nobody listens there.
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        await splice(near, closed.getsockname()[1])
+    with contextlib.suppress(OSError):
+        assert await asyncio.to_thread(far.recv, 1) == b""
+    far.close()
 
 
 async def _send(writer: asyncio.StreamWriter, payload: bytes) -> None:

@@ -12,7 +12,7 @@ import pytest
 from light_nodes import LightNode, SilentNetwork, SilentTransport, address_of, virtual
 from reach_world import SIZED, End, World, in_world
 from swarm_keys import Swarm
-from virtual import virtual_time
+from virtual import in_virtual_time, virtual_time
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import OversizeError, RefusedError, TransportError
@@ -301,11 +301,10 @@ class Nodes:
             await node.stop()
 
 
-@virtual_time
+@in_virtual_time(lambda loop, place, **_: Nodes(loop, place, 6, 0))
 async def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presences(
-    loop: VirtualTimeLoop, tmp_path: Path
+    swarm: Nodes,
 ) -> None:
-    swarm = Nodes(loop, tmp_path, count=6, hidden=0)
     without, other = (node.transport for node in swarm.nodes[:2])
     assert isinstance(without, SilentTransport)
     assert isinstance(other, SilentTransport)
@@ -313,14 +312,10 @@ async def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presenc
     await asyncio.sleep(600.0)
     assert await without.heartbeats()  # as those that came over the own network
     assert without.reached[PEERS] > 3 * other.reached[PEERS]
-    await swarm.stop()
 
 
-@virtual_time
-async def test_whole_nodes_behind_nat_find_and_list_each_other(
-    loop: VirtualTimeLoop, tmp_path: Path
-) -> None:
-    swarm = Nodes(loop, tmp_path, count=5, hidden=3)
+@in_virtual_time(lambda loop, place, **_: Nodes(loop, place, 5, 3))
+async def test_whole_nodes_behind_nat_find_and_list_each_other(swarm: Nodes) -> None:
     await asyncio.sleep(180.0)
     for node in swarm.hidden:
         others = {other.peer_id for other in swarm.nodes if other is not node}
@@ -336,7 +331,6 @@ async def test_whole_nodes_behind_nat_find_and_list_each_other(
         presence = wire.unpack(wire.Presence, node.directory.heartbeat, max_bytes=2000)
         assert isinstance(presence, wire.Presence)
         assert b"p2p-circuit" in presence.head
-    await swarm.stop()
 
 
 def announced(secret: bytes, swarm: Swarm, key: bytes, presence: bytes) -> bytes:

@@ -99,9 +99,7 @@ def test_a_node_cannot_pack_what_its_peers_would_refuse() -> None:
 
 
 @pytest.mark.parametrize(("completions", "turns"), [(4, 2), (8, 16), (64, 1), (64, 16)])
-def test_turns_of_the_planned_length_make_a_group_that_peers_take(
-    completions: int, turns: int
-) -> None:
+def test_turns_of_planned_length_make_a_group_that_peers_take(completions: int, turns: int) -> None:
     """With five bytes of text a token, and one version span a turn."""
     longest = longest_turn(completions, turns)
     assert longest > 100

@@ -17,11 +17,7 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.simulation.experiments.arms import chosen_arms
 from swarm_node.simulation.experiments.estimates import declared_seeds
-from swarm_node.simulation.experiments.heterogeneous import (
-    Composition,
-    compositions,
-    gains_table,
-)
+from swarm_node.simulation.experiments.heterogeneous import Composition, compositions, gains_table
 from swarm_node.simulation.models import deal
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings

@@ -73,9 +73,7 @@ def reports(place: Path) -> dict[Path, SimulationReport | None]:
 
 
 @pytest.mark.slow(reason="simulates five swarms and measures them as an experiment does")
-def test_an_experiment_resumes_where_it_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experiment_resumes_midway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     SMALL.run(tmp_path)
     first = reports(tmp_path)
     assert [path.parent.parent.name for path in first] == ["4-4", "8-0", DEFAULT, "supervised"]

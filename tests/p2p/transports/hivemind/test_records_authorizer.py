@@ -77,9 +77,7 @@ def test_a_request_is_accepted_once() -> None:
 
 
 @pytest.mark.parametrize(("secret", "swarm_id"), [(NEXT, SWARM_ID), (SECRET, b"j" * 32)])
-def test_who_does_not_know_the_secret_of_this_swarm_is_refused(
-    secret: bytes, swarm_id: bytes
-) -> None:
+def test_who_does_not_know_this_swarms_secret_is_refused(secret: bytes, swarm_id: bytes) -> None:
     world = World()
     stranger = SwarmAuthorizer(secret, swarm_id, lambda: NOW)
     assert not world.accepted(world.request(by=stranger))
@@ -121,9 +119,7 @@ def test_a_request_is_refused_again_for_as_long_as_it_could_count() -> None:
     assert len(world.answers._nonces) == 1
 
 
-def test_nonces_have_one_length_and_the_latest_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nonces_have_one_length_and_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_MAX_NONCES", 3)
     world = World()
     for length in (0, 15, 17):
