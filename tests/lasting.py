@@ -1,13 +1,14 @@
-"""A host of an environment that lasts for many tests, as a node's does for many groups."""
+"""Hosts of environments that tests start; one may last for many tests, as a node's does for many
+groups."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
-from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, ProcessEnvironmentHost
 
 _Result = TypeVar("_Result")
 
@@ -41,3 +42,12 @@ def lasting_host(host: ProcessEnvironmentHost) -> Iterator[LastingHost]:
             yield LastingHost(host, runner)
         finally:
             runner.run(host.close())
+
+
+@asynccontextmanager
+async def started(host: EnvironmentHost) -> AsyncGenerator[EnvironmentInfo]:
+    """Start a host, which is closed in the end, even if its start fails."""
+    try:
+        yield await host.start()
+    finally:
+        await host.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -13,8 +14,10 @@ from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.rollout import Provenance
+
+if TYPE_CHECKING:
+    from swarm_node.policy.training.processes.worker import TrainerHost
 
 TINY = resolve("tiny")
 
@@ -32,6 +35,8 @@ def rows() -> Batch:
 
 def trained_home(place: Path, rank: int) -> TrainerHost:
     """A home with a checkpoint of two updates of the tiny model, and its trainer."""
+    from swarm_node.policy.training.processes.worker import TrainerHost  # imports torch
+
     (place / "weights").mkdir(parents=True)
     settings = trainer_settings(warmup_updates=0, learning_rate=3e-3, lora_rank=rank)
     host = TrainerHost(TINY, place / "checkpoints", place / "weights", settings)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from in_memory import World
 from surrounded import surrounded, take_fixtures
 
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -24,6 +23,8 @@ def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
         async def main(loop: VirtualTimeLoop) -> None:
             known = {"tmp_path": tmp_path, "loop": loop, **fixtures}
             if "world" in wanted:
+                from in_memory import World  # imports torch, which most tests do without
+
                 known["world"] = World(tmp_path, loop)
             await test(**{name: known[name] for name in wanted})
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from builders import ROOT, LoadBenchmark, quiet_snapshot
 from typer.testing import CliRunner
 
@@ -442,6 +441,8 @@ def test_a_node_s_peak_has_nothing_of_what_a_proof_holds(
     load_benchmark: LoadBenchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 80 free bytes: a second node gets a half of its own, whatever the first has taken."""
+    import torch
+
     join = load_benchmark("gpu_join")
     free = 80
 

@@ -11,6 +11,7 @@ import pytest
 from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from lasting import started
 
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import (
@@ -121,13 +122,11 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def judged(host: EnvironmentHost, whose: Whose, *dialogues: Transcript) -> JudgedDialogues:
     async def run() -> JudgedDialogues:
-        try:
-            assert (await host.start()).turns == 4
+        async with started(host) as info:
+            assert info.turns == 4
             found = await host.replay(REF, dialogues, whose)
             assert found.seconds > 0
             return found
-        finally:
-            await host.close()
 
     return asyncio.run(run())
 
@@ -210,68 +209,43 @@ def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
     assert (found.lost, found.unjudged, found.dialogues) == (reason, "", ())
 
 
-def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
+async def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
     """A judge that was taken over may write what no dialogue is, and no row can be built of it."""
     host = ProcessEnvironmentHost(talk, {})
-
-    async def run() -> JudgedDialogues:
-        try:
-            await host.start()
-            return await host.replay(REF, [said("forge"), said("a", "done")], "peers")
-        finally:
-            await host.close()
-
-    found = asyncio.run(run())
+    async with started(host):
+        found = await host.replay(REF, [said("forge"), said("a", "done")], "peers")
     assert (found.lost, found.dialogues) == ("forged", ())
     assert found.seconds >= 0.2, "two judges worked for it, which counts against its author"
 
 
-def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: str) -> None:
+async def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: str) -> None:
     host = ProcessEnvironmentHost(talk, {})
-
-    async def run() -> JudgedDialogues:
-        try:
-            await host.start()
-            return await host.replay(replace(REF, seed=8), [said("a", "done")], "peers")
-        finally:
-            await host.close()
-
-    found = asyncio.run(run())
+    async with started(host):
+        found = await host.replay(replace(REF, seed=8), [said("a", "done")], "peers")
     assert (found.lost, found.unjudged) == ("", "own")
 
 
-def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: str) -> None:
+async def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: str) -> None:
     host = ProcessEnvironmentHost(talk, {})
-
-    async def run() -> list[JudgedDialogues]:
-        try:
-            await host.start()
-            groups = ([said("spoil")], [said("a", "done")], [said("done", "done")])
-            return [await host.replay(REF, group, "peers") for group in groups]
-        finally:
-            await host.close()
-
-    spoilt, honest, hostile = asyncio.run(run())
+    groups = ([said("spoil")], [said("a", "done")], [said("done", "done")])
+    async with started(host):
+        spoilt, honest, hostile = [await host.replay(REF, group, "peers") for group in groups]
     assert spoilt.flaws == ("short",)
     assert (honest.flaws, honest.rewards, honest.replies) == (("",), (1.0,), (("1 a 7",),))
     assert hostile.flaws == ("ended",)
 
 
-def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_time(talk: str) -> None:
+async def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_time(
+    talk: str,
+) -> None:
     """Of those that its author had replayed at each turn, only some were not over."""
     host = ProcessEnvironmentHost(talk, {}, score_seconds=0.5)
     first = [said("work") for _ in range(2)]
     later = [said("a", "work", "done")]
-
-    async def run() -> list[JudgedDialogues]:
-        try:
-            await host.start()
-            own = [await host.replay(REF, each, "own") for each in (first, later)]
-            return [*own, await host.replay(REF, [*first, *later], "peers")]
-        finally:
-            await host.close()
-
-    for found in asyncio.run(run()):
+    async with started(host):
+        replays = [await host.replay(REF, each, "own") for each in (first, later)]
+        replays.append(await host.replay(REF, [*first, *later], "peers"))
+    for found in replays:
         assert (found.lost, found.unjudged) == ("", "")
         assert all(each.fault == "" for each in found.dialogues)
 
@@ -285,19 +259,12 @@ def test_two_processes_and_this_one_replay_alike(talk: str) -> None:
     assert replayed(hosts[2], *reversed(dialogues)) == first[::-1]
 
 
-def test_too_many_dialogues_and_unknown_tasks_are_refused(host: EnvironmentHost) -> None:
-    with pytest.raises(ValueError, match="at most 64"):
-        replayed(host, *[said("a")] * (MAX_TEXTS + 1))
-
-    async def unknown() -> None:
-        try:
-            await host.start()
+async def test_too_many_dialogues_and_unknown_tasks_are_refused(host: EnvironmentHost) -> None:
+    async with started(host):
+        with pytest.raises(ValueError, match="at most 64"):
+            await host.replay(REF, [said("a")] * (MAX_TEXTS + 1))
+        with pytest.raises(UnknownTaskError):
             await host.replay(TaskRef("talk", with_split("2"), "one", 7), [said("a")])
-        finally:
-            await host.close()
-
-    with pytest.raises(UnknownTaskError):
-        asyncio.run(unknown())
 
 
 @pytest.mark.parametrize("turns", [1, 17, 0, "4", 2.0])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from builders import ROOT
-from lasting import LastingHost, lasting_host
+from lasting import LastingHost, lasting_host, started
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.host import (
@@ -150,11 +150,8 @@ def impatient(hostile: str) -> Iterator[LastingHost]:
 
 def with_host(host: EnvironmentHost, use: Callable[[EnvironmentHost], Awaitable[T]]) -> T:
     async def main() -> T:
-        try:
-            await host.start()
+        async with started(host):
             return await use(host)
-        finally:
-            await host.close()
 
     return asyncio.run(main())
 
@@ -225,42 +222,32 @@ def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "reason", "raised"),
     [
-        ("nan", "out_of_range"),
-        ("two", "out_of_range"),
-        ("minus", "out_of_range"),
-        ("\ud800", "unsendable"),
+        ("nan", "out_of_range", ""),
+        ("two", "out_of_range", ""),
+        ("minus", "out_of_range", ""),
+        ("\ud800", "unsendable", ""),
+        ("exit", "crashed", ""),
+        ("leave", "crashed", ""),
+        ("segfault", "crashed", ""),
+        ("raise", "", "RuntimeError"),
+        ("recurse", "", "RecursionError"),
+        ("hoard", "", "MemoryError"),
+        ("word", "", "ValueError"),
+        ("none", "", "TypeError"),
+        ("print", "", ""),
     ],
 )
-def test_a_fault_costs_one_reward_and_no_process(
-    lasting: LastingHost, text: str, reason: str
+def test_whatever_a_scorer_does_costs_one_reward(
+    lasting: LastingHost, text: str, reason: str, raised: str
 ) -> None:
+    """An exception is a wrong answer and no fault. Only what ends the judge costs processes."""
     before = lasting.host.losses
     judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
-    assert judged.rewards == (1.0, 0.0, 1.0)
-    assert (judged.faults, judged.fault_reason) == (1, reason)
-    assert lasting.host.losses == before
-
-
-@pytest.mark.parametrize(
-    ("text", "raised"),
-    [
-        ("raise", "RuntimeError"),
-        ("recurse", "RecursionError"),
-        ("hoard", "MemoryError"),
-        ("word", "ValueError"),
-        ("none", "TypeError"),
-    ],
-)
-def test_an_exception_of_a_scorer_is_a_wrong_answer(
-    lasting: LastingHost, text: str, raised: str
-) -> None:
-    before = lasting.host.losses
-    judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
-    assert judged.rewards == (1.0, 0.0, 1.0)
-    assert (judged.faults, judged.raised) == (0, raised)
-    assert lasting.host.losses == before
+    assert (judged.rewards, judged.prompt) == ((1.0, 0.0, 1.0), "say 7")
+    assert (judged.faults, judged.fault_reason, judged.raised) == (bool(reason), reason, raised)
+    assert lasting.host.losses == before + 2 * (reason == "crashed")
 
 
 def test_only_the_end_of_a_long_text_is_judged(hostile: str, lasting: LastingHost) -> None:
@@ -278,16 +265,6 @@ def test_only_the_end_of_a_long_text_is_judged(hostile: str, lasting: LastingHos
     )
 
 
-@pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
-def test_a_scorer_that_kills_its_process_costs_one_reward(lasting: LastingHost, text: str) -> None:
-    before = lasting.host.losses
-    judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
-    assert judged.rewards == (1.0, 0.0, 1.0)
-    assert (judged.faults, judged.fault_reason) == (1, "crashed")
-    assert judged.prompt == "say 7"
-    assert lasting.host.losses == before + 2
-
-
 @pytest.mark.parametrize("text", ["loop", pytest.param("backtrack", marks=WAITED_OUT)])
 def test_a_scorer_that_never_returns_is_ended(impatient: LastingHost, text: str) -> None:
     judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"]))
@@ -296,18 +273,18 @@ def test_a_scorer_that_never_returns_is_ended(impatient: LastingHost, text: str)
 
 
 @pytest.mark.parametrize("whose", ["own", pytest.param("peers", marks=WAITED_OUT)])
-def test_an_environment_says_how_much_time_its_scorer_needs(hostile: str, whose: Whose) -> None:
-    host = ProcessEnvironmentHost(hostile, {"seconds": 1.0}, FAMILIES, score_seconds=0.1)
-    judged = with_host(host, lambda h: h.judge(REF, ["compute", "no"], whose))
-    assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 0.0), 0, "")
-
-
-@pytest.mark.parametrize("whose", ["own", pytest.param("peers", marks=WAITED_OUT)])
-def test_a_larger_group_has_as_much_time_for_each_answer(hostile: str, whose: Whose) -> None:
-    host = ProcessEnvironmentHost(hostile, {"seconds": 0.4}, FAMILIES, score_seconds=0.1)
-    texts = ["compute", "compute", *["no"] * 14]  # 0.6 s, where a group of eight has 0.4
+@pytest.mark.parametrize(
+    ("seconds", "right", "wrong"), [(1.0, 1, 1), (0.4, 2, 14)], ids=["a group", "a larger one"]
+)
+def test_an_environment_says_how_much_time_its_scorer_needs_for_eight_answers(
+    hostile: str, whose: Whose, seconds: float, right: int, wrong: int
+) -> None:
+    """Each right answer takes 0.3 s. A group of sixteen has twice the time of one of eight."""
+    host = ProcessEnvironmentHost(hostile, {"seconds": seconds}, FAMILIES, score_seconds=0.1)
+    texts = ["compute"] * right + ["no"] * wrong
     judged = with_host(host, lambda h: h.judge(REF, texts, whose))
-    assert (judged.rewards, judged.faults, judged.lost) == ((1.0, 1.0, *[0.0] * 14), 0, "")
+    rewards = (*[1.0] * right, *[0.0] * wrong)
+    assert (judged.rewards, judged.faults, judged.lost) == (rewards, 0, "")
 
 
 @pytest.mark.parametrize("text", ["loop", pytest.param("backtrack", marks=WAITED_OUT)])
@@ -401,11 +378,6 @@ def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(lasting: Lasti
         assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
 
     lasting.use(use)
-
-
-def test_prints_do_not_damage_the_replies(lasting: LastingHost) -> None:
-    judged = lasting.use(lambda h: h.judge(REF, ["print", "7"]))
-    assert (judged.rewards, judged.faults) == ((0.0, 1.0), 0)
 
 
 def test_many_judgements_at_once_keep_apart(lasting: LastingHost) -> None:

@@ -13,6 +13,7 @@ import pytest
 from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from lasting import started
 
 from swarm_node.config import load_settings, parse_assignments
 from swarm_node.environments import answers
@@ -283,22 +284,13 @@ def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.slow(reason="a limit is waited out")
 async def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "sums.jsonl",
-        [{"question": "a", "answer": "7"}, {"question": "b", "answer": "7"}],
-    )
-
-    host = ProcessEnvironmentHost(
-        "swarm_node.environments.jsonl:create",
-        {"path": str(path), "scoring": "math"},
-    )
-    try:
-        info = await host.start()
+    path = write(tmp_path / "sums.jsonl", [{"question": each, "answer": "7"} for each in "ab"])
+    options = {"path": str(path), "scoring": "math"}
+    host = ProcessEnvironmentHost("swarm_node.environments.jsonl:create", options)
+    async with started(host) as info:
         ref = TaskRef(info.name, info.version, "sums", 1)
         judged = await host.judge(ref, ["7", "9**9**9**9", "\\boxed{7}"])
         assert judged.rewards == (1.0, 0.0, 1.0)
-    finally:
-        await host.close()
 
 
 def test_options_can_be_set_one_by_one() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import unicodedata
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from builders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from lasting import started
 
 from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
@@ -247,7 +246,7 @@ def test_the_corpus_of_the_warm_start_leaves_held_out_texts_out() -> None:
         (["raises"], 9, r"one failed \(KeyError: 'lost'\)"),
     ],
 )
-def test_an_environment_that_cannot_keep_the_sides_apart_is_refused_by_name(
+async def test_an_environment_that_cannot_keep_the_sides_apart_is_refused_by_name(
     own: str, families: list[str], limit: int, says: str
 ) -> None:
     options = {"families": families, "limit": limit}
@@ -255,30 +254,20 @@ def test_an_environment_that_cannot_keep_the_sides_apart_is_refused_by_name(
         InlineEnvironmentHost(create_environment(own, options)),
         ProcessEnvironmentHost(own, options),
     ):
-
-        async def start(host: Any = host) -> None:
-            try:
-                await host.start()
-            finally:
-                await host.close()
-
         with pytest.raises(ConfigError, match=says):
-            asyncio.run(start())
+            async with started(host):
+                pass
 
 
-def test_a_family_that_ends_its_process_is_refused_and_one_that_nobody_chose_is_not_asked(
+async def test_a_family_that_ends_its_process_is_refused_and_one_that_nobody_chose_is_not_asked(
     own: str,
 ) -> None:
-    async def start(families: list[str]) -> tuple[str, ...]:
-        host = ProcessEnvironmentHost(own, {"families": ["plain", "ends"]}, families)
-        try:
-            return (await host.start()).families
-        finally:
-            await host.close()
-
-    assert asyncio.run(start(["plain"])) == ("plain", "ends")
+    options = {"families": ["plain", "ends"]}
+    async with started(ProcessEnvironmentHost(own, options, ["plain"])) as info:
+        assert info.families == ("plain", "ends")
     with pytest.raises(ConfigError, match="family ends"):
-        asyncio.run(start([]))
+        async with started(ProcessEnvironmentHost(own, options, [])):
+            pass
 
 
 def test_a_reference_that_finds_no_text_of_its_side_is_unknown_with_the_counts(own: str) -> None:

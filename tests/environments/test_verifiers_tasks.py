@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lasting import started
 
 from swarm_node.environments.verifiers_tasks import create
 from swarm_node.errors import ConfigError
@@ -115,12 +116,9 @@ async def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> Non
         "swarm_node.environments.verifiers_tasks:create",
         {"taskset": "swarm_sums", "runs_no_code": True},
     )
-    try:
-        info = await host.start()
+    async with started(host) as info:
         ref = TaskRef(info.name, info.version, info.families[0], 3)
         (prompt,) = await host.render([ref])
         right = str(2 * int(prompt.split()[0]))
         judged = await host.judge(ref, [right, "x"])
         assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
-    finally:
-        await host.close()

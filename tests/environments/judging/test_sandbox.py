@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -14,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from builders import ROOT
-from lasting import LastingHost, lasting_host
+from lasting import LastingHost, lasting_host, started
 
-from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.split import with_split
@@ -380,7 +379,7 @@ def test_what_a_text_prints_reaches_nobody_who_reads_replies(
     assert judged([forged, "1"]).rewards == (0.0, 1.0)
 
 
-def test_a_machine_without_a_sandbox_says_so(
+async def test_a_machine_without_a_sandbox_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine of which the filter knows no numbers: seen by the processes that are started."""
@@ -388,19 +387,11 @@ def test_a_machine_without_a_sandbox_says_so(
         "import platform\nplatform.machine = lambda: 'riscv64'\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    async def start() -> EnvironmentInfo:
-        host = ProcessEnvironmentHost("drills", {})
-        try:
-            return await host.start()
-        finally:
-            await host.close()
-
-    info = asyncio.run(start())
-    assert "system calls" in info.sandbox.described()
+    async with started(ProcessEnvironmentHost("drills", {})) as info:
+        assert "system calls" in info.sandbox.described()
 
 
-def test_memory_that_other_processes_see_is_told(
+async def test_memory_that_other_processes_see_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shared.py").write_text(
@@ -408,13 +399,5 @@ def test_memory_that_other_processes_see_is_told(
         "SHARED = mmap.mmap(-1, 4096)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-
-    async def start() -> EnvironmentInfo:
-        host = ProcessEnvironmentHost("shared:create", {})
-        try:
-            return await host.start()
-        finally:
-            await host.close()
-
-    info = asyncio.run(start())
-    assert not info.sandbox.files, "a judge could write what outlives it"
+    async with started(ProcessEnvironmentHost("shared:create", {})) as info:
+        assert not info.sandbox.files, "a judge could write what outlives it"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
+from lasting import started
 
 from swarm_node.environments.base import Environment
 from swarm_node.environments.extras import installed
@@ -132,8 +133,7 @@ def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, Ju
 
     async def play() -> tuple[dict[str, Judgement], int]:
         host = ProcessEnvironmentHost("programs", {"path": str(path)})
-        try:
-            info = await host.start()
+        async with started(host) as info:
             ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
             (prompt,) = await host.render([ref])
             right = honest(prompt)
@@ -143,8 +143,6 @@ def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, Ju
                 )
                 for name, group in texts.items()
             }, host.losses
-        finally:
-            await host.close()
 
     return asyncio.run(play())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
 from hypothesis import given
 from hypothesis import strategies as st
+from lasting import started
 
 from swarm_node.environments.base import MAX_REPLY_CHARS, Task
 from swarm_node.environments.extras import installed
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import ReplayedLine, Transcript, replay_dialogue
 from swarm_node.environments.programs.environment import Failure, create, told
 from swarm_node.environments.programs.runtime import Outcome
@@ -204,36 +203,24 @@ def test_no_cheat_and_no_hostile_program_scores_or_hears_a_secret_in_either_turn
 
 @needs_extra
 @pytest.mark.slow(reason="34 programs in both turns, of which many use up their steps")
-def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exams: str) -> None:
+async def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exams: str) -> None:
     programs = [*CHEATS.values(), *HOSTILE.values()]
-
-    async def play() -> tuple[list[list[ReplayedDialogue]], int]:
-        host = ProcessEnvironmentHost("programs", {"path": exams, "turns": 2})
-        try:
-            info = await host.start()
-            assert info.turns == 2
-            ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
-            (prompt,) = await host.render([ref])
-            right = honest(prompt)
-            groups = [
-                [
-                    *(
-                        Transcript([one, other])
-                        for one, other in zip(some, some[::-1], strict=True)
-                    ),
-                    *(Transcript([one, right]) for one in some[:1]),
-                    Transcript([right]),
-                ]
-                for some in (programs[at : at + 6] for at in range(0, len(programs), 6))
+    host = ProcessEnvironmentHost("programs", {"path": exams, "turns": 2})
+    async with started(host) as info:
+        assert info.turns == 2
+        ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
+        (prompt,) = await host.render([ref])
+        right = honest(prompt)
+        asked = [
+            [
+                *(Transcript([one, other]) for one, other in zip(some, some[::-1], strict=True)),
+                *(Transcript([one, right]) for one in some[:1]),
+                Transcript([right]),
             ]
-            return [
-                list((await host.replay(ref, group)).dialogues) for group in groups
-            ], host.losses
-        finally:
-            await host.close()
-
-    groups, losses = asyncio.run(play())
-    assert losses == 0
+            for some in (programs[at : at + 6] for at in range(0, len(programs), 6))
+        ]
+        groups = [list((await host.replay(ref, group)).dialogues) for group in asked]
+        assert host.losses == 0
     for group in groups:
         *hostile, late, honest_one = group
         assert [each.reward for each in hostile] == [0.0] * len(hostile)

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from swarm_node.errors import HomeError
 from swarm_node.node.home.backup import BackedUpFile, _append, _Manifest, back_up, restore
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, save
 from swarm_node.program.private_directory import with_head
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup
@@ -39,9 +37,14 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def _state(version: int) -> TrainingState:
+def _checkpoint(home: Home, version: int) -> Path:
+    import torch
+
+    from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, save
+
     weights = {"w": torch.full((4, 3), 1.0)}
-    return TrainingState(version, version, weights, weights, b"rng", {}, b"m" * 32)
+    state = TrainingState(version, version, weights, weights, b"rng", {}, b"m" * 32)
+    return save(home.checkpoints, state)
 
 
 def publish(storage: Storage, count: int) -> None:
@@ -64,7 +67,7 @@ def publish(storage: Storage, count: int) -> None:
 
 
 def test_a_restored_home_is_the_old_one(home: Home, tmp_path: Path) -> None:
-    newest = save(home.checkpoints, _state(42))
+    newest = _checkpoint(home, 42)
     (home.path / "log").write_text("not a part of the home")
     out = tmp_path / "backup"
     made = back_up(home, out, now=NOW, checkpoint=newest)

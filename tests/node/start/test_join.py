@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import pytest
 import structlog
-import torch
 from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, Sources, load_settings
@@ -208,10 +207,13 @@ def test_a_lost_service_manager_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
     assert [line["log_level"] for line in logs] == ["warning"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
 def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
     tmp_path: Path, own_logging: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("torch sees a GPU")
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n")
     program.chmod(0o700)

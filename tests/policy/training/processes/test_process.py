@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +15,14 @@ import pytest
 import torch
 from builders import completion, trainer_settings, verified
 from safetensors.torch import load_file
+from trainers import closing
 
 from swarm_node.errors import CheckpointError, ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, build_batch
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.objective.logprobs import measure_canary
-from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer
 from swarm_node.policy.weights.canary import read_canary
 from swarm_node.rollout import Provenance, VerifiedGroup
 
@@ -54,18 +54,6 @@ def batch_of(seed: int) -> Batch:
     return build_batch(groups(seed), encode, encode, eos_id=63)
 
 
-def run_with(
-    trainer: Trainer, scenario: Callable[[], Awaitable[dict[str, torch.Tensor]]]
-) -> dict[str, torch.Tensor]:
-    async def guarded() -> dict[str, torch.Tensor]:
-        try:
-            return await scenario()
-        finally:
-            await trainer.close()
-
-    return asyncio.run(guarded())
-
-
 def loaded(path: Path) -> dict[str, torch.Tensor]:
     """A copy: the file goes away when the trainer is closed."""
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
@@ -88,12 +76,10 @@ def inline_trainer(model: Path, home: Path, name: str) -> InlineTrainer:
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
-def test_an_update_publishes_new_weights_under_a_new_version(
+async def test_an_update_publishes_new_weights_under_a_new_version(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = process_trainer(random_qwen2, tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(process_trainer(random_qwen2, tmp_path)) as trainer:
         path, version = await trainer.start()
         assert version == trainer.version == 0
         base = loaded(random_qwen2 / "model.safetensors")
@@ -111,9 +97,6 @@ def test_an_update_publishes_new_weights_under_a_new_version(
         idle = await trainer.update(Batch(()))
         assert "informative" in (idle.stats.skipped or "")
         assert (idle.weights, trainer.version) == (result.weights, 1)
-        return loaded(result.weights)
-
-    run_with(trainer, scenario)
     assert not (tmp_path / "weights-of-a").exists()
     assert trainer.pid is None
 
@@ -145,30 +128,23 @@ def test_an_owners_allocator_settings_stay_but_that_shared_memory_never_grows(
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
-def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides(
+async def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = process_trainer(random_qwen2, tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(process_trainer(random_qwen2, tmp_path)) as trainer:
         path, _ = await trainer.start()
         shutil.rmtree(path.parent)
         with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
             await trainer.update(batch_of(1))
         with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
             await trainer.restart()
-        return {}
-
-    run_with(trainer, scenario)
 
 
 @pytest.mark.slow(reason="starts two trainer processes, which import torch")
-def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_never_falls(
+async def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_never_falls(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = process_trainer(random_qwen2, tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(process_trainer(random_qwen2, tmp_path)) as trainer:
         await trainer.start()
         stored = loaded((await trainer.update(batch_of(1))).weights)
         assert read(await trainer.checkpoint({"drawn": 5})).model == DIGEST
@@ -191,18 +167,14 @@ def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_nev
         assert same(loaded(path), stored)
         result = await trainer.update(batch_of(3))
         assert result.stats.version == 3
-        return loaded(result.weights)
-
-    run_with(trainer, scenario)
+        assert loaded(result.weights)
 
 
 @pytest.mark.slow(reason="starts four trainer processes, which import torch")
-def test_killed_while_it_writes_it_resumes_from_what_was_acknowledged_or_newer(
+async def test_killed_while_it_writes_it_resumes_from_what_was_acknowledged_or_newer(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = process_trainer(random_qwen2, tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(process_trainer(random_qwen2, tmp_path)) as trainer:
         await trainer.start()
         for kill in range(3):
             await trainer.update(batch_of(kill))
@@ -216,18 +188,14 @@ def test_killed_while_it_writes_it_resumes_from_what_was_acknowledged_or_newer(
             assert trainer.extra == (
                 {"begun": kill} if written.exists() else {"acknowledged": kill}
             )
-        return loaded(path)
-
-    run_with(trainer, scenario)
+        assert loaded(path)
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
-def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
+async def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = process_trainer(random_qwen2, tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(process_trainer(random_qwen2, tmp_path)) as trainer:
         await trainer.start()
         await trainer.update(batch_of(1))
         kept = await trainer.checkpoint({})
@@ -245,9 +213,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
         assert "too large" in result.unstored
         assert (await trainer.update(batch_of(3))).unstored is None
         assert list((tmp_path / "checkpoints-of-a").iterdir()) == [kept]
-        return loaded(result.weights)
-
-    run_with(trainer, scenario)
+        assert loaded(result.weights)
 
 
 async def fails_as_child(trainer: ProcessTrainer) -> str:
@@ -257,145 +223,98 @@ async def fails_as_child(trainer: ProcessTrainer) -> str:
 
 
 @pytest.mark.slow(reason="starts trainer processes, which import torch")
-def test_resuming_gives_the_same_weights_as_never_having_stopped(
+async def test_resumed_in_a_process_it_trains_as_in_line_without_having_stopped(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
     straight = inline_trainer(random_qwen2, tmp_path, "straight")
     stopped = process_trainer(random_qwen2, tmp_path, "stopped")
-
-    async def without_stop() -> dict[str, torch.Tensor]:
-        await straight.start()
-        for seed in (1, 2):
-            await straight.update(batch_of(seed))
-        return loaded((await straight.update(batch_of(3))).weights)
-
-    async def with_stop() -> dict[str, torch.Tensor]:
-        await stopped.start()
-        for seed in (1, 2):
-            await stopped.update(batch_of(seed))
-        await stopped.checkpoint({})
-        await stopped.restart()
-        result = await stopped.update(batch_of(3))
-        assert result.stats.version == 3
-        return loaded(result.weights)
-
-    assert same(run_with(straight, without_stop), run_with(stopped, with_stop))
+    async with closing(straight), closing(stopped):
+        for trainer in (straight, stopped):
+            await trainer.start()
+        for seed in (1, 2, 3):
+            if seed == 3:
+                await stopped.checkpoint({})
+                await stopped.restart()
+            wanted = await straight.update(batch_of(seed))
+            result = await stopped.update(batch_of(seed))
+            assert result.stats.version == seed
+            assert same(loaded(result.weights), loaded(wanted.weights))
 
 
-def test_a_new_trainer_on_the_same_checkpoints_resumes(random_qwen2: Path, tmp_path: Path) -> None:
-    async def scenario(name: str) -> tuple[int, dict[str, object]]:
-        weights = tmp_path / name
-        weights.mkdir()
-        trainer = InlineTrainer(random_qwen2, tmp_path / "checkpoints", weights, SETTINGS)
-        _, version = await trainer.start()
-        await trainer.update(batch_of(1))
-        await trainer.checkpoint({"name": name})
-        extra = dict(trainer.extra)
-        await trainer.close()
-        return version, extra
-
-    assert asyncio.run(scenario("first")) == (0, {})
-    assert asyncio.run(scenario("second")) == (1, {"name": "first"})
-
-
-def test_a_checkpoint_that_is_not_said_to_go_on_alone_is_waited_for(
+async def test_a_new_trainer_on_the_same_checkpoints_resumes(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = inline_trainer(random_qwen2, tmp_path, "a")
+    checkpoints = tmp_path / "checkpoints"
+    found = []
+    for name in ("first", "second"):
+        weights = tmp_path / name
+        weights.mkdir()
+        async with closing(InlineTrainer(random_qwen2, checkpoints, weights, SETTINGS)) as trainer:
+            _, version = await trainer.start()
+            await trainer.update(batch_of(1))
+            await trainer.checkpoint({"name": name})
+            found.append((version, trainer.extra))
+    assert found == [(0, {}), (1, {"name": "first"})]
 
-    async def scenario() -> dict[str, torch.Tensor]:
+
+async def test_a_checkpoint_that_is_not_said_to_go_on_alone_is_waited_for(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    async with closing(inline_trainer(random_qwen2, tmp_path, "a")) as trainer:
         await trainer.start()
         (tmp_path / "checkpoints-of-a").write_text("in the way")
         with pytest.raises(CheckpointError, match="cannot write"):
             await trainer.checkpoint({})
-        return {}
-
-    run_with(trainer, scenario)
 
 
-@pytest.mark.slow(reason="starts a trainer process, which imports torch")
-def test_in_line_and_in_a_process_train_alike(random_qwen2: Path, tmp_path: Path) -> None:
-    trainers: list[Trainer] = [
-        process_trainer(random_qwen2, tmp_path, "process"),
-        inline_trainer(random_qwen2, tmp_path, "inline"),
-    ]
-    results = [run_with(trainer, lambda t=trainer: two_updates(t)) for trainer in trainers]  # type: ignore[misc]
-    assert same(*results)
-
-
-async def two_updates(trainer: Trainer) -> dict[str, torch.Tensor]:
-    await trainer.start()
-    await trainer.update(batch_of(1))
-    return loaded((await trainer.update(batch_of(2))).weights)
-
-
-def test_what_peers_claim_leaves_the_weights_bit_identical(
+async def test_what_peers_claim_leaves_the_weights_bit_identical(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
     def lie(verified: VerifiedGroup) -> VerifiedGroup:
         return replace(verified, group=replace(verified.group, claimed=(1e9, -1.0, 1.0, 1.0)))
 
-    def trained_on(name: str, of: list[VerifiedGroup]) -> dict[str, torch.Tensor]:
-        trainer = inline_trainer(random_qwen2, tmp_path, name)
-
-        async def scenario() -> dict[str, torch.Tensor]:
+    async def trained_on(name: str, of: list[VerifiedGroup]) -> dict[str, torch.Tensor]:
+        async with closing(inline_trainer(random_qwen2, tmp_path, name)) as trainer:
             await trainer.start()
             result = await trainer.update(build_batch(of, encode, encode, eos_id=63))
             assert result.stats.skipped is None
             return loaded(result.weights)
 
-        return run_with(trainer, scenario)
-
-    honest = trained_on("honest", groups(1))
-    assert same(honest, trained_on("liar", [lie(each) for each in groups(1)]))
+    honest = await trained_on("honest", groups(1))
+    assert same(honest, await trained_on("liar", [lie(each) for each in groups(1)]))
     # The comparison can tell: rewards of our own verifier do matter.
     judged_otherwise = [replace(each, rewards=(1, 0, 0, 0.5)) for each in groups(1)]
-    assert not same(honest, trained_on("judged", judged_otherwise))
+    assert not same(honest, await trained_on("judged", judged_otherwise))
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
-def test_an_error_in_the_child_is_reported_and_the_child_lives(
+async def test_an_error_in_the_child_is_reported_and_the_child_lives(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = process_trainer(random_qwen2, tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(process_trainer(random_qwen2, tmp_path)) as trainer:
         with pytest.raises(ChildError, match="not running"):
             await trainer.update(batch_of(1))
-        path, _ = await trainer.start()
+        await trainer.start()
         pid = trainer.pid
         with pytest.raises(ChildError, match="extra state"):
             await trainer.checkpoint({"blob": b"x" * (1 << 21)})
         assert (await trainer.update(batch_of(1))).stats.version == 1
         assert trainer.pid == pid
-        return loaded(path)
-
-    run_with(trainer, scenario)
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
-def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
-    trainer = process_trainer(tmp_path / "missing", tmp_path)
-
-    async def scenario() -> dict[str, torch.Tensor]:
+async def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    async with closing(process_trainer(tmp_path / "missing", tmp_path)) as trainer:
         with pytest.raises(ChildError, match="ModelError"):
             await trainer.start()
-        return {}
-
-    run_with(trainer, scenario)
 
 
-def test_damaged_checkpoints_stop_the_start_instead_of_starting_over(
+async def test_damaged_checkpoints_stop_the_start_instead_of_starting_over(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    trainer = inline_trainer(random_qwen2, tmp_path, "a")
-
-    async def scenario() -> dict[str, torch.Tensor]:
+    async with closing(inline_trainer(random_qwen2, tmp_path, "a")) as trainer:
         await trainer.start()
         path = await trainer.checkpoint({})
         (path / "state.msgpack").unlink()
         with pytest.raises(CheckpointError, match="no checkpoint"):
             await trainer.restart()
-        return {}
-
-    run_with(trainer, scenario)

@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 from builders import trainer_settings, write_model
 from safetensors.torch import load_file
+from trainers import closing
 from transports import until
 
 from swarm_node.errors import ChildError
@@ -66,26 +67,22 @@ def trainer(model: Path, home: Path, name: str, settings: TrainerSettings) -> Tr
     return kind(model, home / "checkpoints", weights, settings)
 
 
-def curve(of: Trainer, seeds: Sequence[int], store: bool = False) -> tuple[list[UpdateStats], Path]:
+async def curve(
+    of: Trainer, seeds: Sequence[int], store: bool = False
+) -> tuple[list[UpdateStats], Path]:
     """The statistics of an update per seed, and a copy of the weights after them."""
-
-    async def run() -> tuple[list[UpdateStats], Path]:
-        try:
-            path, _ = await of.start()
-            done = []
-            for seed in seeds:
-                result = await of.update(batch(seed))
-                done.append(result.stats)
-                path = result.weights
-            kept = path.parent.parent / f"{path.parent.name}.safetensors"
-            kept.write_bytes(path.read_bytes())
-            if store:
-                await of.checkpoint({"seeds": len(seeds)})
-            return done, kept
-        finally:
-            await of.close()
-
-    return asyncio.run(run())
+    async with closing(of):
+        path, _ = await of.start()
+        done = []
+        for seed in seeds:
+            result = await of.update(batch(seed))
+            done.append(result.stats)
+            path = result.weights
+        kept = path.parent.parent / f"{path.parent.name}.safetensors"
+        kept.write_bytes(path.read_bytes())
+        if store:
+            await of.checkpoint({"seeds": len(seeds)})
+        return done, kept
 
 
 def assert_alike(
@@ -113,46 +110,46 @@ def assert_alike(
     ],
     ids=["all weights", "with a reference", "an adapter"],
 )
-def test_two_processes_learn_as_one_does(
+async def test_two_processes_learn_as_one_does(
     random_qwen2: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     alone = replace(SETTINGS, **changes)  # type: ignore[arg-type]
-    one = curve(trainer(random_qwen2, tmp_path, "one", alone), range(UPDATES))
+    one = await curve(trainer(random_qwen2, tmp_path, "one", alone), range(UPDATES))
     both = replace(alone, processes=2)
-    two = curve(trainer(random_qwen2, tmp_path, "two", both), range(UPDATES))
+    two = await curve(trainer(random_qwen2, tmp_path, "two", both), range(UPDATES))
     assert len(two[0]) == UPDATES
     assert any(stats.unlikely for stats in one[0])
     assert_alike(two, one)
 
 
 @AS_RESUMED
-def test_each_goes_on_from_the_checkpoint_of_the_other(random_qwen2: Path, tmp_path: Path) -> None:
+async def test_each_goes_on_from_the_checkpoint_of_the_other(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
     both = replace(SETTINGS, processes=2)
     for home in ("straight", "there", "back"):
         (tmp_path / home).mkdir()
-    straight = curve(trainer(random_qwen2, tmp_path / "straight", "one", SETTINGS), range(4))
+    straight = await curve(trainer(random_qwen2, tmp_path / "straight", "one", SETTINGS), range(4))
     for home, kinds in (("there", (both, SETTINGS)), ("back", (SETTINGS, both))):
         for name, settings, seeds in zip("ab", kinds, ((0, 1), (2, 3)), strict=True):
             running = trainer(random_qwen2, tmp_path / home, name, settings)
-            done, weights = curve(running, seeds, store=True)
+            done, weights = await curve(running, seeds, store=True)
             assert_alike((done, weights), ([straight[0][seed] for seed in seeds], weights))
         assert_alike((done, weights), (straight[0][2:], straight[1]))
 
 
-def test_a_damaged_checkpoint_is_an_error_that_all_live_on_after(
+async def test_a_damaged_checkpoint_is_an_error_that_all_live_on_after(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
     running = trainer(random_qwen2, tmp_path, "two", replace(SETTINGS, processes=2))
     damaged = tmp_path / "checkpoints" / "v0000000001"
     damaged.mkdir(parents=True)
 
-    async def scenario() -> None:
+    async with closing(running):
         with pytest.raises(ReportedError, match="verifies"):
             await running.start()
         with pytest.raises(ReportedError, match="be Start"):
             await running.update(batch(0))
-
-    guarded(running, scenario())
 
 
 #: Prints how far the peak of the resident memory rises while a model is loaded.
@@ -216,7 +213,7 @@ def rank(of: ProcessTrainer, index: int) -> psutil.Process:
     [(1, -1), pytest.param((0,), marks=pytest.mark.nightly(reason="the same with another rank"))],
     ids=["the second and the launcher", "the first"],
 )
-def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
+async def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
     random_qwen2: Path, tmp_path: Path, victims: tuple[int, ...]
 ) -> None:
     running = trainer(random_qwen2, tmp_path, "two", replace(SETTINGS, processes=2))
@@ -238,7 +235,7 @@ def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
         gone, alive = psutil.wait_procs(old, timeout=60)
         assert (len(gone), alive) == (3, [])
 
-    async def scenario() -> None:
+    async with closing(running):
         await running.start()
         path = (await running.update(batch(0))).weights
         stored = {name: value.clone() for name, value in load_file(path).items()}
@@ -254,8 +251,6 @@ def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
             resumed = load_file(path)
             assert all(torch.equal(resumed[name], stored[name]) for name in stored)
         assert (await running.update(batch(2))).stats.version == 2 + len(victims)
-
-    guarded(running, scenario())
     assert not (tmp_path / "weights-of-two").exists()
 
 
@@ -272,17 +267,7 @@ async def fails(of: Trainer) -> str:
     return str(caught.value)
 
 
-def guarded(running: Trainer, scenario: Coroutine[None, None, None]) -> None:
-    async def run() -> None:
-        try:
-            await scenario
-        finally:
-            await running.close()
-
-    asyncio.run(run())
-
-
-def test_out_of_memory_it_goes_on_with_smaller_micro_batches(
+async def test_out_of_memory_it_goes_on_with_smaller_micro_batches(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
     settings = replace(SETTINGS, processes=2, micro_batch_tokens=1 << 20)
@@ -293,7 +278,7 @@ def test_out_of_memory_it_goes_on_with_smaller_micro_batches(
         tuple(TrainRow(ids[:4], ids, None, (-1.0) ** n, Provenance.OWN) for n in range(1000))
     )
 
-    async def scenario() -> None:
+    async with closing(running):
         await running.start()
         await running.update(batch(0))
         second = rank(running, 1)
@@ -305,5 +290,3 @@ def test_out_of_memory_it_goes_on_with_smaller_micro_batches(
         stats = (await running.update(large)).stats
         assert stats.rows == 1000
         assert 1000 < stats.micro_batch_tokens < 30_000
-
-    guarded(running, scenario())

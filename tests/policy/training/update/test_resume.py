@@ -8,10 +8,9 @@ lose. Without the moments, the first step goes elsewhere by more than any of the
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from builders import train_rows, trainer_settings, write_model
+from trainers import closing
 
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.placement import DtypeName, OptimizerName
@@ -133,20 +133,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), hidden_size=96, intermediate_size=160)
 
 
+#: What a kind of trainer wrote.
+Wrote = Callable[[Kind], Awaitable[Run]]
+
+
 @pytest.fixture(scope="module")
-def wrote(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Run]:
+def wrote(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Wrote:
     """What a kind of trainer wrote, which trains once only."""
     runs: dict[Kind, Run] = {}
 
-    def of(kind: Kind) -> Run:
+    async def of(kind: Kind) -> Run:
         if kind not in runs:
-            runs[kind] = go(kind, model, tmp_path_factory.mktemp("writer"), None)
+            runs[kind] = await go(kind, model, tmp_path_factory.mktemp("writer"), None)
         return runs[kind]
 
     return of
 
 
-def go(kind: Kind, model: Path, home: Path, start: Path | None) -> Run:
+async def go(kind: Kind, model: Path, home: Path, start: Path | None) -> Run:
     """Resume from the checkpoint `start` and train once more; or begin, train and write one."""
     stored = home / "checkpoints"
     weights = home / "weights"
@@ -154,7 +158,6 @@ def go(kind: Kind, model: Path, home: Path, start: Path | None) -> Run:
     if start is not None:
         shutil.copytree(start, stored / start.name)
     made = ProcessTrainer if kind.processes > 1 else InlineTrainer
-    trainer = made(model, stored, weights, kind.settings)
     rng = np.random.default_rng(1)
     rows = [
         replace(row, logprobs=rng.normal(-4, 0.3, row.completion_ids.size).astype(np.float32))
@@ -162,20 +165,15 @@ def go(kind: Kind, model: Path, home: Path, start: Path | None) -> Run:
     ]
     batch = Batch(tuple(rows))
 
-    async def train() -> Run:
-        try:
-            await trainer.start()
-            began = start
-            if began is None:
-                for _ in range(UPDATES):
-                    await trainer.update(batch)
-                began = await trainer.checkpoint({})
-            loss = (await trainer.update(batch)).stats.loss
-            return Run(began, loss, read(await trainer.checkpoint({})))
-        finally:
-            await trainer.close()
-
-    return asyncio.run(train())
+    async with closing(made(model, stored, weights, kind.settings)) as trainer:
+        await trainer.start()
+        began = start
+        if began is None:
+            for _ in range(UPDATES):
+                await trainer.update(batch)
+            began = await trainer.checkpoint({})
+        loss = (await trainer.update(batch)).stats.loss
+        return Run(began, loss, read(await trainer.checkpoint({})))
 
 
 def away(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -183,11 +181,11 @@ def away(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("writer", "reader"), PAIRS)
-def test_the_next_update_is_the_writers(
-    model: Path, tmp_path: Path, wrote: Callable[[Kind], Run], writer: Kind, reader: Kind
+async def test_the_next_update_is_the_writers(
+    model: Path, tmp_path: Path, wrote: Wrote, writer: Kind, reader: Kind
 ) -> None:
-    straight = wrote(writer)
-    resumed = go(reader, model, tmp_path, straight.checkpoint)
+    straight = await wrote(writer)
+    resumed = await go(reader, model, tmp_path, straight.checkpoint)
     assert resumed.after.version == straight.after.version == UPDATES + 1
     half = "bfloat16" in (writer.dtype, reader.dtype)
     eight = writer.optimizer != reader.optimizer
@@ -195,11 +193,11 @@ def test_the_next_update_is_the_writers(
     assert away(resumed.moved, straight.moved) < 0.3 * half + 0.05 * eight + 1e-3
 
 
-def test_without_the_moments_the_next_update_is_another(
-    model: Path, tmp_path: Path, wrote: Callable[[Kind], Run]
+async def test_without_the_moments_the_next_update_is_another(
+    model: Path, tmp_path: Path, wrote: Wrote
 ) -> None:
-    straight = wrote(Kind())
+    straight = await wrote(Kind())
     bare = save(tmp_path / "bare", replace(read(straight.checkpoint), optimizer={}))
-    lost = go(Kind(), model, tmp_path, bare)
+    lost = await go(Kind(), model, tmp_path, bare)
     assert lost.loss == pytest.approx(straight.loss, abs=1e-5)
     assert away(lost.moved, straight.moved) > 0.5
