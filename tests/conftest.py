@@ -224,10 +224,10 @@ def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> LoadBenchmark:
     return importlib.import_module
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hears_ctrl_c() -> Iterator[None]:
-    """A test and the processes that it starts obey SIGINT, even where the tests were told to ignore
-    it.
+    """Tests of a module and the processes that they start obey SIGINT, even where the tests were
+    told to ignore it.
 
     A shell starts its background jobs so, and every child inherits it. A signal that the parent
     handles is back at its default in the child.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,25 @@ FAST = [
     *("--set", "network.poll_seconds=0.3"),
     *("--set", "run.eval_seconds=5", "--set", "run.checkpoint_updates=10"),
 ]
+
+
+def run(
+    home: Path, verb: str, *arguments: str, command: list[str] = COMMAND
+) -> subprocess.CompletedProcess[str]:
+    """A `swarm-node` command on a home. The last `--home` counts."""
+    return subprocess.run(
+        [*command, *verb.split(), "--home", str(home), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def typed(home: Path, verb: str, *arguments: str) -> str:
+    """What such a command prints. It must end well."""
+    done = run(home, verb, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @dataclass
@@ -54,15 +75,9 @@ class RunningNode:
                 env={**os.environ, "OMP_NUM_THREADS": "1", **self.variables},
             )
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another `swarm-node` command on this home."""
-        verb, *rest = arguments
-        return subprocess.run(
-            [*self.command, verb, "--home", str(self.home), *rest],
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        return run(self.home, verb, *arguments, command=self.command)
 
     def status(self) -> dict[str, Any] | None:
         """What the node says of itself, None while it does not answer."""
@@ -100,11 +115,13 @@ class RunningNode:
         return self.process.wait(120)
 
     def end(self) -> None:
-        """Kill it with its children, if it runs."""
+        """Kill it with its children, if it runs. Remove its weights: the next node would."""
         if self.process.poll() is None:
             children = psutil.Process(self.process.pid).children(recursive=True)
             self.kill()
             psutil.wait_procs(children, timeout=60)
+            for weights in Path("/dev/shm").glob(f"swarm-node-*-{self.process.pid}-*"):
+                shutil.rmtree(weights, ignore_errors=True)  # the next node may be there already
 
     def invite(self, uses: int, *arguments: str, name: str = "others") -> str:
         """A file with a ticket for `uses` nodes, once this one runs."""
@@ -125,6 +142,24 @@ class RunningNode:
 
     def log(self) -> str:
         return (self.home / "log").read_text(errors="replace")[-4000:]
+
+
+@contextmanager
+def started_nodes(place: Path) -> Iterator[Callable[..., RunningNode]]:
+    """Start node processes in homes below a directory; all are gone, children too, afterwards."""
+    nodes: list[RunningNode] = []
+
+    def start(name: str, *arguments: str, **changes: Any) -> RunningNode:
+        node = RunningNode(place / name, list(arguments), **changes)
+        nodes.append(node)
+        node.start()
+        return node
+
+    try:
+        yield start
+    finally:
+        for node in nodes:
+            node.end()
 
 
 class CoordinatorProcess:

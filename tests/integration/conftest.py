@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running import CoordinatorProcess, RunningNode
+from running import CoordinatorProcess, RunningNode, started_nodes
 
 
 @pytest.fixture
 def start_node(tmp_path: Path, hears_ctrl_c: None) -> Iterator[Callable[..., RunningNode]]:
     """Start a node process; all are gone, children too, when the test ends."""
-    nodes: list[RunningNode] = []
-
-    def start(name: str, *arguments: str, **changes: Any) -> RunningNode:
-        node = RunningNode(tmp_path / name, list(arguments), **changes)
-        nodes.append(node)
-        node.start()
-        return node
-
-    yield start
-    for node in nodes:
-        node.end()
+    with started_nodes(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

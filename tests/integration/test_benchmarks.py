@@ -39,7 +39,7 @@ SHORT = {
 TOO_LONG = {
     "checkpoint": "it writes gigabytes",
     "trainer": "its shapes are real ones: a minute of processor time",
-    "hostile_peers": "each phase starts nodes: tests/integration/test_hostile_texts.py has attacks",
+    "hostile_peers": "each phase starts nodes: test_one_swarm.py has a hostile member",
     "plan": "its processes take minutes: tests/policy/memory has the parts",
     "stacks": "sixteen processes of each stack must meet: tests/integration has the parts",
 }

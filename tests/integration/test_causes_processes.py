@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from running import COMMAND
+from running import COMMAND, run, typed
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.control.control import ControlClient
@@ -40,15 +40,9 @@ def clocked(seconds: float) -> list[str]:
     return [sys.executable, str(TESTS / "other_clock.py"), str(seconds)]
 
 
-def run(home: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, verb, "--home", str(home), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
-
-
 def invited(home: Path, name: str, *arguments: str) -> str:
     path = home / f"{name}.ticket"
-    done = run(home, "invite", "--name", name, "--out", str(path), *arguments)
-    assert done.returncode == 0, done.stderr
+    typed(home, "invite", "--name", name, "--out", str(path), *arguments)
     return str(path)
 
 
@@ -123,7 +117,7 @@ def test_addresses_at_which_nobody_is_are_told_each_with_its_cause(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
     home, other = tmp_path / "owner", Identity.generate().peer_id
-    assert subprocess.run([*COMMAND, "init", "team", "--home", str(home)]).returncode == 0
+    typed(home, "init", "team")
     with deaf() as full, socket.socket() as silent, socket.socket() as closed:
         silent.bind(("127.0.0.1", 0))
         silent.listen(64)
@@ -161,7 +155,7 @@ def test_addresses_at_which_nobody_is_are_told_each_with_its_cause(
 @pytest.mark.nightly(reason="tests/p2p/peers and tests/node judge each cause without processes")
 def test_another_version_and_another_node_are_told(start_node: NodeStarter, tmp_path: Path) -> None:
     home, other = tmp_path / "owner", Identity.generate().peer_id
-    assert subprocess.run([*COMMAND, "init", "team", "--home", str(home)]).returncode == 0
+    typed(home, "init", "team")
     script = [sys.executable, str(TESTS / "other_version.py"), str(home), "/ip4/127.0.0.1/tcp/0"]
     process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -197,10 +191,8 @@ def test_memberships_clocks_environments_and_models_are_told_at_both_ends(
     assert done.returncode == 1
     assert "cut short" in done.stderr
     for days, text in ((8, "expired on"), (-1, "only from")):
-        late = [*clocked(days * DAY), "join", "--home", str(tmp_path / "nobody")]
-        done = subprocess.run(
-            [*late, "--ticket-file", str(ticket)], capture_output=True, text=True, timeout=240
-        )
+        late = clocked(days * DAY)
+        done = run(tmp_path / "nobody", "join", "--ticket-file", str(ticket), command=late)
         assert done.returncode == 1
         assert text in done.stderr
     assert not (tmp_path / "nobody").exists()
@@ -276,8 +268,7 @@ def test_a_membership_that_ended_is_told_at_both_ends(
     alice.wait(lambda status: bool(status["peers"]))
     alice.end()
     later = clocked(3 * DAY)
-    command = [*later, "join", "--home", str(alice.home)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = run(alice.home, "join", command=later)
     assert done.returncode == 1
     assert "membership ended" in done.stderr
     owner.end()
@@ -295,7 +286,7 @@ def test_another_swarm_is_told_at_both_ends(start_node: NodeStarter, tmp_path: P
     owner = start_node("owner")
     (address, *_) = owner.wait(lambda status: status["state"] == "running")["addresses"]
     home = tmp_path / "elsewhere"
-    assert subprocess.run([*COMMAND, "init", "other", "--home", str(home)]).returncode == 0
+    typed(home, "init", "other")
     node = start_node("alice", "--ticket-file", invited(home, "alice", "--address", address))
     has(node, "other_swarm", peer=address.rpartition("/")[2])
     is_first(node, "alone", "bad")
@@ -313,7 +304,7 @@ def test_a_network_that_is_down_is_told(start_node: NodeStarter, tmp_path: Path)
     """A new namespace has no interface up but loopback, so the ticket's address has no way
     to it."""
     home = tmp_path / "owner"
-    assert subprocess.run([*COMMAND, "init", "team", "--home", str(home)]).returncode == 0
+    typed(home, "init", "team")
     ticket = invited(home, "alice", "--address", "/ip4/10.77.0.1/tcp/31330")
     inside = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *COMMAND]
     node = start_node("alice", "--ticket-file", ticket, command=inside)
@@ -323,14 +314,9 @@ def test_a_network_that_is_down_is_told(start_node: NodeStarter, tmp_path: Path)
         assert node.process.poll() is None, node.log()
         assert time.monotonic() < deadline, node.log()
         time.sleep(0.5)
-    within = ["nsenter", f"--net=/proc/{node.process.pid}/ns/net", "--", *COMMAND, "status"]
+    within = ["nsenter", f"--net=/proc/{node.process.pid}/ns/net", "--", *COMMAND]
     while True:
-        done = subprocess.run(
-            [*within, "--json", "--home", str(node.home)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        done = run(node.home, "status", "--json", command=within)
         status = json.loads(done.stdout or "{}")
         if status.get("findings") and status["findings"][0]["kind"] == "link_down":
             break

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from running import CoordinatorProcess
+from running import CoordinatorProcess, typed
 from swarm_keys import DAY
 
 from swarm_node.durable import create_private
@@ -41,40 +39,14 @@ def test_two_nodes_that_know_only_the_coordinator_meet_and_do_without_it(
     owner = Home(tmp_path / "owner")
     owner.found_swarm("team", time.time())
     issuer, swarm = tmp_path / "coordinator.issuer", tmp_path / "swarm.toml"
-    node = [sys.executable, "-m", "swarm_node"]
-    for arguments, out in (
-        (
-            [
-                "issuer",
-                "make",
-                "--name",
-                "web",
-                "--tickets",
-                "2",
-                "--no-steward",
-                "--out",
-                str(issuer),
-            ],
-            None,
-        ),
-        (["id", "--swarm-file"], swarm),
-    ):
-        done = subprocess.run(
-            [*node, *arguments, "--home", str(owner.path)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        if out is not None:
-            out.write_text(done.stdout)
+    making = ("--name", "web", "--tickets", "2", "--no-steward", "--out", str(issuer))
+    typed(owner.path, "issuer make", *making)
+    swarm.write_text(typed(owner.path, "id", "--swarm-file"))
     coordinator = start_coordinator("--swarm", str(swarm), "--issuer-file", str(issuer))
     code = coordinator.run("code", "make", "--name", "alice")
     bob_ticket = tmp_path / "bob.ticket"
-    flags = ["--name", "bob", "--out", str(bob_ticket), "--coordinator", coordinator.url]
-    done = subprocess.run(
-        [*node, "invite", "--home", str(owner.path), *flags],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ("--name", "bob", "--out", str(bob_ticket), "--coordinator", coordinator.url)
+    typed(owner.path, "invite", *flags)
     alice = start_node("alice", "--coordinator", coordinator.url, "--code", code)
     bob = start_node("bob", "--ticket-file", str(bob_ticket))
     for one in (alice, bob):

@@ -18,43 +18,6 @@ HOSTILE_MEMBER = Path(__file__).resolve().parents[1] / "hostile_member.py"
 
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
-@pytest.mark.timeout(900)
-def test_code_of_a_member_is_never_run_and_its_author_is_counted(
-    start_node: Callable[..., Any], tmp_path: Path
-) -> None:
-    # Groups of longer texts than this are refused before anybody judges them.
-    founder = start_node("founder", "--set", "sampling.max_new_tokens=128")
-    founder.wait(lambda status: status["updates"] >= 5)
-    ticket = tmp_path / "ticket"
-    done = founder.run("invite", "--name", "hostile", "--out", str(ticket))
-    assert done.returncode == 0, done.stderr
-    canary = tmp_path / "canary"
-    member = start_node(
-        "member",
-        *("--ticket-file", str(ticket)),
-        command=[sys.executable, str(HOSTILE_MEMBER), "code"],
-        variables={"HOSTILE_CANARY": str(canary)},
-    )
-    before = founder.wait(lambda status: len(status["peers"]) == 1)
-    after = founder.wait(
-        lambda status: (
-            status["peers"][0]["left_seconds"] > 10  # dropped
-            and status["updates"] > before["updates"] + 20
-        )
-    )
-    assert not canary.exists()
-    (author,) = after["peers"]
-    assert author["refused"] == {"zero_advantage": author["rejected"]}
-    assert 10 <= author["rejected"] <= 18  # what was under way when it was dropped
-    assert author["received"] == after["groups"]["trained_external"] == 0
-    assert not {"environment", "scorer_crashed", "scorer_timeout"} & set(after["faults"])
-    assert after["sandbox"] == "confined"
-    assert member.process.poll() is None
-    assert founder.stop() == 0
-    assert not canary.exists()
-
-
-@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(1200)
 @pytest.mark.nightly(reason="tests/policy/experience has the guard")
 def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
@@ -64,12 +27,9 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     lenient = ("--set", "environment.name=swarm_node.simulation.lenient:create")
     founder = start_node("founder", *lenient)
     founder.wait(lambda status: status["updates"] >= 5)
-    ticket = tmp_path / "ticket"
-    done = founder.run("invite", "--name", "hostile", "--out", str(ticket))
-    assert done.returncode == 0, done.stderr
     start_node(
         "member",
-        *("--ticket-file", str(ticket), *lenient),
+        *("--ticket-file", founder.invite(1, name="hostile"), *lenient),
         command=[sys.executable, str(HOSTILE_MEMBER), "trigger"],
     )
     begun = founder.wait(lambda status: status["rejected"].get("implausible", 0) >= 1, 600)

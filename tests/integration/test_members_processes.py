@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import typed
 
 from swarm_node.node.home.home import Home
 from swarm_node.storage import Storage
 
 NodeStarter = Callable[..., Any]
-
-
-def _did(node: Any, *arguments: str) -> str:
-    done = node.run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
 
 
 def _peer(status: dict[str, Any], name: str) -> dict[str, Any]:
@@ -36,8 +31,7 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
     owner.wait(lambda status: status["state"] == "running")
     assert "swarmjoin1." not in owner.log(), "a founder does not show a ticket"
     assert "swarm-node invite" in owner.log()
-    ticket = tmp_path / "alice.ticket"
-    _did(owner, "invite", "--name", "alice", "--out", str(ticket))
+    ticket = Path(owner.invite(1, name="alice"))
     assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
     guest = start_node("guest", "--ticket-file", str(ticket))
 
@@ -46,15 +40,15 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
         return row["standing"] == "member" and row["received"] > 0
 
     owner.wait(hears)
-    assert "alice" in _did(owner, "peers")
+    assert "alice" in typed(owner.home, "peers")
     assert guest.wait(lambda status: status["groups"]["received"] > 0)["membership"]["name"] == (
         "alice"
     )
     _no_more_after(owner, "ban", "banned")
-    _did(owner, "unban", "alice")
+    typed(owner.home, "unban", "alice")
     owner.wait(hears)
     _no_more_after(owner, "revoke", "revoked")
-    tickets = json.loads(_did(owner, "members", "--json"))["tickets"]
+    tickets = json.loads(typed(owner.home, "members", "--json"))["tickets"]
     assert [(row["name"], row["state"]) for row in tickets] == [("alice", "revoked")]
     first = guest.wait(lambda status: status["findings"][0]["kind"] == "revoked", 120)["findings"][
         0
@@ -65,12 +59,11 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
     _receives_no_more(guest)
 
     backup = tmp_path / "owner.backup"
-    _did(owner, "backup", "--out", str(backup))
+    typed(owner.home, "backup", "--out", str(backup))
     published = owner.status()["groups"]["published"]
     assert owner.stop() == 0
     restored = Home(tmp_path / "restored")
-    command = ("restore", str(backup), "--home", str(restored.path))
-    _did(owner, *command)
+    typed(restored.path, "restore", str(backup))
     storage, before = Storage(restored.database), Storage(owner.home / "node.db")
     assert 0 < storage.head() <= published
     storage.close()
@@ -80,7 +73,7 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
 
 def _no_more_after(owner: Any, verb: str, standing: str) -> None:
     """`verb` makes alice's standing so, and from then on nothing of alice is taken."""
-    _did(owner, verb, "alice")
+    typed(owner.home, verb, "alice")
     owner.wait(lambda status: _peer(status, "alice")["standing"] == standing, 60)
     _receives_no_more(owner)
 

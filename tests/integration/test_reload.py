@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import COMMAND
+from running import COMMAND, typed
 
 
 @pytest.mark.slow(reason="starts a real node, of processes that import torch")
@@ -33,12 +32,7 @@ def test_a_running_node_takes_over_its_file(start_node: Callable[..., Any], tmp_
 
     status = node.wait(lambda status: status["updates"] > 0)
     limit = f"run.updates={status['updates'] + 3}"
-    command = [*node.command, "config", "set", limit, "--config", str(file)]
-    done = subprocess.run(
-        [*command, "--home", str(node.home)], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert "run.updates" in done.stdout
+    assert "run.updates" in typed(node.home, "config set", limit, "--config", str(file))
     assert node.process.wait(240) == 0, node.log()
     assert "verbose = true  # all of it\n" in file.read_text()
 

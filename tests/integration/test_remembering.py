@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,21 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from running import COMMAND
+from running import COMMAND, typed
 
 from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.p2p.membership.ticket import parse_ticket
-
-
-def run(home: Path, verb: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, verb, "--home", str(home), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @contextmanager
@@ -68,12 +58,14 @@ def test_a_join_without_flags_keeps_port_settings_and_tickets(
 ) -> None:
     home, ticket = tmp_path / "owner", tmp_path / "alice.ticket"
     port = unused_port()
-    run_init = subprocess.run([*COMMAND, "init", "team", "--home", str(home)], timeout=240)
-    assert run_init.returncode == 0
+    typed(home, "init", "team")
     flags = ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--own", "3")
     with joined(home, *flags, "--set", "network.poll_seconds=0.3"):
-        run(home, "invite", "--name", "alice", "--out", str(ticket))
-        run(home, "invite", "--name", "bob", "--out", str(tmp_path / "bob.ticket"))
+        typed(home, "invite", "--name", "alice", "--out", str(ticket))
+        typed(home, "invite", "--name", "bob", "--out", str(tmp_path / "bob.ticket"))
+        assert json.loads(typed(home, "status", "--json"))["reach"]["kind"] == "unknown"
+        said = typed(home, "doctor", "--network", "--ticket-file", str(ticket))
+        assert "not probed" in said, "the node is alone"
     (address,) = parse_ticket(ticket.read_text(), time.time()).addresses
     assert f"/tcp/{port}/" in address
 
@@ -81,13 +73,13 @@ def test_a_join_without_flags_keeps_port_settings_and_tickets(
         assert "experience.own, network.listen, network.poll_seconds" in said
         assert address in said
         assert "lead" not in said
-        shown = run(home, "config")
+        shown = typed(home, "config")
         assert "3 (default 4;" in " ".join(shown.split())
         node = start_node("alice", "--ticket-file", str(ticket))
         node.wait(lambda status: bool(status["peers"]))
-        (row,) = (line for line in run(home, "members").splitlines() if "used up" in line)
+        (row,) = (line for line in typed(home, "members").splitlines() if "used up" in line)
         assert "alice" in row
 
     with joined(home, "--forget", "network.listen", "--listen", "/ip4/127.0.0.1/tcp/0") as said:
         assert f"(/ip4/127.0.0.1/tcp/{port})" in said
-    assert "/ip4/127.0.0.1/tcp/0" in run(home, "config")
+    assert "/ip4/127.0.0.1/tcp/0" in typed(home, "config")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import COMMAND
 
 from swarm_node.p2p.addresses.addresses import unused_port
 
@@ -45,17 +45,8 @@ def test_a_node_trains_on_two_hosts_and_the_second_ends_with_it(
         time.sleep(0.2)
     second = subprocess.Popen(
         [
-            sys.executable,
-            "-m",
-            "swarm_node",
-            "train-host",
-            address,
-            "--key",
-            key,
-            "--model",
-            "tiny",
-            "--home",
-            tmp_path / "second",
+            *(*COMMAND, "train-host", address, "--key", key, "--model", "tiny"),
+            *("--home", tmp_path / "second"),
         ],
         stderr=subprocess.PIPE,
         text=True,

@@ -105,16 +105,23 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_request_and_reply_of_every_size(make: Factory) -> None:
+async def test_peers_answer_requests_of_every_size_also_many_at_once(make: Factory) -> None:
     async with swarm(make, 2) as (one, other):
+        assert await one.heal(other.addresses()) == "ok"
+        assert await other.heal([]) == "ok"
         for size in (0, 10_000, MAX_REQUEST_BYTES):
             payload = random.Random(size).randbytes(size)
             assert await one.request(other.peer_id, ECHO, payload) == payload
             assert await other.request(one.peer_id, ECHO, payload) == payload
         assert await one.request(other.peer_id, SIZED, b"3000000") == bytes(3_000_000)
+        payloads = [random.Random(i).randbytes(5000) for i in range(50)]
+        replies = await asyncio.gather(
+            *(one.request(other.peer_id, ECHO, payload) for payload in payloads)
+        )
+        assert replies == payloads
 
 
-async def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> None:
+async def test_what_fails_is_an_error_and_the_link_goes_on(make: Factory) -> None:
     async with swarm(make, 2) as (one, other):
         with pytest.raises(TransportError, match="the limit"):
             await one.request(other.peer_id, ECHO, bytes(MAX_REQUEST_BYTES + 1))
@@ -125,10 +132,38 @@ async def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> No
         with pytest.raises(TransportError, match="the limit"):
             await one.request(other.peer_id, SIZED, b"%d" % (MAX_REPLY_BYTES + 1))
         assert await one.request(other.peer_id, ECHO, b"last") == b"last"
+        with pytest.raises(TransportError, match="a member"):
+            await one.request(other.peer_id, REFUSE, b"")
+        with pytest.raises(TransportError, match="internal error"):
+            await one.request(other.peer_id, BROKEN, b"")
+        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await one.request(other.peer_id, SLOW, b"")
+        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+        for _ in range(2):
+            with pytest.raises(NotServedError):
+                await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
+        assert await one.request(other.peer_id, ECHO, b"still linked") == b"still linked"
+        for peer in (Identity.generate().peer_id, one.peer_id, "", "nonsense"):
+            with pytest.raises(TransportError):
+                await one.request(peer, ECHO, b"")
+        await other.stop()
+        with pytest.raises(TransportError):
+            await one.request(other.peer_id, ECHO, b"")
 
 
-async def test_a_peer_is_seen_at_its_address_while_a_link_is_open(make: Factory) -> None:
-    async with swarm(make, 3) as (one, two, three):
+async def test_a_peer_is_known_by_its_id_and_its_address_while_a_link_is_open(
+    make: Factory,
+) -> None:
+    async with swarm(make, 3) as transports:
+        for one in transports:
+            for other in transports:
+                if one is not other:
+                    told = await one.request(other.peer_id, WHO, b"")
+                    assert told.decode() == one.peer_id
+        one, two, three = transports
         for observer, seen in ((one, two), (two, one)):
             address = await observer.seen(seen.peer_id)
             assert address is not None
@@ -142,56 +177,6 @@ async def test_a_peer_is_seen_at_its_address_while_a_link_is_open(make: Factory)
             return await one.seen(three.peer_id) is None
 
         await until(gone)
-
-
-async def test_refusals_and_bugs_of_a_handler_reach_the_caller(make: Factory) -> None:
-    async with swarm(make, 2) as (one, other):
-        with pytest.raises(TransportError, match="a member"):
-            await one.request(other.peer_id, REFUSE, b"")
-        with pytest.raises(TransportError, match="internal error"):
-            await one.request(other.peer_id, BROKEN, b"")
-        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
-
-
-async def test_unknown_protocols_and_peers_are_errors(make: Factory) -> None:
-    async with swarm(make, 2) as (one, other):
-        for _ in range(2):
-            with pytest.raises(NotServedError):
-                await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
-        assert await one.request(other.peer_id, ECHO, b"still linked") == b"still linked"
-        for peer in (Identity.generate().peer_id, one.peer_id, "", "nonsense"):
-            with pytest.raises(TransportError):
-                await one.request(peer, ECHO, b"")
-        await other.stop()
-        with pytest.raises(TransportError):
-            await one.request(other.peer_id, ECHO, b"")
-
-
-async def test_handler_sees_the_callers_own_id(make: Factory) -> None:
-    async with swarm(make, 3) as transports:
-        for one in transports:
-            for other in transports:
-                if one is not other:
-                    seen = await one.request(other.peer_id, WHO, b"")
-                    assert seen.decode() == one.peer_id
-
-
-async def test_concurrent_requests_do_not_mix(make: Factory) -> None:
-    async with swarm(make, 2) as (one, other):
-        payloads = [random.Random(i).randbytes(5000) for i in range(50)]
-        replies = await asyncio.gather(
-            *(one.request(other.peer_id, ECHO, payload) for payload in payloads)
-        )
-        assert replies == payloads
-
-
-async def test_cancelled_requests_leave_the_transport_usable(make: Factory) -> None:
-    async with swarm(make, 2) as (one, other):
-        for _ in range(5):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await one.request(other.peer_id, SLOW, b"")
-        assert await one.request(other.peer_id, ECHO, b"next") == b"next"
 
 
 @pytest.mark.parametrize("make", ["memory", "hivemind"], indirect=True)
@@ -215,8 +200,14 @@ async def test_heartbeats_are_found_replaced_and_forgotten(make: Factory) -> Non
         await until(lambda: seen(b"", []))
 
 
-async def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
+async def test_what_comes_too_late_or_is_too_large_is_refused_at_once(make: Factory) -> None:
     async with swarm(make, 1) as (lonely,):
+        assert lonely.addresses()
+        assert all(address.endswith("/p2p/" + lonely.peer_id) for address in lonely.addresses())
+        with pytest.raises(RuntimeError, match="before start"):
+            lonely.serve("/swarm-node/late/1", echo)
+        with pytest.raises(RuntimeError, match="before start"):
+            lonely.forward(RELAY, Relay(make)._route)
         with pytest.raises(TransportError, match="the limit"):
             await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES + 1), ttl=60)
         await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES), ttl=60)
@@ -239,12 +230,6 @@ async def test_dialling_nobody_returns_zero(make: Factory) -> None:
         assert await one.dial([]) == 0
         assert await one.dial([*bad, stranger, *gone, *one.addresses()], patience=1.0) == 0
         assert await one.heal([stranger]) == "alone"
-
-
-async def test_addresses_end_in_the_peer_id(make: Factory) -> None:
-    async with swarm(make, 1) as (one,):
-        assert one.addresses()
-        assert all(address.endswith("/p2p/" + one.peer_id) for address in one.addresses())
 
 
 async def test_stop_is_idempotent_and_final(make: Factory) -> None:
@@ -281,18 +266,6 @@ async def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
                 assert await after.request(transport.peer_id, ECHO, b"z") == b"z"
         finally:
             await after.stop()
-
-
-async def test_handlers_are_set_before_start(make: Factory) -> None:
-    async with swarm(make, 1) as (one,):
-        with pytest.raises(RuntimeError, match="before start"):
-            one.serve("/swarm-node/late/1", echo)
-
-
-async def test_heal_finds_nothing_to_do_among_peers(make: Factory) -> None:
-    async with swarm(make, 2) as (one, other):
-        assert await one.heal(other.addresses()) == "ok"
-        assert await other.heal([]) == "ok"
 
 
 async def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
@@ -405,9 +378,3 @@ async def test_what_is_not_forwarded_is_refused_and_every_request_ends_once(make
             await asker.request(by, RELAY, b"")
         assert await asker.request(by, ECHO, b"on") == b"on"
         await until(lambda: ended(relay, 5))
-
-
-async def test_routes_are_set_before_start(make: Factory) -> None:
-    async with swarm(make, 1) as (one,):
-        with pytest.raises(RuntimeError, match="before start"):
-            one.forward(RELAY, Relay(make)._route)

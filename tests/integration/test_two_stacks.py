@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 pytest.importorskip("trio", reason="py-libp2p is not installed")
+STACKS = ("libp2p", "hivemind", "libp2p")
 
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "stacks",
-    [
-        ("hivemind", "libp2p", "hivemind"),
-        pytest.param(
-            ("libp2p", "hivemind", "libp2p"),
-            marks=pytest.mark.nightly(reason="the other stack founds"),
-        ),
-    ],
-)
+@pytest.mark.nightly(reason="test_one_swarm has the other founder")
 def test_who_knows_one_address_meets_everybody_and_takes_their_groups(
-    start_node: Callable[..., Any], tmp_path: Path, stacks: tuple[str, ...]
+    start_node: Callable[..., Any],
 ) -> None:
-    ticket = str(tmp_path / "ticket")
-    first, *others = (["--set", f"network.stack={stack}"] for stack in stacks)
+    first, *others = (["--set", f"network.stack={stack}"] for stack in STACKS)
     founder = start_node("founder", *first)
-    founder.wait(lambda status: status["state"] == "running")
-    invited = founder.run("invite", "--name", "others", "--uses", "2", "--out", ticket)
-    assert invited.returncode == 0, invited.stderr
+    ticket = founder.invite(uses=2)
     joined = [
         start_node(f"node{index}", "--ticket-file", ticket, *stack)
         for index, stack in enumerate(others)
     ]
-    for node, stack in zip((founder, *joined), stacks, strict=True):
+    for node, stack in zip((founder, *joined), STACKS, strict=True):
         status = node.wait(_trades_with_two)
         carrier = psutil.Process(status["processes"]["network"]).cmdline()
         assert ("swarm_node.p2p.transports.libp2p.process" in carrier) == (stack == "libp2p")
