@@ -30,7 +30,9 @@ class Dropped(msgspec.Struct, tag=True):
 
 
 class Helper(msgspec.Struct, tag=True):
-    """Start another process."""
+    """Start another process, with `named` in its command."""
+
+    named: str = ""
 
 
 class Share(msgspec.Struct, tag=True):
@@ -84,7 +86,7 @@ class Obedient:
             case Dropped():
                 return Counted(self.dropped)
             case Helper():
-                return Started(subprocess.Popen(HELPER).pid)
+                return Started(subprocess.Popen([*HELPER, request.named]).pid)
             case Share():
                 self.shared = SharedMemory(create=True, size=1 << 16)
                 return Named(self.shared.name)

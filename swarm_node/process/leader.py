@@ -15,12 +15,16 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 #: The environment variable with the child's process id, for what the child starts.
 LEADER = "SWARM_CHILD_LEADER"
-#: Part of the command of the process in which Python keeps the names of shared memory.
-_TRACKER = b"multiprocessing.resource_tracker"
+#: Parts of the commands of those that end by themselves once the others are gone: the process in
+#: which Python keeps the names of shared memory, and the guard.
+_ENDING = b"multiprocessing.resource_tracker", os.path.abspath(__file__).encode()
+#: Seconds that they have. Code that a child runs may give itself such a command.
+_ENDING_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,9 +43,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill what is in the process group `leader`, except this process and Python's resource
-    trackers. A tracker ends by itself when those whose shared memory it tracks have: then it
-    removes what they left, for which nobody else knows the names.
+    """Kill what is in the process group `leader`, except the guard and Python's resource trackers.
+    A tracker ends when those whose shared memory it tracks have: then it removes what they left,
+    for which nobody else knows the names. The guard kills one that does not.
 
     Raises:
         ProcessLookupError, PermissionError: as `os.killpg`, where there is no /proc.
@@ -50,26 +54,32 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
         return
     killed: set[int] = set()
-    while members := _members(leader) - killed:  # until none was forked meanwhile
+    # Before it is the child, the leader has the guard's command.
+    while members := {pid for pid in _members(leader) if pid == leader or not _ends(pid)} - killed:
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= members
+        killed |= members  # others may have been forked meanwhile
 
 
 def _members(leader: int) -> set[int]:
-    """Processes of the group that `kill_group` kills."""
+    """Process ids of the group."""
     found = set()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with suppress(OSError):  # it has ended
-            if pid != os.getpid() and os.getpgid(pid) == leader and not _is_tracker(pid):
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
                 found.add(pid)
     return found
 
 
-def _is_tracker(pid: int) -> bool:
-    with open(f"/proc/{pid}/cmdline", "rb") as command:
-        return _TRACKER in command.read()
+def _ends(pid: int) -> bool:
+    """Check that a process is to end by itself."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            text = command.read()
+    except OSError:  # it has ended
+        return False
+    return any(part in text for part in _ENDING)
 
 
 def _on_parents_death(number: signal.Signals) -> None:
@@ -92,7 +102,11 @@ def _leave_guard() -> None:
     while os.getppid() == leader:  # the child may have ended before the line above
         signal.sigwait({signal.SIGUSR1})
     kill_group(leader)
-    os._exit(0)
+    deadline = time.monotonic() + _ENDING_SECONDS
+    others = _members(leader) - {os.getpid()}
+    while any(map(_ends, others)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(leader, signal.SIGKILL)
 
 
 def _main(parent: int, arguments: list[str]) -> None:

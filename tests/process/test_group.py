@@ -136,6 +136,23 @@ def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
 
 
 @LINUX
+@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+def test_a_process_with_the_command_of_a_tracker_is_killed_after_all(with_child, how: str) -> None:
+    async def body(child: Child) -> None:
+        asked = Helper("multiprocessing.resource_tracker")
+        helper = (await child.call(asked, Started, patience=20)).pid
+        leader = child.pid
+        assert leader is not None
+        if how == "stopped":
+            await child.stop(grace=0.0)
+        else:
+            os.kill(leader, signal.SIGKILL)
+        assert await asyncio.to_thread(ended, leader, helper)
+
+    with_child(body)
+
+
+@LINUX
 def test_a_signal_to_the_guard_alone_ends_nothing(with_child) -> None:
     async def body(child: Child) -> None:
         await child.call(Echo(1), Echoed, patience=20)
