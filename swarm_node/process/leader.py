@@ -20,10 +20,10 @@ from contextlib import suppress
 
 #: The environment variable with the child's process id, for what the child starts.
 LEADER = "SWARM_CHILD_LEADER"
-#: Parts of the commands of those that end by themselves once the others are gone: the process in
-#: which Python keeps the names of shared memory, and the guard.
+#: Parts of the command lines of processes that exit by themselves once the rest of the group is
+#: gone: Python's resource tracker, which removes leaked shared memory, and the guard.
 _ENDING = b"multiprocessing.resource_tracker", os.path.abspath(__file__).encode()
-#: Seconds that they have. Code that a child runs may give itself such a command.
+#: Seconds until they are killed too: code that a child runs may give itself such a command line.
 _ENDING_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -73,7 +73,7 @@ def _members(leader: int) -> set[int]:
 
 
 def _ends(pid: int) -> bool:
-    """Check that a process is to end by itself."""
+    """Check that a process exits by itself, by its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as command:
             text = command.read()

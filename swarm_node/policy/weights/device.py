@@ -20,8 +20,8 @@ from torch import Tensor
 from swarm_node.errors import ModelError, UnmappedError
 from swarm_node.policy.placement import Placement
 
-#: The setting by which torch's allocator takes segments that grow in place. They make fewer
-#: fragments: activations of 9.7 GiB took 14.3 without them (docs/research/one-gpu.md).
+#: The setting by which torch's CUDA allocator has segments that grow in place. They fragment less:
+#: without them a trainer reserved 14.3 GiB for 9.7 GiB of tensors (docs/research/one-gpu.md).
 GROWING = "expandable_segments:True"
 _KEY = "device_memory"
 _SLOTS = 2
@@ -112,9 +112,9 @@ def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[s
 
 @contextmanager
 def shareable() -> Iterator[None]:
-    """Memory of a GPU that is allocated meanwhile can be exported: segments do not grow. Those that
-    do cannot be shared everywhere, because a container may refuse the call that torch needs
-    (pidfd_getfd, PyTorch issue 165685). torch never serves one kind from the other."""
+    """GPU memory that is allocated in this block can be exported: it lies in segments that do not
+    grow. Sharing those that do needs a system call that containers may refuse (pidfd_getfd, PyTorch
+    issue 165685). With the setting off, the allocator takes no free block of a growing segment."""
     grows = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == GROWING
     try:
         if grows:
