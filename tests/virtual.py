@@ -44,8 +44,10 @@ def in_virtual_time(
         def run(place: Path, **fixtures: Any) -> None:
             async def main(loop: VirtualTimeLoop) -> None:
                 made = make(loop, place, **fixtures)
-                await test(made, **fixtures)
-                await made.stop()
+                try:
+                    await test(made, **fixtures)
+                finally:
+                    await made.stop()
 
             run_virtual(main)
 

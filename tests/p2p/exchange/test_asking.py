@@ -21,7 +21,7 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity, public_key_of
 from swarm_node.p2p.wire.protocols import HELLO, PEERS
-from swarm_node.p2p.wire.reasons import BUSY, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER
+from swarm_node.p2p.wire.reasons import BUSY, NO_MEMBER, NOT_HERE, NOT_SERVED, UNKNOWN_MEMBER
 from swarm_node.p2p.wire.transport import Handler
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -107,6 +107,7 @@ PROSE = ("{}, or not", "they said: {}", " {}", "{}\n", "{}: {}", "{}: ")
     ("words", "counted", "told"),
     [
         (NOT_HERE.text, "not_here", ""),
+        (NOT_SERVED.words(PEERS), "not_served", ""),
         (NO_MEMBER.words("expired"), "unreachable", "expired"),
         (NO_MEMBER.words("of_a_later_version"), "unreachable", "refused"),
         (BUSY.text, "unreachable", ""),
@@ -125,7 +126,8 @@ def test_any_other_refusal_is_taken_as_it_is_and_prose_that_quotes_one_is_none(
         assert await _ask(one, peer) is None
         assert one.transport.sent == [HELLO, PEERS], "it is not greeted anew"
         assert one.rejected == {counted: 1}
-        assert peer.retry.failures == (counted != "not_here"), "a peer need not hold a group"
+        # A peer need not hold a group, nor serve each protocol.
+        assert peer.retry.failures == (counted == "unreachable")
         causes = [cause.code for cause in one.directory.failures.causes(one.clock.now())]
         assert causes == ([told] if told else []), "only this is for its owner"
 
@@ -156,6 +158,17 @@ def test_a_reply_that_is_too_long_is_the_fault_of_who_stated_its_length(
         assert await _ask(one, peer, max_reply=5, stated_by=said[stated_by]) is None
         assert one.rejected == {"size": 1}
         assert (peer.standing.offences == 1) == (stated_by != "another")
+
+    _play(tmp_path, scene)
+
+
+def test_a_reply_that_is_not_of_its_kind_is_rejected(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        asker = one.exchange.asker
+        peer.addresses = (address_of(one.membership).replace(one.peer_id, peer.peer_id),)
+        assert await asker.ask_for(wire.PeersReply, peer, PEERS, b"") is None
+        assert one.rejected == {"schema": 1}
+        assert peer.standing.offences == 1
 
     _play(tmp_path, scene)
 
