@@ -121,6 +121,7 @@ def test_scenarios_without_variants_are_described_as_before() -> None:
     assert once["plan"] == describe(Scenario(), settings)["plan"]
     assert (once["experience"]["filter_own"], once["sampling"]["common_share"]) == (True, 0.5)
     assert describe(Scenario(), settings)["experience"]["filter_own"] is False
-    for wrong in ({"samplers": 2}, {"by_rows": -1}, {"common": 1.5}):
+    unknown = {"hostile": ("kind",)}
+    for wrong in ({"samplers": 2}, {"by_rows": -1}, {"common": 1.5}, unknown):
         with pytest.raises(ConfigError):
             Scenario(nodes=2, **wrong)
