@@ -265,7 +265,7 @@ async def test_an_address_that_was_silent_is_dialled_as_soon_as_it_answers(
     """p2pd itself would leave it alone for five seconds after a failure, and longer after more."""
 
     one, other = transport(tmp_path), transport(tmp_path)
-    # Nobody else may listen there in between, as at a port that the system gave.
+    # Another process could get a port from the system's range while the transport is stopped.
     one._listen = (f"/ip4/127.0.0.1/tcp/{unused_port('127.0.0.1')}",)
     async with running(other):
         await one.start()
@@ -273,7 +273,7 @@ async def test_an_address_that_was_silent_is_dialled_as_soon_as_it_answers(
         assert await other.dial(addresses, PATIENT) == 1  # others are dialled without a look
         await one.stop()
         while await other.connected(one.peer_id):
-            pass  # p2pd learns of it from the socket
+            pass  # p2pd notices the closed socket a moment later
         connect = other._node.connect
         asked: list[str] = []
 

@@ -57,10 +57,12 @@ def _play(
             two.transport.serve(HELLO, greets)
         for node in nodes if runs else nodes[:1]:
             await node.transport.start()
-        await scene(swarm, one, one.directory.meet(two.peer_id, loop.time()))
-        for node in nodes:
-            await node.transport.stop()
-            node.storage.close()
+        try:
+            await scene(swarm, one, one.directory.meet(two.peer_id, loop.time()))
+        finally:
+            for node in nodes:
+                await node.transport.stop()
+                node.storage.close()
 
     run_virtual(run)
 
@@ -72,8 +74,13 @@ def _node(
     return LightNode(place, clock, _Transport(network, member.identity), member)
 
 
-async def _ask(one: LightNode, peer: Peer, **changes: Any) -> bytes | None:
+def _locate(one: LightNode, peer: Peer) -> None:
+    """Let `one` know the address of `peer`."""
     peer.addresses = (address_of(one.membership).replace(one.peer_id, peer.peer_id),)
+
+
+async def _ask(one: LightNode, peer: Peer, **changes: Any) -> bytes | None:
+    _locate(one, peer)
     how = {"max_reply": 65_536, **changes}
     return await one.exchange.asker.ask(peer, PEERS, b"\x91\x08", **how)
 
@@ -164,9 +171,8 @@ def test_a_reply_that_is_too_long_is_the_fault_of_who_stated_its_length(
 
 def test_a_reply_that_is_not_of_its_kind_is_rejected(tmp_path: Path) -> None:
     async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
-        asker = one.exchange.asker
-        peer.addresses = (address_of(one.membership).replace(one.peer_id, peer.peer_id),)
-        assert await asker.ask_for(wire.PeersReply, peer, PEERS, b"") is None
+        _locate(one, peer)
+        assert await one.exchange.asker.ask_for(wire.PeersReply, peer, PEERS, b"") is None
         assert one.rejected == {"schema": 1}
         assert peer.standing.offences == 1
 
@@ -178,6 +184,7 @@ def test_who_answers_at_none_of_its_addresses_is_sent_nothing(tmp_path: Path) ->
         assert await _ask(one, peer) is None
         assert one.transport.sent == []
         assert one.rejected == {"unreachable": 1}
+        assert await one.exchange.asker.ask_for(wire.PeersReply, peer, PEERS, b"") is None
 
     _play(tmp_path, scene, runs=False)
 
