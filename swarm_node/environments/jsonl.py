@@ -1,8 +1,8 @@
 """Questions with known answers from JSON Lines files, such as GSM8K, as an environment.
 
-A row is {"question": ..., "answer": ...}. If the answer contains "####", only the text after the
-last one counts. With the scoring "choice" a row also has "choices", a list of texts, and its answer
-is the letter, index or text of one.
+A row has a question and a right answer, in fields that are named, or that public sets of questions
+have: see `fields.py`. Of an answer that marks a part, with "####" or \\boxed{}, that part counts.
+With the scoring "choice" a row also has choices: see `choices.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.choices import choices_of, has_choices, right_letter
+from swarm_node.environments.fields import Fields, answer_of, question_of, right_text
 from swarm_node.environments.rows import (
     Family,
     check_template,
-    check_text,
     digest_of,
     read_families,
     refuse,
@@ -27,18 +28,20 @@ from swarm_node.rollout import TaskRef
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
 #: 3: the canonical text of a question decides its part.
-SCHEME = 3
+#: 4: fields of public sets, marked answers, and numbers as people write them.
+SCHEME = 4
 MAX_ROW_BYTES = 64 << 10
-_MAX_CHOICES = 26
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its right answer, which is a letter if there are `choices`."""
+    """One question with its right answer, which is a letter if there are `choices`. `unshown` is
+    true for a row whose choices the scoring does not use."""
 
     question: str
     answer: str
     choices: tuple[str, ...] = ()
+    unshown: bool = False
 
 
 def create(
@@ -46,9 +49,10 @@ def create(
     scoring: str = "exact",
     template: str = "{question}",
     held_out: float = 0.1,
-    question: str = "question",
-    answer: str = "answer",
+    question: str = "",
+    answer: str = "",
     strict: bool = False,
+    choices: str = "",
 ) -> Environment:
     """The factory behind the entry point `jsonl`.
 
@@ -57,7 +61,8 @@ def create(
         scoring: "exact" (word for word), "math" (math-verify) or "choice" (a letter).
         template: the prompt, with {question} in the place of the question. Choices follow it.
         held_out: share of the questions kept for evaluation, by a hash of their canonical text.
-        question, answer: the names of the fields.
+        question, answer, choices: the names of the fields, with dots for fields within fields;
+            "" for those that public sets have.
         strict: text around the <answer></answer> makes an answer wrong.
 
     Raises:
@@ -66,16 +71,18 @@ def create(
     if scoring not in SCORERS:
         raise refuse("scoring", f"{scoring!r} is none of {', '.join(SCORERS)}")
     check_template(template)
+    names = _names(question, answer, choices)
     families, digests = read_families(
         path,
-        lambda row: _example(row, (question, answer), scoring == "choice"),
+        lambda row: _example(row, names, with_choices=scoring == "choice"),
         MAX_ROW_BYTES,
         held_out,
+        exact=True,
     )
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
         SCORERS[scoring]("1", "1", ())
-    options = [digests, scoring, template, held_out, question, answer, *["strict"] * strict]
+    options = [digests, scoring, template, held_out, *names, *["strict"] * strict]
     return _Jsonl(families, _version(options, scoring), scoring, template, strict=strict)
 
 
@@ -97,7 +104,7 @@ class _Jsonl:
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
         self.sizes = {name: family.size for name, family in families.items()}
-        self.notes = tuple(family.note(name) for name, family in families.items())
+        self.notes = tuple(_note(name, family) for name, family in families.items())
         self._rows = families
         self._score = SCORERS[scoring]
         self._template = template
@@ -128,49 +135,41 @@ class _Jsonl:
         return 0.0 if answer is None else self._score(answer, example.answer, example.choices)
 
 
-def _example(value: dict[str, Any], fields: tuple[str, str], with_choices: bool) -> Example:
+def _names(question: object, answer: object, choices: object) -> Fields:
+    """The names of fields that the options give.
+
+    Raises:
+        ConfigError: one is no text.
+    """
+    for option, name in (("question", question), ("answer", answer), ("choices", choices)):
+        if not isinstance(name, str):
+            raise refuse(option, 'the name of a field, such as "question.stem"')
+    return Fields(str(question), str(answer), str(choices))
+
+
+def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Example:
     """The example in one row.
 
     Raises:
         ValueError: the row is malformed.
     """
-    missing = [field for field in fields if field not in value]
-    if missing:
-        raise ValueError(f"no field {missing[0]!r}; name it in the options question and answer")
-    question, given = (value[field] for field in fields)
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{fields[0]!r} must be a text")
-    if with_choices:
-        choices = _choices(value.get("choices"))
-        return Example(question, _right_letter(given, choices), choices)
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
-        raise ValueError(f"{fields[1]!r} must be a text or a number")
-    right = str(given).rpartition("####")[2].strip()
-    if not right:
-        raise ValueError(f"{fields[1]!r} is empty")
-    check_text(right, fields[1])
-    return Example(question, right)
+    question = question_of(value, names.question)
+    if not with_choices:
+        unshown = has_choices(value, names.choices)
+        return Example(question, right_text(value, names.answer), unshown=unshown)
+    choices = choices_of(value, names.choices)
+    field, given = answer_of(value, names.answer)
+    return Example(question, right_letter(given, field, choices), choices.texts)
 
 
-def _choices(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 2 <= len(value) <= _MAX_CHOICES:
-        raise ValueError(f"'choices' must be a list of 2 to {_MAX_CHOICES} texts")
-    if not all(isinstance(text, str) and text.strip() for text in value):
-        raise ValueError("every choice must be a text")
-    for text in value:
-        check_text(text, "choices")
-    return tuple(value)
-
-
-def _right_letter(given: Any, choices: Sequence[str]) -> str:
-    letters = [_letter(index) for index in range(len(choices))]
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices):
-        return letters[given]
-    if given in choices:
-        return letters[list(choices).index(given)]
-    if given in letters:
-        return str(given)
-    raise ValueError("the answer is no letter, index (from 0) or text of a choice")
+def _note(name: str, family: Family[Example]) -> str:
+    text = family.note(name)
+    unshown = sum(each.unshown for each in (*family.training, *family.held_out))
+    if unshown:
+        text += (
+            f"; {unshown} rows have choices, which only environment.options.scoring=choice shows"
+        )
+    return text
 
 
 def _letter(index: int) -> str:

@@ -1,4 +1,8 @@
-"""JSON Lines files of questions: read within limits, and split into training and held-out parts."""
+"""JSON Lines files of questions: read within limits, and split into training and held-out parts.
+
+Every file is bounded, unpacked within the same bound, told by what it is (`formats.py`), and only
+then parsed, line by line. Numbers keep the value that they are written with: see `number_text`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from math import isfinite
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from swarm_node.durable import open_regular
 from swarm_node.environments.base import split_held_out
+from swarm_node.environments.formats import plain, refused_kind
 from swarm_node.environments.split import canonical
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
@@ -19,6 +26,15 @@ from swarm_node.rollout import TaskRef
 MAX_FILE_BYTES = 256 << 20
 MAX_ROWS = 1_000_000
 _FAMILY = re.compile(r"[A-Za-z0-9 _.:+@=,-]{1,64}", re.ASCII)
+#: The beginning of a path that names a data set of a hub, and no file.
+HUB: Final = "hub:"
+#: Zeros that stand before or after the other digits of a number where people still write them out.
+_MOST_ZEROS: Final = 30
+#: Digits of a number, and powers of ten: more are a mistake, and slow to compute with.
+_MOST_DIGITS: Final = 1000
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d{1,3})?", re.ASCII
+)
 
 
 class WithQuestion(Protocol):
@@ -30,6 +46,20 @@ class WithQuestion(Protocol):
 
 _Row = TypeVar("_Row", bound=WithQuestion)
 Parse = Callable[[dict[str, Any]], _Row]
+
+
+class Source(NamedTuple):
+    """Rows before they are parsed: the family that they become, the place that errors name, their
+    JSON Lines, and what pins them besides their bytes, such as a revision."""
+
+    family: str
+    place: str
+    data: bytes
+    pinned: str = ""
+
+
+#: Fetches the rows that a path beginning with `HUB` names.
+Fetch = Callable[[str], Source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +96,22 @@ def refuse(option: str, what: str) -> ConfigError:
 
 
 def read_families(
-    path: str | Sequence[str], parse: Parse[_Row], row_bytes: int, share: float
+    path: str | Sequence[str],
+    parse: Parse[_Row],
+    row_bytes: int,
+    share: float,
+    *,
+    exact: bool = False,
+    fetch: Fetch | None = None,
 ) -> tuple[dict[str, Family[_Row]], dict[str, str]]:
     """The rows of a file or several, each a family named after its file, and the sha256 of each.
-    `parse` makes a row of a JSON object, and raises ValueError for a malformed one.
+    `parse` makes a row of a JSON object, and raises ValueError for a malformed one. It gets numbers
+    with a point or an exponent as `Decimal` if they have to be `exact`, else as `float`. `fetch` is
+    for data sets of a hub, where an environment takes them.
 
     Raises:
-        ConfigError: a file is missing, too large or malformed, or leaves a part empty.
+        ConfigError: a file is missing, too large or malformed, is no JSON Lines, or leaves a part
+            empty.
     """
     if not isinstance(share, float) or not 0 < share < 1:
         raise refuse("held_out", "a share above 0 and below 1, such as 0.1")
@@ -80,12 +119,13 @@ def read_families(
     if not isinstance(listed, Sequence) or not all(isinstance(item, str) for item in listed):
         raise refuse("path", "a file, or a list of files")
     families, digests = {}, {}
-    for file in [Path(item).expanduser() for item in listed]:
-        if not _FAMILY.fullmatch(file.stem) or file.stem in families:
-            raise refuse("path", f"{file}: names of families must be plain and different")
-        data = _read(file)
-        digests[file.stem] = hashlib.sha256(data).hexdigest()
-        families[file.stem] = _split(file, list(_rows(file, data, parse, row_bytes)), share)
+    for item in listed:
+        source = _source(item, fetch)
+        if not _FAMILY.fullmatch(source.family) or source.family in families:
+            raise refuse("path", f"{source.place}: names of families must be plain and different")
+        digests[source.family] = hashlib.sha256(source.pinned.encode() + source.data).hexdigest()
+        rows = list(_rows(source, parse, row_bytes, exact=exact))
+        families[source.family] = _split(source.place, rows, share)
     if not families:
         raise refuse("path", "name at least one file")
     _check_apart(families)
@@ -98,6 +138,60 @@ def digest_of(options: Sequence[Any]) -> str:
     return hashlib.sha256(canonical_form.encode()).hexdigest()[:24]
 
 
+def number_text(value: int | Decimal) -> str:
+    """The canonical text of a number of JSON, which is how people write its value: 18 for 18.0,
+    0.5 for 5e-1, all digits of a large integer, 10000000000000000000000 for 1e22. Where that would
+    take more than thirty zeros in a row at an end it is 1e-40."""
+    sign, digits, exponent = Decimal(value).as_tuple()
+    assert isinstance(exponent, int), "parsing refuses what is not finite"
+    written = "".join(map(str, digits)).lstrip("0")
+    significant = written.rstrip("0")
+    if not significant:
+        return "0"
+    exponent += len(written) - len(significant)
+    minus, point = "-" * sign, len(significant) + exponent
+    if max(exponent, -point) > _MOST_ZEROS:
+        fraction = f".{significant[1:]}" if len(significant) > 1 else ""
+        return f"{minus}{significant[0]}{fraction}e{point - 1}"
+    if exponent >= 0:
+        return f"{minus}{significant}{'0' * exponent}"
+    if point <= 0:
+        return f"{minus}0.{'0' * -point}{significant}"
+    return f"{minus}{significant[:point]}.{significant[point:]}"
+
+
+def number_of(text: str) -> Decimal | None:
+    """The number that a text writes in digits, such as 1e22, -18.0 or 1,234; None for any other
+    text, and for a number of absurd length. Texts of peers come here."""
+    text = text.strip().replace("\N{MINUS SIGN}", "-")
+    if len(text) > _MOST_DIGITS or not _NUMBER.fullmatch(text):
+        return None
+    try:
+        return Decimal(text.replace(",", ""))
+    except InvalidOperation:  # no digit at all
+        return None
+
+
+def same_number(answer: str, right: str) -> bool:
+    """Check that `right` is a number in its canonical text, with or without commas between
+    thousands, and that `answer` writes the same number in any way: 1e22, 18.0. A right answer such
+    as 007 is a word, and equal to no number."""
+    wanted = number_of(right)
+    if wanted is None or number_text(wanted) != right.strip().replace(",", ""):
+        return False
+    return number_of(answer) == wanted
+
+
+def _source(item: str, fetch: Fetch | None) -> Source:
+    if item.startswith(HUB):
+        if fetch is None:
+            raise refuse("path", f"{item}: only the environment jsonl takes data sets of a hub")
+        return fetch(item)
+    path = Path(item).expanduser()
+    name = path.with_suffix("") if path.suffix == ".gz" else path
+    return Source(name.stem, str(path), _read(path))
+
+
 def _read(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
@@ -106,22 +200,32 @@ def _read(path: Path) -> bytes:
         raise refuse("path", f"cannot read {path}: {error.strerror}") from error
     if len(data) > MAX_FILE_BYTES:
         raise refuse("path", f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
+    try:
+        data = plain(data, MAX_FILE_BYTES)
+    except OverflowError:
+        raise refuse(
+            "path", f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB once unpacked: split it"
+        ) from None
+    except ValueError as error:
+        raise refuse("path", f"{path}: {error}") from error
+    if kind := refused_kind(data):
+        raise refuse("path", f"{path} is {kind.what}: {kind.remedy}")
     return data
 
 
-def _rows(path: Path, data: bytes, parse: Parse[_Row], row_bytes: int) -> Iterator[_Row]:
+def _rows(source: Source, parse: Parse[_Row], row_bytes: int, *, exact: bool) -> Iterator[_Row]:
     count = 0
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    for number, line in enumerate(source.data.split(b"\n"), start=1):
         if not line.strip():
             continue
         count += 1
         if count > MAX_ROWS:
-            raise refuse("path", f"{path} has more than {MAX_ROWS} rows: split it")
+            raise refuse("path", f"{source.place} has more than {MAX_ROWS} rows: split it")
         try:
-            row = parse(_object(line, row_bytes))
+            row = parse(_object(line, row_bytes, exact=exact))
             check_text(row.question, "question")
         except ValueError as error:
-            raise refuse("path", f"{path}, line {number}: {error}") from error
+            raise refuse("path", f"{source.place}, line {number}: {error}") from error
         yield row
 
 
@@ -148,7 +252,7 @@ def check_template(template: object) -> str:
     return template
 
 
-def _object(line: bytes, most: int) -> dict[str, Any]:
+def _object(line: bytes, most: int, *, exact: bool) -> dict[str, Any]:
     """The JSON object of a line.
 
     Raises:
@@ -157,7 +261,16 @@ def _object(line: bytes, most: int) -> dict[str, Any]:
     if len(line) > most:
         raise ValueError(f"a row may have {most >> 10} KiB at most")
     try:
-        value = json.loads(line)
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"byte {error.start + 1} is not UTF-8: save the file as UTF-8, such as with "
+            "`iconv -f LATIN1 -t UTF-8`"
+        ) from error
+    try:
+        value = (_EXACT if exact else _FLOATS).decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from error
     except RecursionError as error:
         raise ValueError("too deep") from error
     if not isinstance(value, dict):
@@ -165,13 +278,47 @@ def _object(line: bytes, most: int) -> dict[str, Any]:
     return value
 
 
-def _split(path: Path, rows: Sequence[_Row], share: float) -> Family[_Row]:
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON: give the number, or leave the row out")
+
+
+def _integer(literal: str) -> int:
+    if len(literal) > _MOST_DIGITS:
+        raise ValueError(f"a number may have {_MOST_DIGITS} digits at most: write it as a text")
+    return int(literal)
+
+
+def _decimal(literal: str) -> Decimal:
+    """A number with a point or an exponent, in the value that it is written with."""
+    try:
+        value = Decimal(literal)
+    except InvalidOperation:  # an exponent that no Decimal has
+        value = Decimal("Infinity")
+    far = value.is_finite() and value and abs(value.adjusted()) >= _MOST_DIGITS
+    if far or not value.is_finite() or len(literal) > _MOST_DIGITS:
+        raise ValueError(f"the number {literal[:20]}… is out of range: write it as a text")
+    return value
+
+
+def _float(literal: str) -> float:
+    if not isfinite(value := float(literal)):
+        raise ValueError(f"the number {literal[:20]} is out of range: write it as a text")
+    return value
+
+
+_EXACT: Final = json.JSONDecoder(
+    parse_float=_decimal, parse_int=_integer, parse_constant=_no_number
+)
+_FLOATS: Final = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_no_number)
+
+
+def _split(place: str, rows: Sequence[_Row], share: float) -> Family[_Row]:
     """Split by the canonical text of the question, so that all copies of a question are in one
     part."""
     questions = [canonical(row.question) for row in rows]
     training, held_out, bound = split_held_out(rows, questions, share)
     if not training or not held_out:
-        raise refuse("path", f"{path} needs at least two different questions, one for each part")
+        raise refuse("path", f"{place} needs at least two different questions, one for each part")
     return Family(training, held_out, bound, len(rows) - len(set(questions)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -122,16 +123,20 @@ def test_another_file_or_option_is_another_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([{"question": "a"}], {}, "line 1: no field 'answer'"),
+        ([{"question": "a"}], {}, "line 1: no answer: the row has question."),
+        ([{"text": {"q": "a"}, "id": 1}], {}, "the row has text.q, id. Name the right one with"),
+        ([{"question": "a"}], {"answer": "gold"}, "line 1: no field 'gold': the row has question"),
+        ([{"question": "a"}], {"answer": 3}, "environment.options.answer"),
         ([{"question": 3, "answer": "a"}], {}, "'question' must be a text"),
-        ([{"question": "a", "answer": None}], {}, "'answer' must be"),
+        ([{"question": "a", "answer": None}], {}, "line 1: 'answer' is null"),
+        ([{"question": "a", "answer": ["1", "2"]}], {}, "line 1: 'answer' must be"),
         ([{"question": "a", "answer": "#### "}], {}, "is empty"),
         ([3], {}, "must be a JSON object"),
         (sums(1), {}, "two different questions"),
-        ([], {}, "two different questions"),
+        ([], {}, "empty"),
         ([{"question": "a" * 70_000, "answer": "a"}], {}, "64 KiB"),
         (sums(), {"scoring": "fuzzy"}, "none of exact, math, choice"),
-        (sums(), {"scoring": "choice"}, "'choices' must be a list"),
+        (sums(), {"scoring": "choice"}, "no choices: the row has question, answer"),
         (sums(), {"template": "Answer!"}, "{question} once"),
         (sums(), {"template": 5}, "{question} once"),
         (sums(), {"held_out": 1.0}, "a share"),
@@ -163,18 +168,74 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         create(str(tmp_path / "none.jsonl"))
     deep = tmp_path / "deep.jsonl"
-    deep.write_text("[" * 60_000)
+    deep.write_text('{"question": ' + "[" * 60_000)
     with pytest.raises(ConfigError, match="line 1"):
         create(str(deep))
-    binary = tmp_path / "binary.jsonl"
-    binary.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(ConfigError, match="line 1"):
-        create(str(binary))
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes('{"question": "a", "answer": "1"}\n{"question": "é"}'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="line 2: byte 15 is not UTF-8"):
+        create(str(latin))
     huge = tmp_path / "huge.jsonl"
     with huge.open("wb") as file:
         file.truncate((256 << 20) + 1)
     with pytest.raises(ConfigError, match="256 MiB"):
         create(str(huge))
+
+
+def test_a_file_is_the_same_tasks_packed_or_with_a_mark_of_utf_8(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.jsonl", sums())
+    first, data = create(str(path)), path.read_bytes()
+    (tmp_path / "packed").mkdir()
+    for name, form in (
+        ("packed/sums.jsonl.gz", gzip.compress(data)),
+        ("packed/sums.jsonl", gzip.compress(b"\xef\xbb\xbf" + data)),
+        ("sums.jsonl", b"\xef\xbb\xbf" + data),
+    ):
+        (tmp_path / name).write_bytes(form)
+        again = create(str(tmp_path / name))
+        assert (again.version, again.families) == (first.version, first.families)
+
+
+def test_a_file_that_unpacks_without_end_is_refused_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.environments.rows.MAX_FILE_BYTES", 1 << 20)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b" " * (1 << 24), 9))
+    with pytest.raises(ConfigError, match="larger than 1 MiB once unpacked"):
+        create(str(bomb))
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "null", "1e9999", "9" * 1001])
+def test_what_is_no_number_is_refused_by_its_line(tmp_path: Path, literal: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"question": f"q{n}", "answer": n} for n in range(5)])
+    path.write_text(path.read_text() + f'{{"question": "q5", "answer": {literal}}}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 6: "):
+        create(str(path))
+
+
+def test_rows_of_public_sets_are_tasks_as_they_are(tmp_path: Path) -> None:
+    maths = [
+        {"problem": f"p{n}", "solution": f"So it is $\\boxed{{{n}}}$.", "level": "Level 1"}
+        for n in range(20)
+    ]
+    environment = create(str(write(tmp_path / "maths.jsonl", maths)))
+    for seed in range(5):
+        task = environment.derive(ref_to(environment, seed))
+        assert environment.score(task, environment.render(task)[1:]) == 1.0
+    questions = [
+        {"question": {"stem": f"q{n}", "choices": [{"label": "A", "text": "x"}, {"label": "B",
+         "text": "y"}]}, "answerKey": "B"}
+        for n in range(20)
+    ]  # fmt: skip
+    path = str(write(tmp_path / "common.jsonl", questions))
+    environment = create(path, scoring="choice")
+    task = environment.derive(ref_to(environment, 1))
+    assert environment.render(task).endswith("\nA. x\nB. y")
+    assert environment.score(task, "B") == 1.0
+    assert "20 rows have choices" in create(path).notes[0]
+    named = create(path, scoring="choice", question="question.stem", choices="question.choices")
+    assert named.version != environment.version
 
 
 def test_choices_are_shown_and_judged_by_letter(tmp_path: Path) -> None:

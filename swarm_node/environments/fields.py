@@ -1,0 +1,210 @@
+"""The question and the right answer of a row, by the field names of public sets of questions. Pure.
+
+A name may have dots, for a field within a field: `question.stem`. Without a name, the fields are
+those that GSM8K, MATH, MMLU, ARC, AQuA, CommonsenseQA, SVAMP, MAWPS, ASDiv and their like have; see
+`QUESTIONS` and `ANSWERS`. The letters of their names may be capital or small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from swarm_node.environments.rows import check_text, number_text
+
+#: Where questions are found, the first that a row has.
+QUESTIONS: Final = (
+    *("question", "question.stem", "problem", "squestion", "query"),
+    *("prompt", "ctx", "input"),
+)
+#: Where right answers are found, the first that a row has. An object is none of them.
+ANSWERS: Final = (
+    *("answer", "answerkey", "final_answer", "expected_answer", "correct", "correct_answer"),
+    *("ground_truth", "reward_model.ground_truth", "result", "target", "lsolutions", "label"),
+)
+#: Where a worked solution is found that ends in its answer, if a row has no answer by itself.
+SOLUTIONS: Final = ("solution", "rationale")
+#: A text before the question that belongs to it, as SVAMP and ASDiv have.
+_BODY: Final = "body"
+#: Fields that only ASDiv's rows have, whose answers are such as "9 (apples)".
+_WITH_UNIT: Final = ("formula", "solution_type")
+_UNIT: Final = re.compile(r"(.+?)\s*\([^()]*\)")
+_BOXED: Final = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_MARK: Final = "####"
+#: Names of fields in an error, and characters of each.
+_SHOWN_FIELDS: Final = 12
+_SHOWN_CHARS: Final = 40
+#: The value of a field that a row does not have. None is JSON's null.
+ABSENT: Final = object()
+
+
+class Fields(NamedTuple):
+    """The names that an owner gave to the fields, each "" if it is to be found."""
+
+    question: str = ""
+    answer: str = ""
+    choices: str = ""
+
+
+def look(row: Mapping[str, Any], name: str) -> Any:
+    """The value of the field `name`, or `ABSENT`. A name with dots is first looked for as it is. A
+    number in it is the place in a list, from 0."""
+    value = _member(row, name)
+    if value is not ABSENT:
+        return value
+    value = row
+    for part in name.split("."):
+        value = _member(value, part)
+    return value
+
+
+def _member(value: Any, part: str) -> Any:
+    if isinstance(value, Mapping):
+        if part in value:
+            return value[part]
+        folded = (key for key in value if key.casefold() == part.casefold())
+        return value.get(next(folded, None), ABSENT)
+    if isinstance(value, list) and re.fullmatch(r"[0-9]{1,4}", part) and int(part) < len(value):
+        return value[int(part)]
+    return ABSENT
+
+
+def first_of(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+    """The first of some fields that a row has and that is no object: its name and value. ("",
+    `ABSENT`) if it has none."""
+    for name in names:
+        value = look(row, name)
+        if value is not ABSENT and not isinstance(value, Mapping):
+            return name, value
+    return "", ABSENT
+
+
+def missing(row: Mapping[str, Any], kind: str, name: str = "") -> ValueError:
+    """The error for a row without a field of a kind, such as "answer"."""
+    names: list[str] = []
+    for key, value in row.items():
+        inner = value if isinstance(value, Mapping) and value else {}
+        names += [f"{key}.{part}" for part in inner] or [key]
+    shown = ", ".join(repr(each[:_SHOWN_CHARS])[1:-1] for each in names[:_SHOWN_FIELDS])
+    more = len(names) - _SHOWN_FIELDS
+    has = shown + (f" and {more} more" if more > 0 else "") if names else "no field"
+    what = f"no field {name!r}" if name else f"no {kind}"
+    return ValueError(
+        f"{what}: the row has {has}. Name the right one with --{kind}-field, "
+        f"which is environment.options.{kind}"
+    )
+
+
+def question_of(row: Mapping[str, Any], name: str) -> str:
+    """The question of a row, in the field `name` or, for "", in the one that public sets have.
+
+    Raises:
+        ValueError: there is none, or it is no text.
+    """
+    found, value = (name, look(row, name)) if name else first_of(row, QUESTIONS)
+    if value is ABSENT:
+        raise missing(row, "question", name)
+    if isinstance(value, list):  # messages, of which the user's is the question
+        message = value[0] if len(value) == 1 and isinstance(value[0], Mapping) else {}
+        value = message.get("content") if message.get("role") == "user" else value
+    if value is None:
+        raise null(found)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{found!r} must be a text, or one message of the user")
+    body = look(row, _BODY) if found == QUESTIONS[0] and not name else ABSENT
+    return f"{body.strip()} {value}" if isinstance(body, str) and body.strip() else value
+
+
+def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
+    """The field of a row's right answer, and its value: the field `name` or, for "", the one that
+    public sets have. A worked solution is one of them if it marks its answer.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found, value = (name, look(row, name)) if name else first_of(row, ANSWERS)
+    if value is not ABSENT:
+        return found, value
+    found, value = ("", ABSENT) if name else first_of(row, SOLUTIONS)
+    if isinstance(value, str) and value.strip():
+        if marked(value) is None:
+            raise ValueError(
+                f"{found!r} marks no answer, with #### or \\boxed{{}}: if all of it is the "
+                f"answer, say --answer-field {found}, which is environment.options.answer"
+            )
+        return found, value
+    raise missing(row, "answer", name)
+
+
+def right_text(row: Mapping[str, Any], name: str) -> str:
+    """The right answer of a row as a text: see `answer_of`. Of a text, what stands after its last
+    "####", or in its last \\boxed{}, if it has one. Numbers are written by `number_text`, true and
+    false as Yes and No, and a list of one has its one.
+
+    Raises:
+        ValueError: there is none, or it is none of these.
+    """
+    found, value = answer_of(row, name)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if value is None:
+        raise null(found)
+    if not isinstance(value, str | int | Decimal):
+        raise ValueError(f"{found!r} must be a text, a number, true or false")
+    text = plain_text(value, found)
+    in_text = marked(text)
+    right = text.strip() if in_text is None else in_text
+    if not name and found == ANSWERS[0] and all(look(row, key) is not ABSENT for key in _WITH_UNIT):
+        with_unit = _UNIT.fullmatch(right)
+        right = with_unit[1] if with_unit else right
+    if not right:
+        raise ValueError(f"{found!r} is empty")
+    return right
+
+
+def plain_text(value: str | int | Decimal, name: str) -> str:
+    """A value of JSON as people write it.
+
+    Raises:
+        ValueError: a text has half a character.
+    """
+    if isinstance(value, bool):
+        return "Yes" if value else "No"
+    if not isinstance(value, str):
+        return number_text(value)
+    check_text(value, name)
+    return value
+
+
+def null(name: str) -> ValueError:
+    """The error for a field whose value is JSON's null."""
+    return ValueError(f"{name!r} is null: give its value, or leave the row out")
+
+
+def marked(text: str) -> str | None:
+    """The answer that a worked solution marks: what stands after its last "####" (GSM8K), else what
+    its last \\boxed{} or \\fbox{} holds (MATH). None if it has neither."""
+    _, mark, after = text.rpartition(_MARK)
+    return after.strip() if mark else last_boxed(text)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last \boxed{} or \fbox{} of a text holds, with the braces within it; of "\boxed 5$"
+    what stands before the next dollar sign or line. None if there is none, or it has no end."""
+    found = None
+    for found in _BOXED.finditer(text):  # noqa: B007 - the last one counts
+        pass
+    if found is None:
+        return None
+    rest = text[found.end() :]
+    if not rest.startswith("{"):
+        return re.split(r"[$\n]", rest, maxsplit=1)[0].strip() or None
+    depth = 0
+    # An escaped brace is one of the answer's own characters.
+    for brace in re.finditer(r"\\.|[{}]", rest, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0 and brace[0] == "}":
+            return rest[1 : brace.start()].strip() or None
+    return None
