@@ -13,20 +13,25 @@ import typer
 
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import (
+    AnswerFieldOption,
     AssignOption,
+    ChoicesFieldOption,
     CodeOption,
     ConfigOption,
     CoordinatorOption,
+    EnvironmentOption,
     FamiliesOption,
     ForgetOption,
     HomeOption,
     JsonOption,
     LogFormatOption,
     ModelOption,
+    QuestionFieldOption,
     SamplerOption,
     TicketFileOption,
     TicketOption,
     VerboseOption,
+    task_flags,
 )
 from swarm_node.cli.verbs import members, watching
 from swarm_node.cli.verbs import simulate as simulation
@@ -43,7 +48,7 @@ from swarm_node.cli.verbs.track import track
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 if TYPE_CHECKING:
-    from swarm_node.node.home.home import Home
+    from swarm_node.config import Sources
 
 app = typer.Typer(
     name="swarm-node",
@@ -111,6 +116,7 @@ def join(
     ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
+    environment: EnvironmentOption = None,
     families: FamiliesOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
@@ -121,6 +127,9 @@ def join(
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
+    question_field: QuestionFieldOption = None,
+    answer_field: AnswerFieldOption = None,
+    choices_field: ChoicesFieldOption = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: AssignOption = None,
@@ -143,8 +152,7 @@ def join(
         "home": home,
         "model": model,
         "ticket": ticket if ticket_file is None else f"@{ticket_file}",
-        "environment.families": families.split(",") if families else None,
-        "environment.options.preset": preset,
+        **task_flags(environment, families, preset, question_field, answer_field, choices_field),
         "network.listen": listen,
         "network.announce": announce,
         "network.bootstrap": bootstrap,
@@ -159,16 +167,18 @@ def join(
         **parse_assignments(assign or []),
     }
     sources = Sources(flags, config=config, with_home=True)
-    if forget:
-        _forget(chosen_home(sources.home), forget)
+    _forget(sources, forget or [])
     settings = sources.load()
     join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
 
 
-def _forget(home: Home, keys: list[str]) -> None:
-    """Let a home forget the values of `keys`, if the start may use it at all."""
+def _forget(sources: Sources, keys: list[str]) -> None:
+    """Let the home of a start forget the values of `keys`, if the start may use it at all."""
     from swarm_node.config.sources import forget
 
+    if not keys:
+        return
+    home = chosen_home(sources.home)
     home.check()
     home.refuse_in_use()
     forget(home.path, keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,15 @@ TicketOption = Annotated[
 FamiliesOption = Annotated[
     str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
 ]
+EnvironmentOption = Annotated[
+    str | None,
+    typer.Option(help="An environment, a file of questions, or hub:OWNER/NAME."),
+]
+QuestionFieldOption = Annotated[
+    str | None, typer.Option(help="Field of the question in a row: NAME or OUTER.INNER.")
+]
+AnswerFieldOption = Annotated[str | None, typer.Option(help="Field of the right answer.")]
+ChoicesFieldOption = Annotated[str | None, typer.Option(help="Field of the choices.")]
 ForgetOption = Annotated[
     list[str] | None, typer.Option(help="A setting that returns to its default.")
 ]
@@ -56,3 +65,25 @@ LogFormatOption = Annotated[
 VerboseOption = Annotated[
     bool | None, typer.Option("--verbose", "-v", help="Log updates and every rejection.")
 ]
+
+
+def task_flags(
+    environment: str | None,
+    families: str | None,
+    preset: str | None,
+    question: str | None,
+    answer: str | None,
+    choices: str | None,
+) -> dict[str, Any]:
+    """The settings, by dotted key, of options that say what the tasks are: an environment, its
+    families and preset, and the fields of its rows. None for an option that was not given."""
+    from swarm_node.environments.registry import chosen_environment
+
+    return {
+        **({} if environment is None else chosen_environment(environment)),
+        "environment.families": families.split(",") if families else None,
+        "environment.options.preset": preset,
+        "environment.options.question": question,
+        "environment.options.answer": answer,
+        "environment.options.choices": choices,
+    }

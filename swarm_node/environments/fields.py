@@ -92,8 +92,8 @@ def missing(row: Mapping[str, Any], kind: str, name: str = "") -> ValueError:
     has = shown + (f" and {more} more" if more > 0 else "") if names else "no field"
     what = f"no field {name!r}" if name else f"no {kind}"
     return ValueError(
-        f"{what}: the row has {has}. Name the right one with --{kind}-field, "
-        f"which is environment.options.{kind}"
+        f"{what}: the row has {has}. Name the right one with --{kind}-field, or as "
+        f"environment.options.{kind}"
     )
 
 
@@ -132,7 +132,7 @@ def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
         if marked(value) is None:
             raise ValueError(
                 f"{found!r} marks no answer, with #### or \\boxed{{}}: if all of it is the "
-                f"answer, say --answer-field {found}, which is environment.options.answer"
+                f"answer, name it with --answer-field {found}, or as environment.options.answer"
             )
         return found, value
     raise missing(row, "answer", name)

@@ -15,6 +15,7 @@ from swarm_node.environments import drills, games
 from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
 from swarm_node.environments.registry import available, unknown_name
+from swarm_node.environments.rows import HUB
 from swarm_node.environments.split import described
 from swarm_node.errors import ConfigError, instead, words_of
 from swarm_node.process.bounded import bounded_run
@@ -75,7 +76,7 @@ def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
     Raises:
         ConfigError: the message says what there is, or why it cannot be had.
     """
-    if ":" not in name and name not in available():
+    if (":" not in name and name not in available()) or name.startswith(HUB):
         raise unknown_name(name)
     if name in _TURNS:
         return Tried(name, _TURNS[name])

@@ -8,8 +8,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
+from swarm_node.environments.rows import HUB
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError, instead
 
@@ -19,6 +21,20 @@ GROUP = "swarm_node.environments"
 def available() -> list[str]:
     """Names of the installed environments."""
     return sorted({point.name for point in _points()})
+
+
+def chosen_environment(text: str) -> dict[str, str]:
+    """The settings, by dotted key, of the environment that a person named on a command line: an
+    installed one, module:factory, or what `jsonl` reads, which is a file of rows or a data set of a
+    hub. A name with a point or a slash and without a colon is a file, also if it is not there."""
+    if text.startswith(HUB):
+        return {"environment.name": "jsonl", "environment.options.path": text}
+    path = Path(text).expanduser()
+    looks = ":" not in text and ("." in text or "/" in text)
+    if text not in available() and (looks or path.is_file()):
+        # The home remembers it, and may be started from another directory.
+        return {"environment.name": "jsonl", "environment.options.path": str(path.absolute())}
+    return {"environment.name": text}
 
 
 def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironment:
@@ -47,6 +63,8 @@ def factory_of(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: no such environment, or it cannot be imported.
     """
+    if name.startswith(HUB):
+        raise _not_a_name(name)
     if "://" in name:
         raise ConfigError(
             f"environment.name: {name[:80]!r} is a server, and no member can replay what it said: "
@@ -57,9 +75,18 @@ def factory_of(name: str) -> Callable[..., Any]:
 
 def unknown_name(name: str) -> ConfigError:
     """Make the error about a name that no installed environment has."""
+    if "environment.options.path" in chosen_environment(name):
+        return _not_a_name(name)
     return ConfigError(
         f"environment.name: there is no environment {name!r}{instead(name, available())}; "
         "module:factory is for your own"
+    )
+
+
+def _not_a_name(path: str) -> ConfigError:
+    return ConfigError(
+        f"environment.name: {path[:80]!r} holds questions and is no environment: say --environment "
+        f"{path[:80]}, or set environment.name=jsonl and environment.options.path"
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.registry import chosen_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
@@ -87,7 +88,7 @@ async def measure(
     tell: Callable[[Progress], object] = lambda progress: None,
 ) -> CheckpointsReport:
     """Measure the policies that `checkpoint` names (see `stored_policies`) on `tasks`: a JSON Lines
-    file, an environment, or None for the one that the home trains on.
+    file, hub:OWNER/NAME, an environment, or None for the one that the home trains on.
 
     A list of questions is measured whole, or at `limit` questions of each part, drawn by chance but
     always the same. For a generator, each family has the unseen and seen tasks of the node's own
@@ -142,12 +143,12 @@ def _environment(
     home's options count, because they decide which texts the home trains on."""
     if tasks is None:
         return name, dict(options)
-    is_file = tasks.endswith((".jsonl", ".json")) or Path(tasks).expanduser().is_file()
-    wanted = "jsonl" if is_file else tasks
+    chosen = chosen_environment(tasks)
+    wanted, path = chosen["environment.name"], chosen.get(f"{_OPTIONS}.path")
     begin = _OPTIONS + "."
     given = {key.removeprefix(begin): v for key, v in assigned.items() if key.startswith(begin)}
     known = {**(options if name == wanted else {}), **given}
-    return wanted, {**known, "path": str(Path(tasks).expanduser())} if is_file else known
+    return wanted, {**known, "path": path} if path else known
 
 
 def _tasks(info: EnvironmentInfo, limit: int | None, usual: int) -> Iterator[TaskRef]:

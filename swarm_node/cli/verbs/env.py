@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
+from swarm_node.cli.options import (
+    AnswerFieldOption,
+    AssignOption,
+    ChoicesFieldOption,
+    ConfigOption,
+    JsonOption,
+    QuestionFieldOption,
+    task_flags,
+)
 from swarm_node.program.terminal import RefusingGroup
 
 env_app = typer.Typer(
@@ -23,10 +31,17 @@ def _env() -> None:
 @env_app.command()
 def check(
     name: Annotated[
-        str | None, typer.Argument(help="An environment, or module:factory of your own.")
+        str | None,
+        typer.Argument(
+            help="An environment, module:factory of your own, a file of questions, or "
+            "hub:OWNER/NAME."
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="Whose answers are scored.")] = "tiny",
     answers: Annotated[int, typer.Option(min=8, max=4096, help="How many answers.")] = 256,
+    question_field: QuestionFieldOption = None,
+    answer_field: AnswerFieldOption = None,
+    choices_field: ChoicesFieldOption = None,
     config: ConfigOption = None,
     assign: AssignOption = None,
     json: JsonOption = False,
@@ -45,7 +60,8 @@ def check(
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.model import resolve
 
-    flags: dict[str, Any] = {"environment.name": name, **parse_assignments(assign or [])}
+    flags = task_flags(name, None, None, question_field, answer_field, choices_field)
+    flags |= parse_assignments(assign or [])
     settings = load_settings(flags, config=config)
     directory = resolve(model)
     settings = for_model(settings, Qwen2Config.from_directory(directory))
