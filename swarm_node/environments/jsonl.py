@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarm_node.environments import hub
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.choices import choices_of, has_choices, right_letter
 from swarm_node.environments.fields import Fields, answer_of, question_of, right_text
 from swarm_node.environments.rows import (
     Family,
+    Source,
     check_template,
     digest_of,
     read_families,
@@ -53,17 +55,21 @@ def create(
     answer: str = "",
     strict: bool = False,
     choices: str = "",
+    subset: str = "",
+    split: str = "train",
+    revision: str = "",
 ) -> Environment:
     """The factory behind the entry point `jsonl`.
 
     Args:
-        path: a file or several; each becomes a family, named after it.
+        path: a file or hub:OWNER/NAME, or several; each becomes a family, named after it.
         scoring: "exact" (word for word), "math" (math-verify) or "choice" (a letter).
         template: the prompt, with {question} in the place of the question. Choices follow it.
         held_out: share of the questions kept for evaluation, by a hash of their canonical text.
         question, answer, choices: the names of the fields, with dots for fields within fields;
             "" for those that public sets have.
         strict: text around the <answer></answer> makes an answer wrong.
+        subset, split, revision: of data sets of a hub; "" for the only subset, and for main.
 
     Raises:
         ConfigError: a file is missing, too large or malformed, or an option makes no sense.
@@ -72,18 +78,29 @@ def create(
         raise refuse("scoring", f"{scoring!r} is none of {', '.join(SCORERS)}")
     check_template(template)
     names = _names(question, answer, choices)
+    commits: dict[str, str] = {}
+
+    def fetched(item: str) -> Source:
+        source, commit = hub.fetch(hub.hub_rows(item, subset, split, revision))
+        commits[source.family] = commit
+        return source
+
     families, digests = read_families(
         path,
         lambda row: _example(row, names, with_choices=scoring == "choice"),
         MAX_ROW_BYTES,
         held_out,
         exact=True,
+        fetch=fetched,
     )
+    if not commits and (subset or revision or split != "train"):
+        raise refuse("split", "this, subset and revision are of data sets of a hub: leave them out")
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
         SCORERS[scoring]("1", "1", ())
     options = [digests, scoring, template, held_out, *names, *["strict"] * strict]
-    return _Jsonl(families, _version(options, scoring), scoring, template, strict=strict)
+    notes = tuple(_note(name, family, commits.get(name)) for name, family in families.items())
+    return _Jsonl(families, notes, _version(options, scoring), scoring, template, strict=strict)
 
 
 class _Jsonl:
@@ -94,6 +111,7 @@ class _Jsonl:
     def __init__(
         self,
         families: Mapping[str, Family[Example]],
+        notes: tuple[str, ...],
         version: str,
         scoring: str,
         template: str,
@@ -104,7 +122,7 @@ class _Jsonl:
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
         self.sizes = {name: family.size for name, family in families.items()}
-        self.notes = tuple(_note(name, family) for name, family in families.items())
+        self.notes = notes
         self._rows = families
         self._score = SCORERS[scoring]
         self._template = template
@@ -162,8 +180,10 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
     return Example(question, right_letter(given, field, choices), choices.texts)
 
 
-def _note(name: str, family: Family[Example]) -> str:
+def _note(name: str, family: Family[Example], commit: str | None) -> str:
     text = family.note(name)
+    if commit is not None:
+        text += f"; all members need environment.options.revision={commit}"
     unshown = sum(each.unshown for each in (*family.training, *family.held_out))
     if unshown:
         text += (

@@ -15,7 +15,10 @@ MOST_BYTES = 1 << 20
 
 
 def bounded_run(
-    command: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    most: int = MOST_BYTES,
 ) -> subprocess.CompletedProcess[bytes]:
     """`subprocess.run` with output captured, for a program that may hang or never stop printing. It
     and its descendants are killed after `seconds` at the latest. It gets the variables `env`, by
@@ -23,7 +26,7 @@ def bounded_run(
 
     Raises:
         OSError: it cannot be run.
-        subprocess.SubprocessError: it took too long, or printed more than `MOST_BYTES`.
+        subprocess.SubprocessError: it took too long, or printed more than `most` bytes.
     """
     deadline = time.monotonic() + seconds
     with subprocess.Popen(  # noqa: S603 - no shell
@@ -37,7 +40,7 @@ def bounded_run(
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            printed, complaint = _read((process.stdout, process.stderr), deadline, command[0])
+            printed, complaint = _read((process.stdout, process.stderr), deadline, command[0], most)
             process.wait(max(deadline - time.monotonic(), 0.1))
         finally:
             with suppress(ProcessLookupError, PermissionError):
@@ -45,7 +48,7 @@ def bounded_run(
     return subprocess.CompletedProcess(command, process.returncode, printed, complaint)
 
 
-def _read(pipes: Sequence[IO[bytes]], deadline: float, name: str) -> list[bytes]:
+def _read(pipes: Sequence[IO[bytes]], deadline: float, name: str, most: int) -> list[bytes]:
     """All that comes from the pipes until they are closed."""
     parts = {pipe: bytearray() for pipe in pipes}
     with selectors.DefaultSelector() as selector:
@@ -60,6 +63,6 @@ def _read(pipes: Sequence[IO[bytes]], deadline: float, name: str) -> list[bytes]
                 parts[pipe] += data
                 if not data:
                     selector.unregister(pipe)
-                elif len(parts[pipe]) > MOST_BYTES:
+                elif len(parts[pipe]) > most:
                     raise subprocess.SubprocessError(f"{name} prints without end")
     return [bytes(part) for part in parts.values()]

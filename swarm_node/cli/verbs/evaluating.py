@@ -25,7 +25,7 @@ _LINE_SECONDS: Final = 10.0
 
 def evaluate(
     tasks: Annotated[
-        str | None, typer.Option(help="A file of questions, or an environment.")
+        str | None, typer.Option(help="File of questions, hub:OWNER/NAME or environment.")
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="A directory, a name such as v0000000060, base, or all.")

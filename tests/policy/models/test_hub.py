@@ -2,106 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_server import Hub, serving
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.hub import ALIASES, HubModel, _check_weights, _File, hub_model
 from swarm_node.policy.models.shapes import known_shape
 
-SHA = "0123456789abcdef0123456789abcdef01234567"
 REPO = "org/model"
-
-
-class Hub(ThreadingHTTPServer):
-    """As much of the hub as a download needs. `cut` ends the answers to that file early."""
-
-    daemon_threads = True
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.directory = directory
-        self.served: list[tuple[str, str]] = []
-        self.cut = ""
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return None
-
-    def _answer(self, with_body: bool) -> None:
-        path = self.path.partition("?")[0]
-        if path == f"/api/models/{REPO}/revision/main":
-            self._send(json.dumps({"id": REPO, "sha": SHA, "siblings": []}).encode(), with_body)
-        elif path == f"/api/models/{REPO}/tree/{SHA}":
-            files = [
-                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
-                for file in sorted(self.server.directory.iterdir())
-            ]
-            self._send(json.dumps(files).encode(), with_body)
-        elif match := re.fullmatch(f"/{REPO}/resolve/{SHA}/([\\w.-]+)", path):
-            data = (self.server.directory / match[1]).read_bytes()
-            if with_body:
-                self.server.served.append((match[1], self.headers.get("Range", "")))
-            self._send(data, with_body, match[1])
-        else:
-            self._send(b"{}", with_body, status=404, headers={"X-Error-Code": "RepoNotFound"})
-
-    def _send(
-        self,
-        data: bytes,
-        with_body: bool,
-        name: str = "",
-        status: int = 200,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        whole, asked = len(data), re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        etag = hashlib.sha256(data).hexdigest()
-        if asked and name:
-            start, status = int(asked[1]), 206
-            data = data[start:]
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Type", "application/json")
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {whole - len(data)}-{whole - 1}/{whole}")
-        if name:
-            self.send_header("ETag", f'"{etag}"')
-            self.send_header("X-Repo-Commit", SHA)
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if with_body and name and name == self.server.cut:
-            self.wfile.write(data[: len(data) // 2])
-            self.wfile.flush()
-            self.close_connection = True
-            self.connection.shutdown(2)
-        elif with_body:
-            self.wfile.write(data)
 
 
 @pytest.fixture
@@ -110,13 +27,8 @@ def hub(tmp_path: Path, make_model: Callable[..., Path]) -> Iterator[Hub]:
     directory = make_model(tmp_path / "hub", "qwen3", shard="60KB")
     (directory / "pytorch_model.bin").write_bytes(b"pickle")
     (directory / "modeling_evil.py").write_text("raise SystemExit(3)")
-    server = Hub(directory)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Hub(directory, REPO)) as server:
+        yield server
 
 
 def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.CompletedProcess[str]:
