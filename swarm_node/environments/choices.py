@@ -20,6 +20,7 @@ from swarm_node.environments.fields import (
     missing,
     null,
     plain_text,
+    present,
 )
 
 MAX_CHOICES: Final = 26
@@ -68,8 +69,9 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
 
 def has_choices(row: Mapping[str, Any], name: str) -> bool:
     """Check that a row has choices at all."""
-    found = [look(row, each) for each in ([name] if name else CHOICES)]
-    return any(isinstance(each, list | Mapping) and len(each) > 1 for each in found)
+    names = (name,) if name else present(tuple(row), CHOICES)
+    found = [look(row, each) for each in names]
+    return any(isinstance(each, list | dict) and len(each) > 1 for each in found)
 
 
 def right_letter(given: Any, name: str, choices: Choices) -> str:
@@ -124,7 +126,7 @@ def _read(value: Any, name: str) -> Choices:
         raise null(name)
     if isinstance(value, str):
         return _split(plain_text(value, name), name)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         texts, labels = value.get("text"), value.get("label")
         if isinstance(texts, list) and isinstance(labels, list):
             if len(texts) != len(labels):
@@ -133,7 +135,7 @@ def _read(value: Any, name: str) -> Choices:
         return Choices(_texts(list(value.values()), name), _texts(list(value), name))
     if not isinstance(value, list):
         raise ValueError(f"{name!r} must be a list of 2 to {MAX_CHOICES} texts")
-    if value and all(isinstance(each, Mapping) and "text" in each for each in value):
+    if value and all(isinstance(each, dict) and "text" in each for each in value):
         labels = [each[key] for each in value for key in ("label", "key") if key in each]
         if labels and len(labels) != len(value):
             raise ValueError(f"every choice of {name!r} needs one label")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from swarm_node.environments.rows import check_text, number_text
@@ -52,7 +53,7 @@ def look(row: Mapping[str, Any], name: str) -> Any:
     """The value of the field `name`, or `ABSENT`. A name with dots is first looked for as it is. A
     number in it is the place in a list, from 0."""
     value = _member(row, name)
-    if value is not ABSENT:
+    if value is not ABSENT or "." not in name:
         return value
     value = row
     for part in name.split("."):
@@ -61,22 +62,34 @@ def look(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _member(value: Any, part: str) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if part in value:
             return value[part]
-        folded = (key for key in value if key.casefold() == part.casefold())
-        return value.get(next(folded, None), ABSENT)
+        return value.get(_folded(tuple(value)).get(part.casefold()), ABSENT)
     if isinstance(value, list) and re.fullmatch(r"[0-9]{1,4}", part) and int(part) < len(value):
         return value[int(part)]
     return ABSENT
 
 
+@lru_cache(maxsize=64)
+def _folded(names: tuple[str, ...]) -> Mapping[str, str]:
+    """The first of some names by its small letters. The rows of a file have few sets of names."""
+    return {name.casefold(): name for name in reversed(names)}
+
+
+@lru_cache(maxsize=256)
+def present(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some `names` of fields whose first part a row with these `keys` may have."""
+    folded = _folded(keys)
+    return tuple(each for each in names if each.partition(".")[0].casefold() in folded)
+
+
 def first_of(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
     """The first of some fields that a row has and that is no object: its name and value. ("",
     `ABSENT`) if it has none."""
-    for name in names:
+    for name in present(tuple(row), tuple(names)):
         value = look(row, name)
-        if value is not ABSENT and not isinstance(value, Mapping):
+        if value is not ABSENT and not isinstance(value, dict):
             return name, value
     return "", ABSENT
 
@@ -85,7 +98,7 @@ def missing(row: Mapping[str, Any], kind: str, name: str = "") -> ValueError:
     """The error for a row without a field of a kind, such as "answer"."""
     names: list[str] = []
     for key, value in row.items():
-        inner = value if isinstance(value, Mapping) and value else {}
+        inner = value if isinstance(value, dict) and value else {}
         names += [f"{key}.{part}" for part in inner] or [key]
     shown = ", ".join(repr(each[:_SHOWN_CHARS])[1:-1] for each in names[:_SHOWN_FIELDS])
     more = len(names) - _SHOWN_FIELDS
@@ -107,7 +120,7 @@ def question_of(row: Mapping[str, Any], name: str) -> str:
     if value is ABSENT:
         raise missing(row, "question", name)
     if isinstance(value, list):  # messages, of which the user's is the question
-        message = value[0] if len(value) == 1 and isinstance(value[0], Mapping) else {}
+        message = value[0] if len(value) == 1 and isinstance(value[0], dict) else {}
         value = message.get("content") if message.get("role") == "user" else value
     if value is None:
         raise null(found)
