@@ -31,6 +31,7 @@ _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABEL: Final = re.compile(r"\s*\(?\s*([A-Za-z]\s*[).:]|[0-9]{1,2}\s*(?:\)|[.:](?=\s)))\s*")
 #: The same within a text of several choices, at its beginning or after a space or a comma.
 _LABELS: Final = re.compile(r"(?:^|(?<=[\s,;|]))\(?([A-Za-z])\s?([).:])", re.MULTILINE)
+_WORDS: Final = {True: ("yes", "true"), False: ("no", "false")}
 _BETWEEN: Final = " \t\r\n,;|"
 
 
@@ -101,6 +102,9 @@ def _index(given: str | int | Decimal, choices: Choices) -> int | None:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < count:
         return given
     texts = [" ".join(each.split()) for each in choices.texts]
+    if isinstance(given, bool):
+        fitting = (at for at, each in enumerate(texts) if each.casefold() in _WORDS[given])
+        return next(fitting, None)
     for wanted in (text, _LABEL.sub("", text, count=1), marked(text) or text):
         if wanted in texts:
             return texts.index(wanted)

@@ -16,6 +16,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 _GZIP: Final = b"\x1f\x8b"
 #: Bytes that are looked at. A file tells what it is well before.
 _HEAD_BYTES: Final = 4096
+#: Null bytes at every other place that make a text of UTF-16: {"" and a letter.
+_LEAST_NULLS: Final = 4
 
 
 class Kind(NamedTuple):
@@ -79,7 +81,7 @@ def refused_kind(data: bytes) -> Kind | None:
             return kind
     if b"\0" in head:
         return _with_nulls(head)
-    first, _, rest = head.lstrip().partition(b"\n")
+    first, ended, _ = head.lstrip().partition(b"\n")
     if not first:
         return None if data.strip() else _EMPTY
     if first.startswith(b"<"):
@@ -87,22 +89,20 @@ def refused_kind(data: bytes) -> Kind | None:
     if first.startswith(b"["):
         return _ARRAY
     if first.startswith(b"{"):
-        return _SPREAD if first.rstrip() == b"{" and rest else None
+        return _SPREAD if ended and not first.rstrip().endswith(b"}") else None
     return _TABLE if b"," in first or b"\t" in first or b";" in first else None
 
 
 def _with_nulls(head: bytes) -> Kind:
-    """The kind of a file with null bytes, which UTF-8 has none of in practice: text whose every
-    other byte is null is UTF-16 without a mark."""
+    """The kind of a file with null bytes, which UTF-8 has none of in practice. In UTF-16 the high
+    bytes of braces, quotes and letters are null, and so hardly any of the other bytes are."""
     whole = head[: len(head) & ~3]
     columns = [whole[place::4] for place in range(4)]
     empty = [bool(column) and not any(column) for column in columns]
     if empty in ([False, True, True, True], [True, True, True, False]):
         return _UTF_32
-    even, odd = head[::2], head[1::2]
-    if max(even.count(0) / len(even), odd.count(0) / max(1, len(odd))) > 0.5:
-        return _UTF_16
-    return _BINARY
+    fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
+    return _UTF_16 if more >= _LEAST_NULLS and more >= 8 * fewer else _BINARY
 
 
 def plain(data: bytes, most: int) -> bytes:

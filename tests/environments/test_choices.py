@@ -18,6 +18,7 @@ XYZ = ["x", "y", "z"]
     [
         ({"choices": XYZ, "answer": 2}, "C"),
         ({"choices": XYZ, "answer": "2"}, "C"),
+        ({"choices": ["Unknown", "True", "False"], "answer": False}, "C"),
         ({"choices": XYZ, "answer": "c"}, "C"),
         ({"choices": XYZ, "answer": "(C)"}, "C"),
         ({"choices": XYZ, "answer": "z"}, "C"),

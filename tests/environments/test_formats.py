@@ -22,6 +22,8 @@ ROWS = '{"question": "Wie viel?", "answer": "7"}\n{"question": "é", "answer": "
         (ROWS.encode("utf-32-be"), "UTF-32"),
         (b'\n [{"question": "a"}, {"question": "b"}]', "JSON array"),
         (b'{\n  "data": [\n', "several lines"),
+        (b'{"data": [\n{"question": "a"},\n', "several lines"),
+        ('{"question": "中国一共有多少个省", "answer": "七"}\n'.encode("utf-16-le"), "UTF-16"),
         (b"question,answer\na,1\n", "CSV"),
         (b"question\tanswer\na\t1\n", "CSV"),
         (b"PAR1\x15\x04\x15", "Parquet"),
