@@ -370,7 +370,7 @@ def export(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="The base model's OWNER/NAME on the hub, if it is not from there."),
+        typer.Option(help="The base's OWNER/NAME on the hub, if it was not fetched from there."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")
