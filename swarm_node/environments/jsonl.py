@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_node.environments import hub
-from swarm_node.environments.answers import SCORERS, final_answer, only_answer
+from swarm_node.environments.answers import SCORERS, UNMARKED, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.choices import choices_of, has_choices, right_letter
 from swarm_node.environments.fields import Fields, answer_of, question_of, right_text
+from swarm_node.environments.mathematics.equality import equal
 from swarm_node.environments.rows import (
     Family,
     Source,
@@ -24,13 +25,15 @@ from swarm_node.environments.rows import (
     digest_of,
     read_families,
     refuse,
+    same_number,
 )
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
 #: 3: the canonical text of a question decides its part.
-#: 4: fields of public sets, marked answers, and numbers as people write them.
+#: 4: answers are read as people write them: mathematics, letters, phrases and boxes; fields of
+#: public sets, and the value of a number.
 SCHEME = 4
 MAX_ROW_BYTES = 64 << 10
 
@@ -63,7 +66,7 @@ def create(
 
     Args:
         path: a file or hub:OWNER/NAME, or several; each becomes a family, named after it.
-        scoring: "exact" (word for word), "math" (math-verify) or "choice" (a letter).
+        scoring: "exact" (words, and numbers by value), "math" or "choice" (a letter).
         template: the prompt, with {question} in the place of the question. Choices follow it.
         held_out: share of the questions kept for evaluation, by a hash of their canonical text.
         question, answer, choices: the names of the fields, with dots for fields within fields;
@@ -97,7 +100,7 @@ def create(
         raise refuse("split", "this, subset and revision are of data sets of a hub: leave them out")
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
-        SCORERS[scoring]("1", "1", ())
+        equal("x + 1", "1 + x")
     options = [digests, scoring, template, held_out, *names, *["strict"] * strict]
     notes = tuple(_note(name, family, commits.get(name)) for name, family in families.items())
     return _Jsonl(families, notes, _version(options, scoring), scoring, template, strict=strict)
@@ -124,7 +127,8 @@ class _Jsonl:
         self.sizes = {name: family.size for name, family in families.items()}
         self.notes = notes
         self._rows = families
-        self._score = SCORERS[scoring]
+        self._score = _exact if scoring == "exact" else SCORERS[scoring]
+        self._unmarked = UNMARKED.get(scoring)
         self._template = template
         self._strict = strict
 
@@ -149,8 +153,12 @@ class _Jsonl:
 
     def score(self, task: Task, text: str) -> float:
         example: Example = task.payload
-        answer = only_answer(text) if self._strict else final_answer(text)
-        return 0.0 if answer is None else self._score(answer, example.answer, example.choices)
+        if self._strict:
+            only = only_answer(text)
+            return 0.0 if only is None else self._score(only, example.answer, example.choices)
+        answer, marked = final_answer(text)
+        parts = [answer] if marked or self._unmarked is None else self._unmarked(answer)
+        return max(self._score(part, example.answer, example.choices) for part in parts)
 
 
 def _names(question: object, answer: object, choices: object) -> Fields:
@@ -178,6 +186,12 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
     choices = choices_of(value, names.choices)
     field, given = answer_of(value, names.answer)
     return Example(question, right_letter(given, field, choices), choices.texts)
+
+
+def _exact(answer: str, right: str, choices: Sequence[str]) -> float:
+    """1 for the same words, and for the same number where the right answer is one: a row's 1e22 is
+    10000000000000000000000 as well."""
+    return max(SCORERS["exact"](answer, right, choices), float(same_number(answer, right)))
 
 
 def _note(name: str, family: Family[Example], commit: str | None) -> str:
