@@ -27,6 +27,9 @@ from swarm_node.rollout import MAX_TURNS, TaskRef
 DERIVING_TOO_LONG, SCORING_TOO_LONG = signal.SIGVTALRM, signal.SIGPROF
 _DERIVING_TIMER, _SCORING_TIMER = signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 MAX_REPLY_BYTES = 16 << 20
+#: A sum of float32 weights strays from its bound by less than this, so a reward that is as little
+#: beyond [0, 1] is meant to be the bound: twenty times .05 is 1.0000000000000002.
+ROUNDING = 1e-6
 _MAX_NAME = 64
 
 PlainRef = tuple[str, str, str, int]
@@ -214,9 +217,9 @@ def _verdict(reward_of: Callable[[], float]) -> TextVerdict:
         reward = float(reward_of())
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
         return TextVerdict(0.0, raised=_named(error))
-    if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
+    if not (math.isfinite(reward) and -ROUNDING <= reward <= 1.0 + ROUNDING):
         return TextVerdict(0.0, fault="out_of_range")
-    return TextVerdict(reward)
+    return TextVerdict(min(max(reward, 0.0), 1.0))
 
 
 def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
