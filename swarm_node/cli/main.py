@@ -13,6 +13,7 @@ import typer
 
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import (
+    AcceptOption,
     AssignOption,
     CodeOption,
     ConfigOption,
@@ -112,6 +113,7 @@ def join(
     home: HomeOption = None,
     config: ConfigOption = None,
     families: FamiliesOption = None,
+    accept: AcceptOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
@@ -144,6 +146,7 @@ def join(
         "model": model,
         "ticket": ticket if ticket_file is None else f"@{ticket_file}",
         "environment.families": families.split(",") if families else None,
+        "environment.accept": accept,
         "environment.options.preset": preset,
         "network.listen": listen,
         "network.announce": announce,

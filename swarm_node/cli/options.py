@@ -26,6 +26,9 @@ TicketOption = Annotated[
 FamiliesOption = Annotated[
     str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
 ]
+AcceptOption = Annotated[
+    bool | None, typer.Option("--accept", help="Take a list whose own answers fail in over 1%.")
+]
 ForgetOption = Annotated[
     list[str] | None, typer.Option(help="A setting that returns to its default.")
 ]

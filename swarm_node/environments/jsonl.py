@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
+from swarm_node.environments.asked import tagged, written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.rows import (
     Family,
@@ -121,6 +122,14 @@ class _Jsonl:
     def answer(self, task: Task) -> str | None:
         example: Example = task.payload
         return example.answer
+
+    def written(self, task: Task) -> str:
+        """The right answer as the template asks for it; in the tag if it names no form."""
+        example: Example = task.payload
+        return written(example.answer, self._template) or tagged(example.answer)
+
+    def place(self, task: Task) -> str:
+        return f"line {self._rows[task.ref.family].line(task.ref)}"
 
     def score(self, task: Task, text: str) -> float:
         example: Example = task.payload

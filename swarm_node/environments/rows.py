@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,22 +31,31 @@ class WithQuestion(Protocol):
 
 _Row = TypeVar("_Row", bound=WithQuestion)
 Parse = Callable[[dict[str, Any]], _Row]
+#: Rows with the numbers of their lines, the first one 1.
+_Numbered = Iterator[tuple[int, _Row]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[_Row]):
     """The rows of one file. No question is in both parts: those below `bound` are held out.
-    `repeated` counts the rows whose question stands in another row before."""
+    `repeated` counts the rows whose question stands in another row before. `lines` are the numbers
+    of their lines, for training and held out, the first one 1."""
 
     training: Sequence[_Row]
     held_out: Sequence[_Row]
     bound: int
     repeated: int
+    lines: tuple[Sequence[int], Sequence[int]] = ((), ())
 
     def row(self, ref: TaskRef) -> _Row:
         """The row that a reference names: its seed modulo the number of rows."""
         rows = self.held_out if ref.held_out else self.training
         return rows[ref.seed % len(rows)]
+
+    def line(self, ref: TaskRef) -> int:
+        """The number of that row's line."""
+        lines = self.lines[ref.held_out]
+        return lines[ref.seed % len(lines)]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -109,7 +119,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _rows(path: Path, data: bytes, parse: Parse[_Row], row_bytes: int) -> Iterator[_Row]:
+def _rows(path: Path, data: bytes, parse: Parse[_Row], row_bytes: int) -> _Numbered[_Row]:
     count = 0
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -122,7 +132,7 @@ def _rows(path: Path, data: bytes, parse: Parse[_Row], row_bytes: int) -> Iterat
             check_text(row.question, "question")
         except ValueError as error:
             raise refuse("path", f"{path}, line {number}: {error}") from error
-        yield row
+        yield number, row
 
 
 def check_text(text: str, name: str) -> bytes:
@@ -165,14 +175,21 @@ def _object(line: bytes, most: int) -> dict[str, Any]:
     return value
 
 
-def _split(path: Path, rows: Sequence[_Row], share: float) -> Family[_Row]:
-    """Split by the canonical text of the question, so that all copies of a question are in one
-    part."""
-    questions = [canonical(row.question) for row in rows]
+def _split(path: Path, rows: Sequence[tuple[int, _Row]], share: float) -> Family[_Row]:
+    """Split rows with the numbers of their lines by the canonical text of the question, so that all
+    copies of a question are in one part."""
+    questions = [canonical(row.question) for _, row in rows]
     training, held_out, bound = split_held_out(rows, questions, share)
     if not training or not held_out:
         raise refuse("path", f"{path} needs at least two different questions, one for each part")
-    return Family(training, held_out, bound, len(rows) - len(set(questions)))
+    lines = array("L", (n for n, _ in training)), array("L", (n for n, _ in held_out))
+    return Family(
+        [row for _, row in training],
+        [row for _, row in held_out],
+        bound,
+        len(rows) - len(set(questions)),
+        lines,
+    )
 
 
 def _check_apart(families: Mapping[str, Family[_Row]]) -> None:

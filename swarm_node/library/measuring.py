@@ -13,6 +13,7 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.presets import names_list
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
@@ -142,7 +143,7 @@ def _environment(
     home's options count, because they decide which texts the home trains on."""
     if tasks is None:
         return name, dict(options)
-    is_file = tasks.endswith((".jsonl", ".json")) or Path(tasks).expanduser().is_file()
+    is_file = names_list(tasks)
     wanted = "jsonl" if is_file else tasks
     begin = _OPTIONS + "."
     given = {key.removeprefix(begin): v for key, v in assigned.items() if key.startswith(begin)}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
+from swarm_node.cli.options import AcceptOption, AssignOption, ConfigOption, JsonOption
 from swarm_node.program.terminal import RefusingGroup
 
 env_app = typer.Typer(
@@ -23,36 +23,53 @@ def _env() -> None:
 @env_app.command()
 def check(
     name: Annotated[
-        str | None, typer.Argument(help="An environment, or module:factory of your own.")
+        str | None, typer.Argument(help="An environment, a JSON Lines file, or module:factory.")
     ] = None,
     model: Annotated[str, typer.Option(help="Whose answers are scored.")] = "tiny",
     answers: Annotated[int, typer.Option(min=8, max=4096, help="How many answers.")] = 256,
     config: ConfigOption = None,
     assign: AssignOption = None,
+    accept: AcceptOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check an environment before a node trains on it; exit code 1 if something is wrong.
 
-    It must import, derive the same tasks in every process, and score the same answer the same. What
-    a model answers right says whether it can learn there. `--set environment.options.KEY=VALUE`
-    gives options.
+    It must import, derive the same tasks in every process, and score the same answer the same. The
+    right answer of every row must score 1. What a model answers right says whether it can learn
+    there. `--set environment.options.KEY=VALUE` gives options.
     """
     from swarm_node.cli.home import show
+    from swarm_node.cli.verbs.evaluating import progress
     from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.environments.presets import names_list
+    from swarm_node.library.measuring import Progress
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.env_check import check_environment
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.model import resolve
 
-    flags: dict[str, Any] = {"environment.name": name, **parse_assignments(assign or [])}
+    flags: dict[str, Any] = {"environment.name": name, "environment.accept": accept}
+    if name is not None and names_list(name):
+        flags |= {"environment.name": "jsonl", "environment.options.path": name}
+    flags |= parse_assignments(assign or [])
     settings = load_settings(flags, config=config)
     directory = resolve(model)
     settings = for_model(settings, Qwen2Config.from_directory(directory))
     table, sampling = settings.environment, settings.sampling
-    found = asyncio.run(
-        check_environment(table.name, table.options, table.families, directory, sampling, answers)
-    )
+    with progress() as tell:
+        found = asyncio.run(
+            check_environment(
+                table.name,
+                table.options,
+                table.families,
+                directory,
+                sampling,
+                answers,
+                accept=table.accept,
+                tell=lambda family, done, of: tell(Progress(f"own answers of {family}", done, of)),
+            )
+        )
 
     def view() -> Any:
         from swarm_node.cli.views.status_view import findings_view

@@ -25,6 +25,7 @@ from swarm_node.node.loops.dialogues import (
 )
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
+from swarm_node.node.preflight.own_answers import Tell, judged, score_family
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -66,32 +67,40 @@ async def check_environment(
     model: Path,
     sampling: Sampling,
     answers: int,
+    *,
+    accept: bool = False,
+    tell: Tell = lambda *_: None,
 ) -> list[Said]:
     """Judge an environment, in the order of the checks. `model` is the directory of the model that
     gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
-    if the next check depends on it."""
+    if the next check depends on it. For `accept` see `own_answers.judged`; `tell` hears how many
+    right answers are scored."""
     found: list[Said] = []
     async with AsyncExitStack() as stack:
         hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
         for host in hosts:
             stack.push_async_callback(host.close)
         try:
-            async for said in _checks(hosts, families, model, sampling, answers):
+            info = await hosts[0].start()
+            async for said in _alike(hosts, info, families):
+                found.append(said)
+            if any(said.level == "bad" for said in found):
+                return found
+            chosen = chosen_families(families, info)
+            async for said in _questions(hosts[0], info, chosen, accept, tell):
+                found.append(said)
+            async for said in _answers(hosts, info, chosen, model, sampling, answers):
                 found.append(said)
         except SwarmNodeError as error:
             found.append(Said("error", "bad", str(error)))
     return found
 
 
-async def _checks(
-    hosts: Sequence[ProcessEnvironmentHost],
-    families: Sequence[str],
-    model: Path,
-    sampling: Sampling,
-    answers: int,
+async def _alike(
+    hosts: Sequence[ProcessEnvironmentHost], info: EnvironmentInfo, families: Sequence[str]
 ) -> AsyncIterator[Said]:
+    """Compare what two processes make."""
     first, second = hosts
-    info = await first.start()
     other = await second.start()
     listed = ", ".join(info.families)
     yield Said("imports", "good", f"imports as {info.name} {info.version}, families: {listed}")
@@ -115,21 +124,47 @@ async def _checks(
             "it may depend on the reference alone: no clock, no global random generator, no set's "
             "order",
         )
-        return
-    yield Said("derive", "good", f"derive repeats in 2 processes, {len(refs)} tasks")
+    else:
+        yield Said("derive", "good", f"derive repeats in 2 processes, {len(refs)} tasks")
+
+
+async def _questions(
+    host: ProcessEnvironmentHost,
+    info: EnvironmentInfo,
+    families: Sequence[str],
+    accept: bool,
+    tell: Tell,
+) -> AsyncIterator[Said]:
+    """Judge questions and right answers, before a model is asked."""
     for note in info.notes:
         yield Said("rows", "good", note)
-    for family in chosen:
-        for said in await check_questions(first, info, family):
-            yield said
-    made = await _answers_of(first, info, chosen, model, sampling, answers)
+    for family in families:
+        if info.turns == 1:
+            said = judged(await score_family(host, info, family, tell=tell), accept)
+            if said is not None:
+                yield said
+        for each in await check_questions(host, info, family):
+            yield each
+
+
+async def _answers(
+    hosts: Sequence[ProcessEnvironmentHost],
+    info: EnvironmentInfo,
+    families: Sequence[str],
+    model: Path,
+    sampling: Sampling,
+    answers: int,
+) -> AsyncIterator[Said]:
+    """Judge what a model answers."""
+    first, second = hosts
+    made = await _answers_of(first, info, families, model, sampling, answers)
     if info.turns > 1:
-        for family in chosen:
+        for family in families:
             yield await _replaying(second, info, _of(made, family))
     else:
         yield await _scoring(second, info, made)
-    for family in chosen:
-        yield learnable(_of(made, family), made, family, sampling, len(chosen))
+    for family in families:
+        yield learnable(_of(made, family), made, family, sampling, len(families))
 
 
 def _ref(info: EnvironmentInfo, family: str, index: int) -> TaskRef:
