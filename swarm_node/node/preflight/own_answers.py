@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from swarm_node.clock import SYSTEM_CLOCK
@@ -16,6 +17,7 @@ from swarm_node.environments.judging.judge import FailedAnswer
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.node.figures.snapshot import Said
+from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.preflight.doctor import Finding, Level
 from swarm_node.rollout import HELD_OUT_SEED, TaskRef
 
@@ -69,35 +71,35 @@ async def score_family(
         UnknownTaskError: one of the tasks cannot be made.
         ChildError: no judge can be started.
     """
-    refs = list(_refs(info, family))
+    seeds = list(_seeds(info, family))
     if seconds < float("inf"):  # files are often sorted
-        random.Random(len(refs)).shuffle(refs)  # noqa: S311 - the same order at every start
+        random.Random(len(seeds)).shuffle(seeds)  # noqa: S311 - the same order at every start
     scored = known = failed = 0
     shown: list[FailedAnswer] = []
     until = SYSTEM_CLOCK.now() + seconds
-    for begin in range(0, len(refs), _AT_ONCE):
-        part = refs[begin : begin + _AT_ONCE]
+    for begin in range(0, len(seeds), _AT_ONCE):
+        part = [
+            TaskRef(info.name, info.version, family, seed)
+            for seed in seeds[begin : begin + _AT_ONCE]
+        ]
         found = await host.score_answers(part)
         scored, known, failed = scored + len(part), known + found.known, failed + len(found.failed)
         shown = sorted([*shown, *found.failed], key=_line)[:SHOWN]
-        tell(family, scored, len(refs))
+        tell(family, scored, len(seeds))
         if SYSTEM_CLOCK.now() >= until:
             break
-    return OwnAnswers(family, len(refs), scored, known, failed, shown, family in info.sizes)
+    return OwnAnswers(family, len(seeds), scored, known, failed, shown, family in info.sizes)
 
 
-def _refs(info: EnvironmentInfo, family: str) -> Iterator[TaskRef]:
-    """All rows of a list in the order of their parts, or some tasks of a generator."""
+def _seeds(info: EnvironmentInfo, family: str) -> Iterable[int]:
+    """The seeds of all rows of a list in the order of their parts, or of some tasks of a
+    generator."""
     if family not in info.sizes:
-        for index in range(_DRAWN):
-            seed = task_seed("constant", family, index)
-            yield TaskRef(info.name, info.version, family, seed)
-        return
+        return (task_seed("constant", family, index) for index in range(_DRAWN))
     training, held_out = info.sizes[family]
     # A seed names the row at the seed modulo their number.
     first = HELD_OUT_SEED + -HELD_OUT_SEED % held_out
-    for seed in (*range(training), *range(first, first + held_out)):
-        yield TaskRef(info.name, info.version, family, seed)
+    return chain(range(training), range(first, first + held_out))
 
 
 def _line(failed: FailedAnswer) -> int:
@@ -140,18 +142,18 @@ async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) 
     """Judge the rows of the list that `table` names, as every start does.
 
     Raises:
-        ConfigError: the environment cannot be had.
+        ConfigError: the environment cannot be had, or has no such family.
         UnknownTaskError, ChildError: see `score_family`.
     """
     found = []
     host = ProcessEnvironmentHost(table.name, table.options, table.families)
     try:
         info = await host.start()
-        for family in table.families or info.families:
-            if family in info.families:
-                scored = await score_family(host, info, family, seconds / len(info.families))
-                said = judged(scored, table.accept)
-                found += [said] if said is not None else []
+        families = chosen_families(table.families, info)
+        for family in families:
+            scored = await score_family(host, info, family, seconds / len(families))
+            said = judged(scored, table.accept)
+            found += [said] if said is not None else []
     finally:
         await host.close()
     return [Finding("rows", _LEVELS[said.level], said.text, said.remedy) for said in found]

@@ -222,7 +222,8 @@ def join_as_member(
     tried = try_environment(environment.name, environment.options)
     check_choice(environment.name, environment.options, environment.families)
     if tried.lists:
-        check_rows(environment)
+        wrong = [each for each in check_rows(environment) if each.level != "ok"]
+        Screen().tell([finding_line(each) for each in wrong])
     if tried.turns > 1:
         raise ConfigError(
             f"environment.name: {environment.name} has dialogues, and a member publishes answers "
