@@ -27,7 +27,8 @@ FamiliesOption = Annotated[
     str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
 ]
 AcceptOption = Annotated[
-    bool | None, typer.Option("--accept", help="Take a list whose own answers fail in over 1%.")
+    bool | None,
+    typer.Option("--accept", help="Take a list although right answers fail in over 1% of it."),
 ]
 ForgetOption = Annotated[
     list[str] | None, typer.Option(help="A setting that returns to its default.")

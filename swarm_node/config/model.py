@@ -70,7 +70,7 @@ class EnvironmentTable(Table):
         description="Options of it: preset, families, datasets, path, … (docs/environments.md)",
     )
     accept: bool = Field(
-        False, description="Take a list although over 1% of its own answers do not score 1."
+        False, description="Take a list although over 1% of its right answers do not score 1."
     )
 
 

@@ -34,12 +34,12 @@ from swarm_node.environments.judging.judge import (
     replay_dialogue,
     score_text,
 )
-from swarm_node.environments.judging.own_answers import OWN_TRIES, answers_scored
 from swarm_node.environments.judging.processes import (
     EnvironmentProcess,
     JudgeLostError,
     JudgeProcess,
 )
+from swarm_node.environments.judging.right_answers import OWN_TRIES, answers_scored
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.environments.survey import Survey

@@ -58,7 +58,7 @@ _DEFAULTS: Mapping[str, str] = {
 
 class Tried(NamedTuple):
     """An environment that a node could import, and the most turns of its dialogues. `lists` is true
-    for a list of questions with right answers, which a start has scored: `own_answers.py`."""
+    for a list of questions with right answers, which a start has scored: `right_answers.py`."""
 
     name: str
     turns: int

@@ -132,7 +132,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import Finding, examine, timed
     from swarm_node.node.preflight.facts import gather
-    from swarm_node.node.preflight.own_answers import examine_rows
+    from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.join import ticket_text
     from swarm_node.policy.models.hub import hub_model
 

@@ -67,7 +67,9 @@ def check(
                 sampling,
                 answers,
                 accept=table.accept,
-                tell=lambda family, done, of: tell(Progress(f"own answers of {family}", done, of)),
+                tell=lambda family, done, of: tell(
+                    Progress(f"right answers of {family}", done, of)
+                ),
             )
         )
 

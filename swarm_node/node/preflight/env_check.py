@@ -25,7 +25,7 @@ from swarm_node.node.loops.dialogues import (
 )
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
-from swarm_node.node.preflight.own_answers import Tell, judged, score_family
+from swarm_node.node.preflight.right_answers import Tell, judged, score_family
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -73,7 +73,7 @@ async def check_environment(
 ) -> list[Said]:
     """Judge an environment, in the order of the checks. `model` is the directory of the model that
     gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
-    if the next check depends on it. For `accept` see `own_answers.judged`; `tell` hears how many
+    if the next check depends on it. For `accept` see `right_answers.judged`; `tell` hears how many
     right answers are scored."""
     found: list[Said] = []
     async with AsyncExitStack() as stack:

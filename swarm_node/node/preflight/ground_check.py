@@ -22,7 +22,7 @@ _FEW_QUESTIONS = 10_000
 _GOOD_CONSTANT = 0.1
 #: Other tasks on which the most frequent answers are scored, and the seconds for it.
 _SCORED, _SCORE_SECONDS = 200, 5.0
-#: Tasks of which it is asked at once whether their own answers score 1.
+#: Tasks of which it is asked at once whether their right answers score 1.
 _AT_ONCE = 8
 _SHOWN_CHARS = 30
 
@@ -69,9 +69,11 @@ def _questions(family: str, found: Survey) -> Said:
 def _constant(family: str, found: BestConstant) -> Said:
     answer = last_tagged(found.answer) or found.answer
     shown = " ".join(answer.split())[:_SHOWN_CHARS]
-    left = f", without {found.left_out} whose own answer fails" if found.left_out else ""
+    left = f", without {found.left_out} whose right answer fails" if found.left_out else ""
     if not found.tasks:
-        text = f"{family}: no constant answer was tried on {found.left_out} tasks: their own fail"
+        text = (
+            f"{family}: no constant answer was tried, for no right one of {found.left_out} scores 1"
+        )
         return Said("constant", "warning", text, "mend them: see above")
     text = (
         f'{family}: "{shown}" for every task scores {found.reward:.2f} ({found.tasks} tasks{left})'
@@ -86,7 +88,7 @@ async def best_constant(
     host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str, answers: Sequence[str]
 ) -> BestConstant:
     """Find the best of `answers`, which are written as the prompt asks, on other tasks. A task
-    whose own answer fails is left out: no answer is credited there, so it would make every
+    whose right answer fails is left out: no answer is credited there, so it would make every
     constant look worse than it is."""
     totals, tasks, left_out = [0.0] * len(answers), 0, 0
     until = SYSTEM_CLOCK.now() + _SCORE_SECONDS

@@ -47,7 +47,7 @@ from swarm_node.node.preflight.first_lines import (
     tickets_line,
 )
 from swarm_node.node.preflight.fit import check_disk
-from swarm_node.node.preflight.own_answers import check_rows
+from swarm_node.node.preflight.right_answers import check_rows
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket

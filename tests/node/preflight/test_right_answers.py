@@ -19,9 +19,9 @@ from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judging.judge import FailedAnswer
 from swarm_node.environments.presets import try_environment
 from swarm_node.errors import ConfigError
-from swarm_node.node.preflight import own_answers
+from swarm_node.node.preflight import right_answers
 from swarm_node.node.preflight.ground_check import BestConstant, best_constant
-from swarm_node.node.preflight.own_answers import OwnAnswers, examine_rows, judged, score_family
+from swarm_node.node.preflight.right_answers import RightAnswers, examine_rows, judged, score_family
 from swarm_node.node.start.join import join_swarm
 
 #: Nobody judges the beginning of such an answer, so the tag around it is not found.
@@ -97,7 +97,7 @@ def test_a_file_is_checked_by_its_name_and_its_failed_rows_fail_the_check(tmp_pa
 async def test_all_rows_are_scored_unless_time_is_short_and_then_some_by_chance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_answers, "_AT_ONCE", 32)
+    monkeypatch.setattr(right_answers, "_AT_ONCE", 32)
     path, heard = written(tmp_path, 100, *range(40, 60)), list[tuple[str, int, int]]()
     host = ProcessEnvironmentHost("jsonl", {"path": str(path)})
     async with started(host) as info:
@@ -128,7 +128,7 @@ def test_one_in_a_hundred_is_the_most_that_may_fail(
     known: int, failed: int, listed: bool, level: str | None
 ) -> None:
     shown = [FailedAnswer(0, "line 3", "<answer>\n7</answer>", "scores 0.5")][:failed]
-    said = judged(OwnAnswers("f", known, known, known, failed, shown, listed), accept=False)
+    said = judged(RightAnswers("f", known, known, known, failed, shown, listed), accept=False)
     assert (said and said.level) == level
     if said is not None and failed:
         assert 'line 3, "<answer> 7</answer>" scores 0.5' in said.text
@@ -181,7 +181,7 @@ def test_a_list_of_ones_own_is_one_whose_rows_a_start_scores(listed: Path) -> No
 
 
 def test_a_constant_answer_is_tried_where_the_own_answer_is_credited(listed: Path) -> None:
-    """A constant that is right where the own answer fails, "0", gets nothing for that."""
+    """A constant that is right where the right answer fails, "0", gets nothing for that."""
 
     async def tried() -> BestConstant:
         host = ProcessEnvironmentHost("listed:create", {})

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\d+")
 Tell = Callable[[str, int, int], object]
 
 
-class OwnAnswers(NamedTuple):
+class RightAnswers(NamedTuple):
     """The right answers of a family, scored: of `total` rows or tasks `scored` were, of which
     `known` have a right answer, and `failed` do not score 1. `shown` are the first of these.
     `listed` is true for the rows of a list."""
@@ -63,7 +63,7 @@ async def score_family(
     family: str,
     seconds: float = float("inf"),
     tell: Tell = lambda *_: None,
-) -> OwnAnswers:
+) -> RightAnswers:
     """Score the right answers of all rows of a list, or of some tasks of a generator. After
     `seconds` no more are scored; then the rows are drawn by chance, and always in the same order.
 
@@ -88,7 +88,7 @@ async def score_family(
         tell(family, scored, len(seeds))
         if SYSTEM_CLOCK.now() >= until:
             break
-    return OwnAnswers(family, len(seeds), scored, known, failed, shown, family in info.sizes)
+    return RightAnswers(family, len(seeds), scored, known, failed, shown, family in info.sizes)
 
 
 def _seeds(info: EnvironmentInfo, family: str) -> Iterable[int]:
@@ -107,7 +107,7 @@ def _line(failed: FailedAnswer) -> int:
     return int(number[0]) if number else 0
 
 
-def judged(found: OwnAnswers, accept: bool) -> Said | None:
+def judged(found: RightAnswers, accept: bool) -> Said | None:
     """Judge the right answers of a family; None if none is known. `accept`: too many that fail are
     no reason to refuse it."""
     if not found.known:
@@ -116,9 +116,9 @@ def judged(found: OwnAnswers, accept: bool) -> Said | None:
     if found.scored < found.total:
         what += f", drawn by chance from {found.total:,},"
     if not found.failed:
-        text = f"{found.family}: the own answers of {what} score 1"
+        text = f"{found.family}: the right answers of {what} score 1"
         return Said("answers", "good", text)
-    text = f"{found.family}: the own answers of {found.failed:,} of {what} do not score 1: "
+    text = f"{found.family}: the right answers of {found.failed:,} of {what} do not score 1: "
     text += "; ".join(_told(each) for each in found.shown)
     if more := found.failed - len(found.shown):
         text += f"; and {more:,} more"
@@ -163,7 +163,7 @@ def check_rows(table: EnvironmentTable) -> list[Finding]:
     """Judge the rows of the list that `table` names before a node starts with it.
 
     Raises:
-        ConfigError: too many of its own answers do not score 1, or it cannot be had.
+        ConfigError: too many of its right answers do not score 1, or it cannot be had.
         UnknownTaskError, ChildError: see `score_family`.
     """
     found = asyncio.run(examine_rows(table))
