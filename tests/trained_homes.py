@@ -33,13 +33,13 @@ def rows() -> Batch:
     )
 
 
-def trained_home(place: Path, rank: int) -> TrainerHost:
-    """A home with a checkpoint of two updates of the tiny model, and its trainer."""
+def trained_home(place: Path, rank: int, model: Path = TINY) -> TrainerHost:
+    """A home with a checkpoint of two updates of a model, and its trainer."""
     from swarm_node.policy.training.processes.worker import TrainerHost  # imports torch
 
     (place / "weights").mkdir(parents=True)
     settings = trainer_settings(warmup_updates=0, learning_rate=3e-3, lora_rank=rank)
-    host = TrainerHost(TINY, place / "checkpoints", place / "weights", settings)
+    host = TrainerHost(model, place / "checkpoints", place / "weights", settings)
     for _ in range(2):
         assert host.update(rows()).stats.skipped is None
     saved = Saved(2, GroupCounts(trained_own=9, trained_external=7), [point(0.125), point(0.5)])

@@ -373,7 +373,7 @@ def export(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="The base model's public name, such as Qwen/Qwen2.5-0.5B-Instruct."),
+        typer.Option(help="The base's OWNER/NAME on the hub, if it was not fetched from there."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")

@@ -31,8 +31,8 @@ from swarm_node.errors import ConfigError, meant
 
 ENV_PREFIX = "SWARM_NODE_"
 MAX_FILE_BYTES = 64 * 1024
-#: Variables that are no settings: the path of the settings file.
-_ENV_OTHER = {"SWARM_NODE_CONFIG"}
+#: Variables that are no settings: the path of the settings file, and the key of `serve`.
+_ENV_OTHER = {"SWARM_NODE_CONFIG", "SWARM_NODE_API_KEY"}
 #: Source of the values that the home remembers.
 HOME_SOURCE = "the home"
 #: Tables with keys of the user's own. The stronger source replaces the whole table.

@@ -1,40 +1,63 @@
-"""Compares a final answer with a known one: word for word, as mathematics, or by letter."""
+"""Finds the final answer of a text, and compares it with the right one: word for word, as
+mathematics, or by letter."""
 
 from __future__ import annotations
 
-import gc
-import logging
 import re
-import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from swarm_node.environments.letters import letter_of
+from swarm_node.environments.mathematics.equality import equal
+from swarm_node.environments.mathematics.limit import within_time
+from swarm_node.environments.mathematics.reading import is_value
 
 #: Only the last characters of a longer text are judged, because the final answer is at the end.
 MAX_JUDGED_CHARS = 4096
-#: Only these last characters are read as mathematics: math-verify's patterns take quadratic time.
-MAX_MATH_CHARS = 1024
-#: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
-MATH_SECONDS = 0.5
 
-_OPEN, _CLOSE = "<answer>", "</answer>"
-_LETTER = re.compile(
-    r"(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option)?\s*(?:is)?\s*:?\s*"
-    r"\(?([A-Z])\)?(?:[.:)].*)?",
-    re.IGNORECASE | re.DOTALL,
+#: A letter anywhere in a text of so many characters is an answer, in a longer one perhaps not.
+_SHORT_CHARS: Final = 200
+_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE | re.ASCII)
+_BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s?\{|\\.|[{}]", re.DOTALL)
+#: What may stand between the boxes of one answer.
+_BETWEEN: Final = re.compile(r"[\s$,;]*(?:and|or)?[\s$]*")
+_PHRASE: Final = re.compile(
+    r"\b(?:answer|option|choice)\b(?: (?:to|for|of) [^\n.:=]{0,60})?[*_ ]{0,4}"
+    r"(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|=|:)[*_ ]{0,4}(?:that\b|:)?",
+    re.IGNORECASE,
 )
-_NO_LETTERS = re.compile(r"[^A-Za-z]+")
-#: LaTeX operators that make a matrix of any size from two numbers. sympy swallows the interruption
-#: meanwhile, so one such text would use up the time limit of the process.
-_MATRICES = ("zeros", "ones", "eye")
+_SENTENCE: Final = re.compile(r"(?<!\\)[.!?][*_]{0,2}(?=\s|$)|\n")
+_CLAUSE: Final = re.compile(r",\s[^\W\d]")
+_STARTS_WITH_NUMBER: Final = re.compile(r"[^\w\n]{0,3}\d")
+_REASON: Final = re.compile(r"[,;.]?\s(?:because|since|as|so|which|where|due)\b", re.IGNORECASE)
+_FORMULA: Final = re.compile(r"\$\$?[^$]{1,512}\$\$?|\\\([^\n\\]{1,512}\\\)|\\\[[^$\]]{1,512}\\\]")
+_NUMBER: Final = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:[$€£¥]\s?)?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,4})?"
+    r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%)?"
+)
 
 
-def final_answer(text: str) -> str:
-    """The part of a text that is judged, stripped: the content of the last <answer></answer>, else
-    the text after the last "####" (GSM8K's form), else the whole text."""
+class FinalAnswer(NamedTuple):
+    """The judged part of a text. `marked`: something in the text says that this is the answer."""
+
+    text: str
+    marked: bool
+
+
+def final_answer(text: str) -> FinalAnswer:
+    """The part of a text that is judged, stripped.
+
+    It is in the last <answer></answer>, else in the whole text; and of that the content of the last
+    \\boxed{}, else the rest of the line after the last "####" (GSM8K's form), else what follows the
+    last phrase such as "the answer is", else all."""
     text = text[-MAX_JUDGED_CHARS:]
     tagged = last_tagged(text)
-    return (text.rpartition("####")[2] if tagged is None else tagged).strip()
+    judged = text if tagged is None else tagged
+    for found in (_boxed(judged), _lined(judged), _phrased(judged)):
+        if found:
+            return FinalAnswer(found, marked=True)
+    return FinalAnswer(judged.strip(), marked=tagged is not None)
 
 
 def only_answer(text: str) -> str | None:
@@ -44,107 +67,129 @@ def only_answer(text: str) -> str | None:
     if len(text) >= MAX_JUDGED_CHARS:
         return None
     text = text.strip()
-    tagged = last_tagged(text)
-    if tagged is None:
+    tags = list(_TAG.finditer(text))
+    if last_tagged(text) is None:
         return text
-    return tagged.strip() if text == f"{_OPEN}{tagged}{_CLOSE}" else None
+    whole = len(tags) == 2 and tags[0].start() == 0 and tags[1].end() == len(text)
+    return text[tags[0].end() : tags[1].start()].strip() if whole else None
 
 
 def last_tagged(text: str) -> str | None:
-    """The content of the last <answer>…</answer> of a text, or None if there is none.
-
-    It finds the pairs that `<answer>(.*?)</answer>` finds, in one pass. The expression takes
-    quadratic time if no closing tag follows, because it searches for one from each opening tag."""
-    found = None
-    opened = text.find(_OPEN)
-    while opened >= 0:
-        begins = opened + len(_OPEN)
-        ends = text.find(_CLOSE, begins)
-        if ends < 0:
-            break
-        found = text[begins:ends]
-        opened = text.find(_OPEN, ends + len(_CLOSE))
+    """The content of the last <answer>…</answer> of a text, in any case of letters, or None if
+    there is none. A tag in a tag is text. It takes linear time."""
+    found, begins = None, None
+    for tag in _TAG.finditer(text):
+        if tag[1] and begins is not None:
+            found, begins = text[begins : tag.start()], None
+        elif not tag[1] and begins is None:
+            begins = tag.end()
     return found
 
 
-def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
-    """1 for the same words, with any white space between them."""
-    return float(answer.split() == right.split())
+def _boxed(text: str) -> str | None:
+    """The content of the last \\boxed{}, or of those at the end that only commas, "and" or "or"
+    separate, with commas between them."""
+    boxes: list[str] = []
+    ended = 0
+    for begin, end in _outer_boxes(text):
+        if not _BETWEEN.fullmatch(text, ended, text.rindex("\\", 0, begin)):
+            boxes = []
+        boxes.append(text[begin:end].strip())
+        ended = end + 1
+    return ", ".join(boxes) if boxes else None
+
+
+def _outer_boxes(text: str) -> Iterator[tuple[int, int]]:
+    """Where the contents of boxes that are in no other box begin and end, in one pass."""
+    open_braces: list[int | None] = []  # where a box's content begins; None for another brace
+    found: list[tuple[int, int]] = []
+    for part in _BRACES.finditer(text):
+        if part[0] == "}" and open_braces:
+            begin = open_braces.pop()
+            if begin is not None:
+                while found and found[-1][0] > begin:
+                    found.pop()
+                found.append((begin, part.start()))
+        elif part[0][-1] == "{" and part[0] != r"\{":
+            open_braces.append(part.end() if len(part[0]) > 1 else None)
+    yield from found
+
+
+def _lined(text: str) -> str | None:
+    """The rest of the line after the last "####"; of "1234 euros, paid in 2 parts" the first part,
+    because GSM8K's own evaluation takes the number that follows the mark."""
+    mark = text.rfind("####")
+    if mark < 0:
+        return None
+    line = text[mark + 4 :].strip().partition("\n")[0].strip()
+    clause = _CLAUSE.search(line) if _STARTS_WITH_NUMBER.match(line) else None
+    return line[: clause.start()] if clause else line
+
+
+def _phrased(text: str) -> str | None:
+    """What follows the last phrase such as "the answer is", to the end of its sentence or line."""
+    phrases = list(_PHRASE.finditer(text))
+    if not phrases:
+        return None
+    rest = text[phrases[-1].end() :].strip()
+    displayed = _FORMULA.match(rest)
+    if displayed and rest[:2] in ("$$", r"\["):
+        return displayed[0]
+    sentence = _SENTENCE.search(rest)
+    return (rest[: sentence.start()] if sentence else rest).strip()
+
+
+def score_exact(answer: str, right: str, choices: Sequence[str] = ()) -> float:
+    """1 for the same words in Unicode's canonical form, with any white space between them."""
+    return float(_words(answer) == _words(right))
+
+
+def _words(text: str) -> list[str]:
+    return unicodedata.normalize("NFC", text).split()
 
 
 def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 for the letter of the right choice ("B", "(b)", "Answer: B. Paris"), or its text."""
-    words = answer.split()
-    if words == choices[ord(right) - ord("A")].split():
-        return 1.0
-    # With single spaces: the expression would try every way to split a longer run of them.
-    letter = _LETTER.fullmatch(" ".join(words))
-    return float(letter is not None and letter[1].upper() == right)
+    return float(letter_of(answer, choices) == right)
 
 
-def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
-    """1 if math-verify finds the answer equal to the right one, as numbers, expressions, sets or
-    equations, in plain text or LaTeX. No name in the answer is evaluated: of plain text, sympy's
-    evaluating parser gets digits and operators only, and a grammar parses LaTeX."""
-    import math_verify  # noqa: F401 - takes seconds, which must not count for the answer
-
-    answer = answer[-MAX_MATH_CHARS:]
-    # The grammar ignores spaces and the like within a name, so they are removed here too.
-    letters = _NO_LETTERS.sub("", answer)
-    if "operatorname" in letters and any(name in letters for name in _MATRICES):
-        return 0.0
-    return _within_time(lambda: _equal_as_math(answer, right))
+def score_math(answer: str, right: str, choices: Sequence[str] = ()) -> float:
+    """1 if the answer is equal to the right one: as words, as numbers, expressions, sets, tuples,
+    matrices or equations, in plain text or LaTeX, with or without a unit. A reason after it is left
+    out ("5, because …"). No name in the answer is evaluated: a grammar parses it."""
+    reason = _REASON.search(answer)
+    forms = [answer, *([answer[: reason.start()]] if reason else [])]
+    return float(within_time(lambda: any(equal(form, right) for form in forms)))
 
 
-def _equal_as_math(answer: str, right: str) -> float:
-    from math_verify import parse, verify
+def unmarked_values(text: str) -> list[str]:
+    """What is judged as mathematics of a text that marks no answer: all of it, and if that is
+    prose, its last formula or number."""
+    if is_value(text):
+        return [text]
+    last = max(
+        (found for pattern in (_FORMULA, _NUMBER) for found in pattern.finditer(text)),
+        key=lambda found: found.end(),
+        default=None,
+    )
+    return [text] if last is None else [text, last[0]]
 
-    # math-verify's own time limit is an alarm of wall-clock time. `_within_time` limits processor
-    # time instead, so that a busy machine makes no answer wrong.
-    wanted = parse(f"${right}$", parsing_timeout=None)
-    if not wanted:
-        return score_exact(answer, right, ())
-    given = parse(answer, parsing_timeout=None)
-    return float(verify(wanted, given, timeout_seconds=None))
+
+def unmarked_choices(text: str) -> list[str]:
+    """What is judged as a choice of a text that marks no answer: all of a short one, and the last
+    line."""
+    last = text.strip().rpartition("\n")[2]
+    return [text, last] if len(text) <= _SHORT_CHARS else [last]
 
 
-SCORERS: Mapping[str, Callable[[str, str, Sequence[str]], float]] = {
+Scorer = Callable[[str, str, Sequence[str]], float]
+SCORERS: Mapping[str, Scorer] = {
     "exact": score_exact,
     "math": score_math,
     "choice": score_choice,
 }
-
-
-class _TooSlowError(BaseException):
-    """Error of the time limit. It is no `Exception`, because sympy and math-verify catch those in
-    many places."""
-
-
-def _within_time(call: Callable[[], float]) -> float:
-    """Return the result of `call`, or 0 after `MATH_SECONDS` of processor time.
-
-    In any other thread than the main one nothing can be interrupted, and there is no limit."""
-    for name in ("math_verify", "latex2sympy2_extended", "sympy"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log the errors that a text causes
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise _TooSlowError
-
-    # An exception that a signal raises in a garbage collection is lost, and in a large process a
-    # collection takes up to a second. So the collector is off meanwhile.
-    collects = gc.isenabled()
-    gc.disable()
-    before = signal.signal(signal.SIGVTALRM, interrupt)
-    try:
-        # Repeated, because sympy may swallow one.
-        signal.setitimer(signal.ITIMER_VIRTUAL, MATH_SECONDS, MATH_SECONDS)
-        return call()
-    except _TooSlowError:
-        return 0.0
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
-        if collects:
-            gc.enable()
+#: What is judged of a text without a marked answer, where that is not all of it.
+UNMARKED: Mapping[str, Callable[[str], list[str]]] = {
+    "math": unmarked_values,
+    "choice": unmarked_choices,
+}

@@ -24,7 +24,8 @@ from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-SCHEME = 1
+#: 2: a box and a phrase such as "the answer is" mark an answer, as a tag does.
+SCHEME = 2
 #: Bounds of a difficulty. 40 letters need 188 of the 256 random bits of a task.
 MAX_LENGTH = 12
 _LETTERS = string.ascii_lowercase
@@ -307,7 +308,7 @@ class _Drills:
         return self.question(task) + self._suffix
 
     def score(self, task: Task, text: str) -> float:
-        answer = only_answer(text) if self._strict else final_answer(text)
+        answer = only_answer(text) if self._strict else final_answer(text).text
         return 0.0 if answer is None else score_exact(answer, self.answer(task), ())
 
     def question(self, task: Task) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm_node.environments.answers import SCORERS, final_answer, only_answer
+from swarm_node.environments.answers import SCORERS, UNMARKED, final_answer, only_answer
 from swarm_node.environments.asked import tagged, written
 from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.mathematics.equality import equal
 from swarm_node.environments.rows import (
     Family,
     check_template,
@@ -28,7 +29,8 @@ from swarm_node.rollout import TaskRef
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
 #: 3: the canonical text of a question decides its part.
-SCHEME = 3
+#: 4: answers are read as people write them: mathematics, letters, phrases and boxes.
+SCHEME = 4
 MAX_ROW_BYTES = 64 << 10
 _MAX_CHOICES = 26
 
@@ -75,7 +77,7 @@ def create(
     )
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
-        SCORERS[scoring]("1", "1", ())
+        equal("x + 1", "1 + x")
     options = [digests, scoring, template, held_out, question, answer, *["strict"] * strict]
     return _Jsonl(families, _version(options, scoring), scoring, template, strict=strict)
 
@@ -101,6 +103,7 @@ class _Jsonl:
         self.notes = tuple(family.note(name) for name, family in families.items())
         self._rows = families
         self._score = SCORERS[scoring]
+        self._unmarked = UNMARKED.get(scoring)
         self._template = template
         self._strict = strict
 
@@ -133,8 +136,12 @@ class _Jsonl:
 
     def score(self, task: Task, text: str) -> float:
         example: Example = task.payload
-        answer = only_answer(text) if self._strict else final_answer(text)
-        return 0.0 if answer is None else self._score(answer, example.answer, example.choices)
+        if self._strict:
+            only = only_answer(text)
+            return 0.0 if only is None else self._score(only, example.answer, example.choices)
+        answer, marked = final_answer(text)
+        parts = [answer] if marked or self._unmarked is None else self._unmarked(answer)
+        return max(self._score(part, example.answer, example.choices) for part in parts)
 
 
 def _example(value: dict[str, Any], fields: tuple[str, str], with_choices: bool) -> Example:

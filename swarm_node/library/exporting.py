@@ -12,12 +12,14 @@ import msgspec
 
 from swarm_node.config import load_settings
 from swarm_node.config.model import value_of
+from swarm_node.errors import ModelError
 from swarm_node.node.figures.curve import parted
 from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import SHIPPED, resolve
+from swarm_node.policy.models.hub import HubModel, hub_model, origin
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.checkpoints.export import (
     Format,
     check_target,
@@ -53,26 +55,56 @@ def export(
     config: Path | None = None,
 ) -> int:
     """Write the newest checkpoint of `home` to a new or empty `directory`, and return its policy
-    version. `base` is the base model's public name, `model` the base that this home trains, by
+    version. `base` is the base model's public name, "organisation/name" or with "@revision", by
+    default that of the hub model it was trained from. `model` is the base that this home trains, by
     default as it remembers. The node may be running.
 
     Raises:
         CheckpointError: there is none, or it was made from another model.
-        ModelError: the directory is not empty or cannot be written.
+        ModelError: `base` is no name of the hub, or the directory is not empty or cannot be
+            written.
         ConfigError: a setting is unknown or impossible.
     """
     settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
     check_target(directory)
     model_dir = resolve(settings.model)
+    public = _public_base(base, model_dir)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
-    named = base or (settings.model if settings.model in SHIPPED else str(model_dir))
+    named = str(public) if public else _cell(model_dir.name)
     suited = for_model(settings, Qwen2Config.from_directory(model_dir))
     recipe = {key: value_of(suited, key) for key in _RECIPE}
     card = model_card(
-        form, named, base, state.version, state.model, state.settings, state.extra, recipe
+        form,
+        named,
+        public and public.repo,
+        state.version,
+        state.model,
+        state.settings,
+        state.extra,
+        recipe,
     )
-    write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
+    write_export(state, model_dir, directory, form, base=public, card=card)
     return state.version
+
+
+def _public_base(name: str | None, model_dir: Path) -> HubModel | None:
+    """The base model's name on the hub and its revision: the one given, or that of the cached model
+    in `model_dir`. None if it has none.
+
+    Raises:
+        ModelError: `name` is no name of the hub.
+    """
+    known = origin(model_dir)
+    if name is None:
+        return known
+    given = hub_model(name)
+    if given is None:
+        raise ModelError(
+            f"--base takes OWNER/NAME of the hub, or OWNER/NAME@REVISION, not {name!r}: leave it "
+            "out for a base that is in no repository"
+        )
+    same = known is not None and known.repo == given.repo and given.revision == "main"
+    return known if same else given
 
 
 def model_card(

@@ -49,7 +49,8 @@ def bearer(header: str) -> str:
 def is_local(host: str) -> bool:
     """Check that a header `Host` names this machine. A web page can let its name lead here
     (DNS rebinding)."""
-    return host.rpartition(":")[0] in ("127.0.0.1", "localhost")
+    name, _, port = host.rpartition(":")
+    return (name if port.isdecimal() and name else host) in ("127.0.0.1", "localhost", "[::1]")
 
 
 def is_one_of(given: str, tokens: Iterable[str]) -> bool:

@@ -69,7 +69,8 @@ class _Door(asyncio.Protocol):
 
 
 class Listening:
-    """An application that listens."""
+    """An application that listens. With `ends_with_client` a handler is cancelled when its client
+    has hung up."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Listening:
         *,
         of_address: int = MAX_OF_ADDRESS,
         logger: logging.Logger = _LOG,
+        ends_with_client: bool = False,
     ) -> None:
         self._runner = web.AppRunner(
             app,
@@ -87,6 +89,7 @@ class Listening:
             lingering_time=_LINGERING_SECONDS,
             shutdown_timeout=_LAST_SECONDS,
             auto_decompress=False,
+            handler_cancellation=ends_with_client,
             logger=logger,
         )
         self._place = host, port

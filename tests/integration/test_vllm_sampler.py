@@ -183,7 +183,8 @@ def test_log_probs_are_the_trainers_at_any_temperature(bench: Bench) -> None:
     assert protocol.version == 0
     assert bench.sampler.last_sync.difference < 1e-5
     for heat in (1.0, 0.7):
-        asked = request(heat=heat, n=8)
+        asked = request("What is 3 + 4, <eos> or <sep>?", heat=heat, n=8)
+        assert asked.prompt_ids.count(CODEC.eos_id) == 0  # what is asked is text
         (group,) = bench.run(lambda sampler, asked=asked: sampler.sample([asked]))
         assert len(group) == 8
         assert largest_gap(bench.models[0], asked, group, heat) < 1e-4

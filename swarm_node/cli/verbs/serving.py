@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from swarm_node.cli.home import ask
 from swarm_node.cli.options import ConfigOption, HomeOption
-from swarm_node.errors import NotRunningError
+from swarm_node.errors import ConfigError, NotRunningError
 
 if TYPE_CHECKING:
     from swarm_node.node.control.openai import ServedAt
+
+_KeyOption = Annotated[
+    str | None, typer.Option(envvar="SWARM_NODE_API_KEY", help="Clients' key, seen in `ps`.")
+]
+_NO_NODE: Final = "no node is running here: serving the newest checkpoint"
 
 
 def serve(
     checkpoint: Annotated[
         str | None, typer.Option(help="Serve this checkpoint, or base; without a node.")
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Where to listen; without a node.")
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen; 0.0.0.0: for other machines too.")
     ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Port to listen at; stays the same.")
+    ] = None,
+    api_key: _KeyOption = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the key.")] = None,
     model: Annotated[
         str | None, typer.Option(help="The base of the checkpoint; without a node.")
     ] = None,
@@ -33,31 +47,62 @@ def serve(
     """Serve the policy to OpenAI's clients on this machine: chat, completions, models.
 
     A running node serves its newest version already: this prints where, for `eval "$(swarm-node
-    serve)"` in a shell, and ends. Without a running node, or with --checkpoint, it serves a stored
-    checkpoint until Ctrl-C. The key opens nothing but these paths.
+    serve)"` in a shell, and ends. With --host, --port or a key it passes requests on to the node
+    until Ctrl-C, at an address and with a key that stay. Without a running node, or with
+    --checkpoint, it serves a stored checkpoint until Ctrl-C. The key opens nothing but these paths.
     """
-    if (checkpoint, port, model, config) == (None, None, None, None):
+    stored = any(each is not None for each in (checkpoint, model))
+    chosen = any(each is not None for each in (host, port, api_key, api_key_file))
+    if not stored and not chosen:
         try:
             _tell(ask(home, lambda client: client.served()))
         except NotRunningError:
-            typer.echo("no node is running here: serving the newest checkpoint", err=True)
+            typer.echo(_NO_NODE, err=True)
         else:
             return
+    from swarm_node.library.endpoint import Endpoint, read_key
+    from swarm_node.library.forwarding import serve_running
     from swarm_node.library.serving import serve_stored
 
-    def told(served: ServedAt) -> None:
-        _tell(served)
-        typer.echo(
-            f"serving {served.model.id}, version {served.model.version}; Ctrl-C ends it", err=True
-        )
-        sys.stdout.flush()
+    if api_key_file is not None:
+        if api_key is not None:
+            raise ConfigError("take one of --api-key (SWARM_NODE_API_KEY) and --api-key-file")
+        api_key = read_key(api_key_file)
+    at = Endpoint(host or "127.0.0.1", port or 0, api_key)
 
-    try:
-        asyncio.run(
-            serve_stored(checkpoint, told, home=home, model=model, config=config, port=port or 0)
+    async def serving() -> None:
+        _ends_at_sigterm()
+        told = partial(_listens, is_loopback=at.is_loopback)
+        if chosen and not stored:
+            try:
+                await serve_running(told, at, home=home)
+            except NotRunningError:
+                typer.echo(_NO_NODE, err=True)
+        await serve_stored(checkpoint, told, at=at, home=home, model=model, config=config)
+
+    with suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(serving())
+
+
+def _ends_at_sigterm() -> None:
+    """Let a service manager end it as Ctrl-C does, so that the file with the key goes too."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def _listens(served: ServedAt, *, is_loopback: bool) -> None:
+    _tell(served)
+    typer.echo(
+        f"serving {served.model.id}, version {served.model.version}; Ctrl-C ends it", err=True
+    )
+    if not is_loopback:
+        typer.echo(
+            "other machines can connect, and nothing is encrypted: give the key to whom you trust, "
+            "and put a proxy with TLS before it",
+            err=True,
         )
-    except KeyboardInterrupt:
-        return
+    sys.stdout.flush()
 
 
 def _tell(served: ServedAt) -> None:

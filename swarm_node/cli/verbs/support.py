@@ -33,7 +33,10 @@ _PACKAGES: Final = (
     *("reasoning-gym", "cryptography", "peft", "bitsandbytes"),
 )
 #: Files that are a secret, or hold some as texts of JSON.
-_KEYS: Final = ("node.key", "root.key", "issuer.key", "site.key", "metrics.token", "openai.token")
+_KEYS: Final = (
+    *("node.key", "root.key", "issuer.key", "site.key"),
+    *("metrics.token", "openai.token", "serve.token"),
+)
 _HOLDERS: Final = ("swarm.json", "control.json")
 _SECRET_FIELDS: Final = ("secret", "token")
 _GONE: Final = b"[taken out]"

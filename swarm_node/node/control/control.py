@@ -368,6 +368,22 @@ class ControlClient:
                 )
             await asyncio.sleep(_LEAVE_POLL_SECONDS)
 
+    def openai(self) -> tuple[str, str]:
+        """The node's URL and the key of OpenAI's paths, as its files have them now.
+
+        Raises:
+            NotRunningError: nothing runs there.
+            HomeError: a file cannot be read.
+        """
+        port, file = self._address().port, self._file.with_name(TOKEN_FILE)
+        try:
+            with open_regular(file) as opened:
+                return f"http://127.0.0.1:{port}", opened.read(MAX_BODY).decode("ascii", "replace")
+        except FileNotFoundError:
+            raise NotRunningError(self._message()) from None
+        except OSError as error:
+            raise HomeError(f"cannot read {file}: {reason_of(error)}") from error
+
     def _address(self) -> _Address:
         try:
             with open_regular(self._file) as file:

@@ -172,7 +172,7 @@ class OpenAIServer:
             named = asked.max_completion_tokens or asked.max_tokens
             longest, param = named or self._longest(), "messages"
         else:
-            prompts = prompts_of(asked, self._codec.encode_text)
+            prompts = prompts_of(asked, self._codec.encode_answer)
             named, param = asked.max_tokens, "prompt"
             longest = named or USUAL_TOKENS
         count = asked.n or 1

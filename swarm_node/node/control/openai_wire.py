@@ -1,7 +1,7 @@
 """Requests and replies of OpenAI's chat and completions API, as far as a node has them. Pure.
 
-The server bounds a request. The request is decoded without a type, and checked field by field. A
-field that asks for what a node cannot do is refused by name, unless its value changes nothing.
+The server bounds a request. The request is decoded without a type, and checked field by field. What
+becomes of other keys is in `openai_keys`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from swarm_node.node.control.openai_keys import MAX_OTHER_KEYS, objection
 from swarm_node.policy.sampling.sampler import MAX_RANKED
 from swarm_node.rollout import Finish
 
@@ -24,25 +25,6 @@ MAX_REQUEST_ROWS: Final = 16
 LEAST_TEMPERATURE: Final = 0.01
 #: What OpenAI's completions give without max_tokens.
 USUAL_TOKENS: Final = 16
-#: Fields that a node does not have, with values that change nothing.
-_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "echo": (False,),
-    "best_of": (1,),
-    "suffix": ("",),
-}
-#: Fields that say nothing about the answer.
-_IGNORED: Final = {
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    "parallel_tool_calls",
-}
 _WORDS: Final = {"chat": "chat.completion", "text": "text_completion"}
 Kind = Literal["chat", "text"]
 
@@ -55,8 +37,8 @@ class BadRequestError(ValueError):
         self.param, self.code, self.status = param or None, code or None, status
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message."""
+class TextPart(msgspec.Struct, frozen=True):
+    """A part of a message. Its other keys, such as `cache_control`, say nothing about the text."""
 
     type: Literal["text"]
     text: str
@@ -140,12 +122,16 @@ def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequ
         raise BadRequestError("the body is no JSON") from None
     if not isinstance(raw, dict):
         raise BadRequestError("the body is no JSON object")
-    kept = {}
-    for name, value in raw.items():
-        if name in kind.__struct_fields__:
-            kept[name] = value
-        elif name not in _IGNORED and value is not None:
-            _check_neutral(name, value)
+    fields = kind.__struct_fields__
+    others = {name: value for name, value in raw.items() if name not in fields}
+    if len(others) > MAX_OTHER_KEYS:
+        raise BadRequestError(f"a request has {MAX_OTHER_KEYS} other keys than OpenAI's at most")
+    for name, value in others.items():
+        refused = objection(name, value, fields)
+        if refused is not None:
+            raise BadRequestError(refused.text, name[:64], refused.code)
+    kept = {name: value for name, value in raw.items() if name in fields}
+    _check_texts(kept.get("messages"))
     try:
         asked = msgspec.convert(kept, kind)
     except (ValueError, RecursionError) as error:
@@ -157,17 +143,27 @@ def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequ
     return asked
 
 
-def _check_neutral(name: str, value: Any) -> None:
-    if name not in _NEUTRAL:
-        raise BadRequestError(f"unrecognized request argument: {name[:64]!r}", name[:64])
-    # True is 1 to Python.
-    if not any(
-        value == each and isinstance(value, bool) is isinstance(each, bool)
-        for each in _NEUTRAL[name]
-    ):
-        raise BadRequestError(
-            f"{name} is not supported by this sampler: leave it out", name, "unsupported_parameter"
-        )
+def _check_texts(messages: Any) -> None:
+    """
+    Raises:
+        BadRequestError: a message has no text for a reason that a client can have.
+    """
+    for place, message in enumerate(messages if isinstance(messages, list) else []):
+        if not isinstance(message, dict):
+            continue
+        if called := [name for name in ("tool_calls", "function_call") if message.get(name)]:
+            raise BadRequestError(
+                f"messages[{place}] calls a tool, and this policy is asked without tools: leave "
+                "such messages out",
+                f"messages[{place}].{called[0]}",
+                "unsupported_parameter",
+            )
+        if message.get("content", "") is None:
+            raise BadRequestError(
+                f"messages[{place}].content is null: a message here is a text, so send one, or "
+                "leave the message out",
+                f"messages[{place}].content",
+            )
 
 
 def messages_of(request: ChatRequest) -> list[dict[str, str]]:

@@ -239,15 +239,18 @@ def mine_words(items: Sequence[CorpusItem]) -> list[str]:
     return [*words, *(f"{pair:02}" for pair in range(100))]
 
 
-def build_tokenizer(phrases: Iterable[str]) -> Any:
+def build_tokenizer(phrases: Sequence[str]) -> Any:
     """A byte-level `tokenizers.Tokenizer` with one token per phrase; lossless on all of UTF-8.
 
-    Ids: 0-3 pad, bos, eos, sep; 4-259 the bytes in order; then the phrases."""
+    Ids: 0-3 pad, bos, eos, sep; 4-259 the bytes in order; then the phrases. A phrase is an added
+    token, because no merges make it, and an entry of the vocabulary, so that texts consist of it
+    (see `TextEncoder`)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     symbols = {byte: chr(symbol) for byte, symbol in enumerate(_byte_symbols())}
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
     vocabulary |= {symbols[byte]: FIRST_BYTE_ID + byte for byte in range(256)}
+    vocabulary |= {phrase: len(vocabulary) + place for place, phrase in enumerate(phrases)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

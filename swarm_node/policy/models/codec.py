@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from swarm_node.errors import ModelError, Rejected, words_of
 from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.policy.models.text_encoder import TextEncoder
 from swarm_node.rollout import Completion, Finish, RolloutGroup
 
 #: The prompt of a question for a model without a chat template, such as a base model.
@@ -56,6 +57,7 @@ class Codec:
                 "they do not belong together"
             )
         self._tokenizer = tokenizer
+        self._texts = TextEncoder(tokenizer)
         self.vocab_size = vocab_size
         self.positions = positions
         self.eos_id = eos_ids[0]
@@ -103,28 +105,28 @@ class Codec:
         return self._encoded(text)
 
     def _encode_prompt(self, text: str) -> tuple[int, ...]:
-        if self._tokenizer.chat_template is None:
-            prompt = PLAIN_PROMPT.format(text)
-        else:
-            prompt = self._templated([{"role": "user", "content": text}], True)
-        return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
+        return self.encode_chat([{"role": "user", "content": text}])
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation ("role" and "content" of each message), up to where the next
-        answer starts. A model without a chat template takes one question.
+        answer starts. A model without a chat template takes one question. The name of a token in a
+        content is plain text.
 
         Raises:
             ModelError: the template fails, or there is none.
         """
-        if self._tokenizer.chat_template is not None:
-            return self.encode_text(self._templated([dict(each) for each in messages], True))
-        if [each["role"] for each in messages] != ["user"]:
+        roles = [each["role"] for each in messages]
+        plain = self._tokenizer.chat_template is None
+        if plain and roles != ["user"]:
             raise ModelError("this model has no chat template: it takes one message of the user")
-        return self.encode_text(PLAIN_PROMPT.format(messages[0]["content"]))
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text of this node's owner. Names of special tokens are these tokens."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        def render(contents: Sequence[str]) -> str:
+            if plain:
+                return PLAIN_PROMPT.format(*contents)
+            pairs = zip(roles, contents, strict=True)
+            return self._templated([{"role": role, "content": said} for role, said in pairs], True)
+
+        return tuple(self._texts.rendered(render, [each["content"] for each in messages]))
 
     def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """`messages` rendered by the chat template, which runs in Jinja's sandbox.
@@ -154,11 +156,9 @@ class Codec:
         return [token for token in ids[:1] if token in self.special_ids]
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
-        """Token ids of an answer, without an end token. The text may come from a peer, so the name
-        of a special token in it is encoded as plain text."""
-        return tuple(
-            self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        )
+        """Token ids of an answer, without an end token, or of any other text that no template
+        surrounds. The name of a token in it is plain text."""
+        return tuple(self._texts.text(text))
 
     def bridge(self, reply: str) -> tuple[int, ...]:
         """Token ids from the end token of a turn, which the model said itself, up to the place

@@ -81,6 +81,11 @@ class Qwen2Config:
         embeddings = tables * self.vocab_size * self.hidden_size
         return embeddings + self.num_hidden_layers * layer + self.hidden_size
 
+    @property
+    def architecture(self) -> str:
+        """The class of transformers that computes it."""
+        return _ARCHITECTURES[self.model_type]
+
     def described(self) -> dict[str, Any]:
         """The fields that a digest covers: all but those that have a Qwen2's implied values."""
         fields = asdict(self)
@@ -119,7 +124,7 @@ class Qwen2Config:
         fields = asdict(self)
         rope = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
         return {
-            "architectures": [_ARCHITECTURES[self.model_type]],
+            "architectures": [self.architecture],
             "hidden_act": "silu",
             "use_sliding_window": False,
             "attention_bias": not self.normalises_heads,

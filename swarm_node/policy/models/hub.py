@@ -94,6 +94,15 @@ def hub_model(name: str) -> HubModel | None:
     return HubModel(match["repo"], match["revision"] or "main")
 
 
+def origin(directory: Path) -> HubModel | None:
+    """The hub model whose files are in a directory of the hub's cache, with its commit. None for
+    any other directory."""
+    repo = directory.parent.parent.name
+    if directory.parent.name != "snapshots" or not repo.startswith("models--"):
+        return None
+    return hub_model(f"{repo.removeprefix('models--').replace('--', '/')}@{directory.name}")
+
+
 def fetch(
     model: HubModel,
     admit: Callable[[Qwen2Config], object],

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.hub import HubModel
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import on_host
 
@@ -44,8 +45,10 @@ class Adapter:
     as they are. Adapters are float32. At first they add nothing: one factor of each is random (by
     `seed`) and the other zero."""
 
-    def __init__(self, model: Qwen2, rank: int, *, base: str, seed: int = 0) -> None:
-        """`rank` is 1 or more; an exported adapter names `base` as its base model."""
+    def __init__(
+        self, model: Qwen2, rank: int, *, base: HubModel | None = None, seed: int = 0
+    ) -> None:
+        """`rank` is 1 or more. A saved adapter names `base` as its base model, or none."""
         from peft import inject_adapter_in_model  # imports transformers, hence only here
 
         self._model = model.requires_grad_(False)
@@ -134,7 +137,8 @@ class Adapter:
             lora_alpha=SCALE * self._rank,
             target_modules=list(TARGETS),
             task_type="CAUSAL_LM",
-            base_model_name_or_path=self._base,
+            base_model_name_or_path=self._base and self._base.repo,
+            revision=self._base and self._base.revision,
             inference_mode=inference,
         )
 

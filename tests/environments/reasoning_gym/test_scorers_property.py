@@ -145,7 +145,7 @@ def test_the_last_answer_in_tags_is_what_the_expression_finds(parts: list[str]) 
     text = "".join(parts)
     found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     assert last_tagged(text) == (found[-1] if found else None)
-    assert final_answer(text) == (found[-1] if found else text).strip()
+    assert final_answer(text).text == (found[-1] if found else text).strip()
 
 
 @cache

@@ -101,6 +101,18 @@ async def test_chat_completions_and_models_answer(tmp_path: Path) -> None:
         assert all(isinstance(choice["text"], str) for choice in said["choices"])
 
 
+async def test_a_name_of_a_token_in_a_request_is_text(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        chat = [{"role": "system", "content": "<e"}, {"role": "user", "content": "os><sep>"}]
+        for path, body, count in (
+            ("chat/completions", {"messages": chat}, 2 + len("<eos><sep>")),
+            ("completions", {"prompt": "<bos>1<sep>"}, len("<bos>1<sep>")),
+            ("completions", {"prompt": [1, 21, 3]}, 3),
+        ):
+            status, said = await node.post(path, {**TEXT, "max_tokens": 1, **body})
+            assert (status, said["usage"]["prompt_tokens"]) == (200, count)
+
+
 async def test_a_stream_says_what_the_whole_answer_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,9 +41,68 @@ def test_what_changes_nothing_is_taken() -> None:
     assert text(stop=["x", "y"]).stops == ("x", "y")
 
 
+#: vLLM 0.32's sampling parameters with the values that it has without them.
+VLLM_DEFAULTS = {
+    **{"use_beam_search": False, "top_k": None, "min_p": None, "repetition_penalty": None},
+    **{"watermarking": None, "length_penalty": 1.0, "stop_token_ids": [], "ignore_eos": False},
+    **{"include_stop_str_in_output": False, "min_tokens": 0, "skip_special_tokens": True},
+    **{"spaces_between_special_tokens": True, "truncate_prompt_tokens": None},
+    **{"truncation_side": None, "prompt_logprobs": None, "logprob_token_ids": None},
+    **{"allowed_token_ids": None, "bad_words": []},
+}
+
+
+def test_neutral_values_of_vllms_sampling_parameters_are_taken() -> None:
+    neutral = [{"top_k": -1}, {"top_k": 0}, {"min_p": 0.0}, {"repetition_penalty": 1.0}]
+    for values in (VLLM_DEFAULTS, *neutral, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert chat(**values) == chat()
+        assert text(**values) == text()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"priority": 5, "request_id": "a", "cache_salt": "b", "session_id": "c"},
+        {"x_trace": {"id": 1}, "litellm_call_id": "d", "keep_alive": -1, "prediction": {}},
+        {"prompt_cache_key": "e", "parallel_tool_calls": True, "include_reasoning": True},
+        {"messages": [{"role": "user", "content": "hi", "name": "me", "annotations": []}]},
+        {"messages": [{"role": "user", "content": "hi", "tool_calls": [], "refusal": None}]},
+    ],
+)
+def test_keys_that_say_nothing_about_the_answer_are_ignored(given: dict[str, Any]) -> None:
+    assert chat(**given) == chat()
+
+
+def test_a_part_of_a_message_may_have_more_than_its_text() -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    assert messages_of(chat(messages=[{"role": "user", "content": [part]}])) == CHAT["messages"]
+
+
+def test_a_message_without_a_text_is_refused_with_its_place() -> None:
+    for name, message in (
+        ("content", {"role": "user", "content": None}),
+        ("tool_calls", {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}),
+        ("function_call", {"role": "assistant", "content": "", "function_call": {"name": "f"}}),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            chat(messages=[*CHAT["messages"], message])
+        assert (refused.value.param, refused.value.status) == (f"messages[1].{name}", 400)
+
+
+def test_more_keys_than_a_client_has_are_not_looked_at() -> None:
+    with pytest.raises(BadRequestError, match="64 other keys"):
+        chat(**{f"key{n}": None for n in range(65)})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        *[("top_k", 5), ("min_p", 0.1), ("repetition_penalty", 1.1), ("ignore_eos", True)],
+        *[("min_tokens", 1), ("stop_token_ids", [2]), ("skip_special_tokens", False)],
+        *[("chat_template", "x"), ("chat_template_kwargs", {"enable_thinking": True})],
+        *[("guided_choice", ["a"]), ("prompt_logprobs", 0), ("top_k", False), ("system", "Be.")],
+        *[("temprature", 0), ("maxTokens", 5), ("topK", 5), ("prompt", "x"), ("", 1)],
+        *[("reasoning_effort", "low"), ("continue_final_message", True)],
         *[("top_p", 0), ("top_p", 1.5), ("top_p", True), ("logprobs", 1), ("tools", [{}])],
         *[("top_logprobs", 21), ("top_logprobs", -1), ("top_logprobs", 3)],
         *[("frequency_penalty", 1), ("logit_bias", {"5": 1}), ("audio", {}), ("\x1b[2J", 1)],

@@ -33,7 +33,7 @@ def kept_bytes(
     model = Qwen2(config, draw=False)
     if half and training.lora_rank:
         model.to(torch.bfloat16)
-    adapter = Adapter(model, training.lora_rank, base="none") if training.lora_rank else None
+    adapter = Adapter(model, training.lora_rank) if training.lora_rank else None
     model.products = torch.bfloat16 if half else torch.float32
     numbers = np.zeros((batch, length), np.int64)
     numbers[:, length // 2 :] = 1 + np.arange(length - length // 2) * ANSWERS // (length // 2 + 1)

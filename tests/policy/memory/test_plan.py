@@ -102,7 +102,7 @@ def test_parts_are_those_of_the_real_modules() -> None:
     )
     assert parts.trainer_weights == parts.sampler_weights == parts.published == weights
     assert parts.optimizer == held
-    adapter = Adapter(model, 8, base="tiny")
+    adapter = Adapter(model, 8)
     assert adapter_count(config, 8) == sum(p.numel() for p in adapter.parameters.values())
 
 

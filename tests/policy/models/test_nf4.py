@@ -160,7 +160,7 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
     moved = [name for name, value in whole.hf_state().items() if not value.equal(before[name])]
     assert all(name.endswith("_proj.weight") for name in moved)
     assert len(moved) == 7 * len(list(whole.blocks()))
-    adapters = [Adapter(model, 4, base="b", seed=1) for model in (four, whole)]
+    adapters = [Adapter(model, 4, seed=1) for model in (four, whole)]
     for adapter in adapters:
         for number, parameter in enumerate(adapter.parameters.values()):
             generator = torch.Generator().manual_seed(number)

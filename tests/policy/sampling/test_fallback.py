@@ -172,7 +172,7 @@ async def test_it_takes_adapters_as_the_engine_does(
     sampler: FallbackSampler, engine: Engine, model: Counting, tmp_path: Path
 ) -> None:
     trainer = Qwen2.from_directory(TINY)
-    adapter = Adapter(trainer, 4, base=str(TINY))
+    adapter = Adapter(trainer, 4)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in adapter.parameters.values():
@@ -199,7 +199,7 @@ async def test_either_sampler_lets_go_of_the_trainers_base(
     make_base(TINY, tmp_path, ON_CPU)
     published = tmp_path / "adapter-0"
     published.mkdir()
-    Adapter(Qwen2.from_directory(TINY), 4, base=str(TINY)).save(published)
+    Adapter(Qwen2.from_directory(TINY), 4).save(published)
 
     assert isinstance(sampler, SharingSampler)
     await sampler.load(published, 0)

@@ -7,13 +7,15 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import CheckpointError, ModelError, words_of
-from swarm_node.policy.models.config import read_json
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.policy.models.hub import HubModel
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2
@@ -34,6 +36,9 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+#: Entries of a base's config.json that are wrong in an export: code that is not exported, the type
+#: of the base's weights, and a path of whoever stored it.
+_NOT_EXPORTED = ("auto_map", "torch_dtype", "_name_or_path")
 
 
 def newest_state(checkpoints: Path, model_dir: Path) -> TrainingState:
@@ -66,12 +71,20 @@ def check_target(target: Path) -> None:
 
 
 def write_export(
-    state: TrainingState, model_dir: Path, target: Path, form: Format, *, base: str, card: str
+    state: TrainingState,
+    model_dir: Path,
+    target: Path,
+    form: Format,
+    *,
+    base: HubModel | None,
+    card: str,
 ) -> None:
     """Write `state`, trained from the model in `model_dir`, to `target`, completely or not at all.
 
     "hf" is the whole model in float32, with the adapter merged. "peft" is the adapter alone, whose
-    configuration names `base` as its base model. Both have the tokenizer, and `card` as README.md.
+    configuration names `base` as its base model. Without one it names none: a path of this machine
+    means nothing on another, and peft would ask the hub for a directory's name. Both have the
+    tokenizer, and `card` as README.md.
 
     Raises:
         ModelError: `target` is not empty, there is no adapter to write, or the disk refused.
@@ -116,15 +129,26 @@ def write_export(
 def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, place: Path) -> None:
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     config = read_json(model_dir / "config.json")
-    # auto_map names code that is not exported; the dtype is that of the exported weights.
-    kept = {
-        name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")
-    }
-    kept |= {"architectures": ["Qwen2ForCausalLM"], "dtype": "float32"}
-    (place / "config.json").write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    kept = {name: value for name, value in config.items() if name not in _NOT_EXPORTED}
+    architecture = Qwen2Config.from_directory(model_dir).architecture
+    kept |= {"architectures": [architecture], "dtype": "float32"}
+    _write_json(place / "config.json", kept)
     generation = model_dir / "generation_config.json"
-    if generation.is_file():
+    values = read_json(generation) if generation.is_file() else {}
+    named, codec = values.get("eos_token_id"), Codec.from_directory(model_dir)
+    first = named if isinstance(named, list) else [named]
+    # The policy learnt to end at each of them, and base models name only the end of a text.
+    if missing := codec.eos_ids.difference(first):
+        known = [token for token in first if token is not None] or [codec.eos_id]
+        ends = [*known, *sorted(missing.difference(known))]
+        values["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+        _write_json(place / generation.name, values)
+    else:
         shutil.copyfile(generation, place / generation.name)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def check_hub(repo: str) -> None:

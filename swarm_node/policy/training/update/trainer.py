@@ -129,9 +129,7 @@ class TrainerCore:
         #: The adapter that is trained; None where all weights are.
         self.adapter: Adapter | None = None
         if settings.lora_rank:
-            self.adapter = Adapter(
-                self.model, settings.lora_rank, base=str(model_dir), seed=settings.seed
-            )
+            self.adapter = Adapter(self.model, settings.lora_rank, seed=settings.seed)
         trained = self.adapter.parameters if self.adapter else self.model.named_parameters()
         self._trained = dict(trained)
         self._clock = clock

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +43,11 @@ def run(home: Path, target: Path, *options: str) -> Result:
 
 
 @torch.no_grad()
-def distance(host: TrainerHost, model: Any, tokenizer: Any) -> float:
+def distance(host: TrainerHost, model: Any, tokenizer: Any, base: Path = TINY) -> float:
     """The largest difference of a log-prob between the trained model and a loaded one, both run in
     float64: in float32 rounding alone makes 1e-5 where a log-prob is -20."""
     ids = torch.tensor([tokenizer.encode(QUESTION, add_special_tokens=False)])
-    trained = Qwen2.from_directory(TINY, torch.float64)
+    trained = Qwen2.from_directory(base, torch.float64)
     trained.load_hf_state(host.core.weights())
     ours, theirs = trained(ids), model.double().eval()(ids).logits
     return float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
@@ -93,30 +95,94 @@ def test_transformers_loads_what_was_trained(
         torch.testing.assert_close(again(ids), host.core.model(ids), rtol=0.0, atol=1e-4)
 
 
-def test_peft_loads_the_adapter_that_was_trained(
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_both_families_are_loaded_as_what_they_are(
+    family: str, tmp_path: Path, make_model: Callable[..., Path]
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = make_model(tmp_path / "base of mine", family)
+    (base / "generation_config.json").unlink()
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "_name_or_path": str(base)}))
+    host, model = trained_home(tmp_path / "home", 4, base), ("--model", str(base))
+    for form in ("hf", "peft"):
+        assert run(tmp_path / "home", tmp_path / form, "--format", form, *model).exit_code == 0
+        for file in (tmp_path / form).iterdir():
+            assert str(tmp_path).encode() not in file.read_bytes()
+        assert "base of mine" in (tmp_path / form / "README.md").read_text()
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert type(whole).__name__ == f"{family.capitalize()}ForCausalLM"
+    assert json.loads((tmp_path / "hf/config.json").read_text())["architectures"] == [
+        type(whole).__name__
+    ]
+    assert distance(host, whole, tokenizer, base) <= 1e-5
+    untrained = AutoModelForCausalLM.from_pretrained(base)
+    assert distance(host, untrained, tokenizer, base) > 1e-3
+    adapted = PeftModel.from_pretrained(untrained, tmp_path / "peft")
+    assert distance(host, adapted, tokenizer, base) <= 1e-5
+    # The base named the end of a text alone, and the policy learnt to end its turn.
+    assert {*whole.generation_config.eos_token_id} == Codec.from_directory(base).eos_ids
+
+
+def test_an_adapter_of_a_model_from_no_hub_names_no_base(
     lora: tuple[Path, TrainerHost], tmp_path: Path
 ) -> None:
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     home, host = lora
     assert run(home, tmp_path, "--format", "peft").exit_code == 0
     assert not (tmp_path / "model.safetensors").exists()
-    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
+    named = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (named["base_model_name_or_path"], named["revision"]) == (None, None)
+    base = AutoModelForCausalLM.from_pretrained(TINY)
+    model = PeftModel.from_pretrained(base, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert distance(host, model, tokenizer) <= 1e-5
     with model.disable_adapter():
         assert distance(host, model, tokenizer) > 1e-2
 
 
-def test_the_base_is_stated_by_its_public_name(
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("directory", "given", "revision"),
+    [
+        ("models--someone--tiny/snapshots/" + COMMIT, None, COMMIT),
+        ("models--someone--tiny/snapshots/" + COMMIT, "someone/tiny", COMMIT),
+        ("models--else--where/snapshots/" + COMMIT, "someone/tiny@v2", "v2"),
+        ("mine", "someone/tiny", "main"),
+    ],
+)
+def test_the_base_is_stated_by_its_public_name_and_revision(
+    lora: tuple[Path, TrainerHost],
+    tmp_path: Path,
+    directory: str,
+    given: str | None,
+    revision: str,
+) -> None:
+    """A model that was fetched lies in the hub's cache."""
+    base = Path(shutil.copytree(TINY, tmp_path / directory))
+    options = ["--format", "peft", "--model", str(base), *(["--base", given] if given else [])]
+    assert run(lora[0], tmp_path / "x", *options).exit_code == 0
+    card = (tmp_path / "x/README.md").read_text()
+    assert "\nbase_model: someone/tiny\n" in card
+    assert str(tmp_path) not in card
+    named = json.loads((tmp_path / "x/adapter_config.json").read_text())
+    assert named["base_model_name_or_path"] == "someone/tiny"
+    assert named["revision"] == revision
+
+
+def test_a_base_that_is_no_public_name_is_refused(
     lora: tuple[Path, TrainerHost], tmp_path: Path
 ) -> None:
-    done = run(lora[0], tmp_path, "--format", "peft", "--base", "someone/tiny")
-    assert done.exit_code == 0
-    assert str(TINY) not in (tmp_path / "README.md").read_text()
-    assert ": someone/tiny" in (tmp_path / "README.md").read_text()
-    assert '"someone/tiny"' in (tmp_path / "adapter_config.json").read_text()
+    done = run(lora[0], tmp_path / "x", "--base", str(TINY))
+    assert (done.exit_code, "--base" in done.stderr) == (1, True)
+    assert not (tmp_path / "x").exists()
 
 
 def test_an_adapter_that_was_never_trained_is_refused(
@@ -200,8 +266,6 @@ def test_a_hub_that_refuses_the_connection_leaves_the_export_and_says_so(
 def test_code_named_by_the_base_model_is_not_passed_on(
     full: tuple[Path, TrainerHost], tmp_path: Path
 ) -> None:
-    import json
-
     base = tmp_path / "base"
     shutil.copytree(TINY, base)
     config = json.loads((base / "config.json").read_text())

@@ -1,0 +1,1 @@
+"""Reads answers as people write mathematics, and compares them."""

@@ -1,0 +1,281 @@
+"""Whether two answers are equal as mathematics. math-verify compares what is an expression; lists,
+tuples, matrices, units and plain numbers are compared here."""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
+from swarm_node.environments.mathematics.reading import (
+    MAX_MATH_CHARS,
+    Matrix,
+    Reading,
+    Relation,
+    Several,
+    Value,
+    Words,
+    key_of,
+    readings,
+    stripped,
+)
+
+#: More tokens, or deeper brackets, are not given to the grammar, whose time grows with them.
+_MAX_TOKENS: Final = 200
+_MAX_DEPTH: Final = 12
+#: A decimal may differ in the sixth place, as by math-verify's `float_rounding`, and by that share
+#: of the larger number, so that 1e-8 and 2e-8 differ.
+_PLACES: Final = Fraction(5, 10**7)
+_SHARE: Final = Fraction(1, 10**6)
+#: Exact expressions whose values differ by less are equal, as by math-verify's `numeric_precision`.
+_PRECISION: Final = 1e-15
+_INTERVALS: Final = ("()", "[]", "[)", "(]", "cup")
+
+
+def equal(given: str, right: str) -> bool:
+    """True if two answers are the same, as words or as mathematics."""
+    if given.split() == right.split():
+        return True
+    if max(len(given), len(right)) > MAX_MATH_CHARS:
+        if len(given) > 2 * len(right):
+            return False
+        first, second = (key_of(stripped(tokens_of(spelled(text)))) for text in (given, right))
+        return first == second != ()
+    wanted = list(readings(right, right=True))
+    return any(same(each, one) for each in readings(given) for one in wanted)
+
+
+def same(given: Reading, right: Reading) -> bool:
+    """True if a reading of an answer is equal to one of the right answer."""
+    match given, right:
+        case Words(), Words():
+            return bool(right.key) and given.key == right.key
+        case Relation(), Relation():
+            return _same_relations(given, right)
+        case Relation(sign="="), _ if given.names is not None:
+            return same(given.value, right)
+        case _, Relation(sign="=") if right.names:
+            return same(given, right.value)
+        case Several(), Several():
+            return _same_several(given, right)
+        case Matrix(), Matrix():
+            return len(given.rows) == len(right.rows) and all(map(_pairs, given.rows, right.rows))
+        case (Matrix() as matrix, Several() as vector) | (Several() as vector, Matrix() as matrix):
+            return vector.brackets in ("()", "[]") and _pairs(_vector(matrix), vector.parts)
+        case Value(), Value():
+            return _same_values(given, right)
+        case (Words() as words, Value() as value) | (Value() as value, Words() as words):
+            return words.key == key_of(value.tokens) or (
+                _is_product(words) and by_engine(_letters(words), value.tokens)
+            )
+    sets = (_set_tokens(given), _set_tokens(right))
+    return None not in sets and by_engine(sets[0] or (), sets[1] or ())
+
+
+def _set_tokens(reading: Reading) -> tuple[Token, ...] | None:
+    """The tokens of what may be a set of numbers: an interval, an inequality, a name of a set."""
+    match reading:
+        case Several() if reading.brackets in _INTERVALS:
+            return reading.tokens
+        case Value() | Relation(sign="order"):
+            return reading.tokens
+    return None
+
+
+def _same_relations(given: Relation, right: Relation) -> bool:
+    if key_of(given.tokens) == key_of(right.tokens):
+        return True
+    if given.names and given.names == right.names:
+        return same(given.value, right.value)
+    return by_engine(given.tokens, right.tokens)
+
+
+def _same_several(given: Several, right: Several) -> bool:
+    """(1, 2) is a pair or an interval, in order. A list without brackets is one of values in any
+    order, unless the other side is in order."""
+    kinds = (given.brackets, right.brackets)
+    intervals = all(kind in _INTERVALS for kind in kinds)
+    if len(given.parts) == len(right.parts):
+        if set(kinds) in ({""}, {"cup"}, {"{}"}, {"", "{}"}, {"", "cup"}):  # x < 1 or x > 2
+            return _in_any_order(given.parts, right.parts)
+        if "{}" in kinds:  # [1, 2, 3] is how Python writes a list; [1, 2] may be an interval
+            return (
+                kinds == ("[]", "{}")
+                and len(given.parts) > 2
+                and _in_any_order(given.parts, right.parts)
+            )
+        if kinds == ("[]", ""):
+            return _in_any_order(given.parts, right.parts)
+        if "" in kinds:
+            return "()" in kinds and _pairs(given.parts, right.parts)
+        if kinds[0] == kinds[1] and _pairs(given.parts, right.parts):
+            return True
+    return intervals and "cup" in kinds and by_engine(given.tokens, right.tokens)
+
+
+def _pairs(given: Sequence[Reading], right: Sequence[Reading]) -> bool:
+    return len(given) == len(right) and all(map(same, given, right))
+
+
+def _in_any_order(given: Sequence[Reading], right: Sequence[Reading]) -> bool:
+    left = list(given)
+    for one in right:
+        found = next((each for each in left if same(each, one)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _vector(matrix: Matrix) -> tuple[Reading, ...]:
+    """The entries of a matrix of one row or column, else none."""
+    if len(matrix.rows) == 1:
+        return matrix.rows[0]
+    return tuple(row[0] for row in matrix.rows) if all(len(row) == 1 for row in matrix.rows) else ()
+
+
+def _same_values(given: Value, right: Value) -> bool:
+    if given.units and right.units:
+        if given.units != right.units:
+            return False
+    elif given.nouns and right.nouns and not given.nouns & right.nouns:
+        return False  # apples and oranges
+    if given.number is not None and right.number is not None:
+        return _same_numbers(given, right)
+    if given.percent != right.percent:
+        return False
+    return key_of(given.tokens) == key_of(right.tokens) or by_engine(given.tokens, right.tokens)
+
+
+def _same_numbers(given: Value, right: Value) -> bool:
+    """A percent sign on one side alone is a unit, or it stands for a hundredth. In .5% it can only
+    be that, because .5 is a share itself."""
+    numbers = [given.number or Fraction(0), right.number or Fraction(0)]
+    decimal = given.decimal or right.decimal
+    if given.percent != right.percent:
+        place = 0 if given.percent else 1
+        may_be_unit = numbers[place].denominator == 1 or abs(numbers[place]) > 1
+        if may_be_unit and _close(*numbers, decimal=decimal):
+            return True
+        numbers[place] /= 100
+    return _close(*numbers, decimal=decimal)
+
+
+def _close(first: Fraction, second: Fraction, *, decimal: bool) -> bool:
+    bound = min(_PLACES, _SHARE * max(abs(first), abs(second)))
+    return first == second or (decimal and abs(first - second) <= bound)
+
+
+def _is_product(words: Words) -> bool:
+    """True for two or three letters, which may be a product as well as a word."""
+    return len(words.key) == 1 and 2 <= len(words.key[0]) <= 3 and words.key[0].isascii()
+
+
+def _letters(words: Words) -> list[Token]:
+    return [Token("name", letter) for letter in words.key[0]]
+
+
+def by_engine(given: Sequence[Token], right: Sequence[Token]) -> bool:
+    """True if math-verify finds two expressions, relations or sets equal."""
+    from math_verify import verify
+
+    try:
+        first, second = _parsed(given), _parsed(right)
+        if first is None or second is None:
+            return False
+        near = _numerically(first, second)
+        if near is not None:
+            return near
+        return bool(verify(second, first, timeout_seconds=None, allow_set_relation_comp=True))
+    except Exception:  # noqa: BLE001 - a library's errors of any kind mean no
+        # sympy raises errors of any kind for what is no sensible expression, and nothing else is
+        # called here.
+        return False
+
+
+def _parsed(tokens: Sequence[Token]) -> Any:
+    """sympy's expression of tokens, or None if the grammar does not know them."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import parse
+    from math_verify.parser import LatexExtractionConfig
+
+    if not 0 < len(tokens) <= _MAX_TOKENS or _depth(tokens) > _MAX_DEPTH:
+        return None
+    if any(token.kind == "word" for token in tokens):
+        return None
+    # The notation is in one form by now, and what is left as a unit would be left out here.
+    plain = NormalizationConfig(
+        basic_latex=True,
+        units=False,
+        malformed_operators=False,
+        nits=False,
+        boxed="none",
+        equations=False,
+    )
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)
+    latex = latex_of(tokens)
+    found = parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
+    return found[0] if found else None
+
+
+def _depth(tokens: Sequence[Token]) -> int:
+    """How deep braces and brackets lie in each other."""
+    depth = most = 0
+    for token in tokens:
+        depth += (token.text in ("(", "{", "[")) - (token.text in (")", "}", "]"))
+        most = max(most, depth)
+    return most
+
+
+def latex_of(tokens: Sequence[Token]) -> str:
+    """Tokens as LaTeX. 5/9(F-32) is meant as five ninths of the bracket."""
+    parts: list[str] = []
+    place = 0
+    while place < len(tokens):
+        fraction = [token.kind for token in tokens[place : place + 3]] == [
+            "number",
+            "mark",
+            "number",
+        ]
+        if (
+            fraction
+            and tokens[place + 1].text == "/"
+            and key_of(tokens)[place + 3 : place + 4] != ("^",)
+        ):
+            parts.append(rf"\frac{{{_latex(tokens[place])}}}{{{_latex(tokens[place + 2])}}}")
+            place += 3
+        else:
+            parts.append(_latex(tokens[place]))
+            place += 1
+    # A command ends before a letter or digit by a space only.
+    return "".join(part + " " * (part[0] == "\\" and part[-1].isalpha()) for part in parts)
+
+
+def _latex(token: Token) -> str:
+    if token.kind == "number" and "E" in token.text:
+        digits, _, exponent = token.text.partition("E")
+        return rf"({digits} \cdot 10^{{{int(exponent)}}})"
+    if token.text[:2] in ("b:", "e:"):
+        name = "pmatrix" if token.text[2:] == "matrix" else "vmatrix"
+        return rf"\{'begin' if token.text[0] == 'b' else 'end'}{{{name}}}"
+    return {"*": r"\cdot", r"\cr": r"\\", "%": r"\%"}.get(token.text, token.text)
+
+
+def _numerically(first: Any, second: Any) -> bool | None:
+    """Whether two expressions without variables have one value, or None if one has variables.
+
+    math-verify rounds to six places and to zero what is below 1e-15, so it finds 1e-8 and 2e-8
+    equal."""
+    from sympy import Expr, Float
+
+    if not all(isinstance(each, Expr) and each.is_number for each in (first, second)):
+        return None
+    values = [complex(each.evalf(30)) for each in (first, second)]
+    if not all(map(cmath.isfinite, values)):
+        return None
+    decimal = first.has(Float) or second.has(Float)
+    size = max(map(abs, values))
+    bound = min(float(_PLACES), float(_SHARE) * size) if decimal else _PRECISION * size
+    return abs(values[0] - values[1]) <= bound

@@ -1,0 +1,71 @@
+"""Plain numbers and times of day, in the forms in which people write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Final
+
+from swarm_node.environments.mathematics.notation import Token
+
+_TIME: Final = re.compile(
+    r"\s*0?(\d{1,2})(?=:|\s?[ap]\.?\s?m)(?::(\d\d))?(?::(\d\d))?\s*([ap]\.?\s?m\.?)?\s*",
+    re.IGNORECASE,
+)
+
+
+def plain_number(tokens: Sequence[Token]) -> Fraction | None:
+    """The exact value of a plain number: an integer, a decimal, a fraction, a mixed number or one
+    in scientific notation."""
+    sign = 1
+    while tokens and tokens[0].text in ("+", "-"):
+        sign *= -1 if tokens[0].text == "-" else 1
+        tokens = tokens[1:]
+    shape = "".join("0" if token.kind == "number" else token.text for token in tokens)
+    if shape not in _SHAPES:
+        return None
+    numbers = [Fraction(token.text) for token in tokens if token.kind == "number"]
+    try:
+        return sign * _SHAPES[shape](*numbers)
+    except (ZeroDivisionError, OverflowError, ValueError):
+        return None
+
+
+def _mixed(whole: Fraction, above: Fraction, below: Fraction) -> Fraction:
+    if not all(part.denominator == 1 for part in (whole, above, below)):
+        raise ValueError
+    return whole + above / below
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if base != 10 or exponent.denominator != 1 or abs(exponent) > 9999:
+        raise ValueError
+    return base**exponent.numerator
+
+
+#: Forms of plain numbers, with 0 for digits.
+_SHAPES: Final[dict[str, Callable[..., Fraction]]] = {
+    "0": lambda n: n,
+    "0/0": lambda n, m: n / m,
+    r"\frac{0}{0}": lambda n, m: n / m,
+    r"\frac{-0}{0}": lambda n, m: -n / m,
+    "00/0": _mixed,
+    r"0\frac{0}{0}": _mixed,
+    "0^{0}": _power,
+    "0^{-0}": lambda n, m: _power(n, -m),
+    "0*0^{0}": lambda n, m, k: n * _power(m, k),
+    "0*0^{-0}": lambda n, m, k: n * _power(m, -k),
+}
+
+
+def times_of(text: str, *, right: bool) -> list[tuple[str, ...]]:
+    """The ways to read a text as a time of day, none if it is no time. Where one side does not say
+    whether it is before noon, the other's word counts: `right` allows for that."""
+    found = _TIME.fullmatch(text)
+    if not found:
+        return []
+    hour, minute, second, half = (part or "" for part in found.groups())
+    half = half[:1].lower()
+    halves = [half] if not right else ["", half] if half else ["", "a", "p"]
+    return [("time", hour, minute or "00", second, each) for each in halves]

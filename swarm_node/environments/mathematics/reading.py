@@ -1,0 +1,455 @@
+"""The structure of an answer: what is a value, a list, a tuple, an interval, a matrix, a relation.
+
+Everything here is pure. `readings` gives the few ways in which a text can be meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Final
+
+from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
+from swarm_node.environments.mathematics.numbers import plain_number, times_of
+from swarm_node.environments.mathematics.vocabulary import (
+    CHANGING,
+    NO_NOUNS,
+    SCALES,
+    SQUARED,
+    UNITS,
+)
+
+#: Longer answers are no mathematics: the grammar's time grows with the text.
+MAX_MATH_CHARS = 1024
+#: Deeper brackets are left to the grammar.
+_MAX_DEPTH: Final = 8
+_OPENING: Final = ("(", "[", r"\{", "{", r"\langle")
+_CLOSING: Final = {")": "(", "]": "[", r"\}": r"\{", "}": "{", r"\rangle": r"\langle"}
+_RELATIONS: Final = frozenset(
+    ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
+)
+#: A unit of one letter, which is a unit only after a space, and part of one.
+_LETTER_UNIT: Final = re.compile(
+    r"(?<=[\d}])\s+(?:[mgslhLWVJNKAFCT]|k?Pa|Hz|k[mg]|cm|mm)"
+    r"(?:(?P<more>\s?[/*]\s?(?:[a-z]{1,2}|hr|min|sec)|\s?\^\s?\{?-?[1-3]\}?){1,3})?\s*\.?\s*$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is not mathematics, or no more than words."""
+
+    key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One expression. `number` is its exact value if it is a plain number, and `decimal` says that
+    it was written as one. `units` are those beside it that are told apart, `nouns` the stems of
+    other words after it."""
+
+    tokens: tuple[Token, ...]
+    number: Fraction | None = None
+    decimal: bool = False
+    percent: bool = False
+    units: tuple[str, ...] = ()
+    nouns: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Values in brackets, or without: "" for a list, "{}" for a set, "()", "[]", "[)" or "(]"."""
+
+    brackets: str
+    parts: tuple[Reading, ...]
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of values."""
+
+    rows: tuple[tuple[Reading, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """An equation or inequality. `names` is what it says something about, if it is that simple, and
+    `value` what it says of it."""
+
+    tokens: tuple[Token, ...]
+    sign: str
+    names: tuple[str, ...] | None
+    value: Reading
+
+
+Reading = Words | Value | Several | Matrix | Relation
+
+
+def readings(text: str, *, right: bool = False) -> Iterator[Reading]:
+    """The ways in which a text can be meant, the likeliest first; four at most.
+
+    `right`: it is the right answer. 3 m in that is not taken for a number with a unit, because a
+    letter alone may be a variable, and 3 would stand for the whole."""
+    times = times_of(text.strip(' $."*`'), right=right)
+    if times:
+        yield from map(Words, times)
+        return
+    plain = spelled(text)
+    if len(plain) > 4 * MAX_MATH_CHARS:  # one sign may stand for a sentence
+        yield Words((text,))
+        return
+    grouped = stripped(tokens_of(plain))
+    yield read(grouped)
+    ungrouped = stripped(tokens_of(plain, grouped=False))
+    if ungrouped != grouped:
+        yield read(ungrouped)
+    unit = _LETTER_UNIT.search(plain[-64:])
+    if unit and (unit["more"] or not right):
+        value = read(stripped(tokens_of(plain[: len(plain) - len(unit[0])])))
+        yield _with_units(value, [], re.findall(r"[A-Za-z]+|[\^1-3]", unit[0]))
+
+
+def is_value(text: str) -> bool:
+    """True if a text is a value or a list of values, and no prose."""
+    if len(text) > MAX_MATH_CHARS:
+        return False
+    tokens = stripped(tokens_of(spelled(text)))
+    return bool(tokens) and tokens[0].kind != "word" and not _wordy(read(tokens))
+
+
+def _wordy(reading: Reading) -> bool:
+    if isinstance(reading, Several):
+        return any(map(_wordy, reading.parts))
+    return isinstance(reading, Words)
+
+
+def key_of(tokens: Sequence[Token]) -> tuple[str, ...]:
+    """The texts of tokens, by which equal ones are known."""
+    return tuple(token.text for token in tokens)
+
+
+def stripped(tokens: Sequence[Token]) -> tuple[Token, ...]:
+    """Without marks around the whole: quotes, emphasis, a sentence's end, braces, "=" before it."""
+    left, right = 0, len(tokens)
+    while left < right:
+        first, last = tokens[left].text, tokens[right - 1].text
+        if last in ('"', "'", "*", ".", ",", ";", ":", "?", "_", "#") or (
+            last == "!" and tokens[right - 2].kind == "word"
+        ):
+            right -= 1
+        elif first in ('"', "'", "*", "=", ":", "_", "#", r"\approx", r"\therefore", r"\to", ","):
+            left += 1
+        elif first == "{" and _closes(tokens[left:right]):
+            left, right = left + 1, right - 1
+        else:
+            break
+    return arguments(tokens[left:right])
+
+
+def arguments(tokens: Sequence[Token]) -> tuple[Token, ...]:
+    """With braces around each argument of a power, an index and a root, and no others in excess.
+
+    x^10 is meant as a power of ten, sqrt(2) as a root of two, and x^(1/2) as one of a half."""
+    partner = _partners(tokens)
+    before: dict[int, int] = {}
+    after: dict[int, int] = {}
+    dropped: set[int] = set()
+    for place, token in enumerate(tokens):
+        if token.text not in ("^", "_", r"\sqrt"):
+            continue
+        begin = place + 1
+        if token.text == r"\sqrt" and begin < len(tokens) and tokens[begin].text == "[":
+            begin = partner.get(begin, begin) + 1
+        end = begin
+        while end < len(tokens) - 1 and tokens[end].text in "+-":
+            end += 1
+        if end >= len(tokens) or tokens[begin].text == "{":
+            continue
+        if tokens[end].text == "(" and end in partner:
+            if end == begin:
+                dropped |= {begin, partner[end]}
+            end = partner[end]
+        before[begin] = before.get(begin, 0) + 1
+        after[end] = after.get(end, 0) + 1
+    out: list[Token] = []
+    for place, token in enumerate(tokens):
+        out += [Token("mark", "{")] * before.get(place, 0)
+        out += [token] * (place not in dropped)
+        out += [Token("mark", "}")] * after.get(place, 0)
+    return tuple(out)
+
+
+def _partners(tokens: Sequence[Token]) -> dict[int, int]:
+    """The place of the closing bracket by that of the opening one. [1,2) is a pair."""
+    open_places: list[int] = []
+    found = {}
+    for place, token in enumerate(tokens):
+        if token.text in _OPENING:
+            open_places.append(place)
+        elif token.text in _CLOSING and open_places:
+            found[open_places.pop()] = place
+    return found
+
+
+def _closes(tokens: Sequence[Token]) -> bool:
+    """True if the last token closes what the first opens."""
+    return len(tokens) > 1 and _partners(tokens).get(0) == len(tokens) - 1
+
+
+def read(tokens: Sequence[Token], depth: int = 0) -> Reading:
+    """The structure of `stripped` tokens."""
+    tokens = tuple(tokens)
+    if depth > _MAX_DEPTH:
+        return Value(tokens)
+    parts = _split(tokens, _is_comma)
+    if len(parts) > 1:
+        return _several("", parts, tokens, depth)
+    unions = _split(tokens, lambda token: token.text == r"\cup")
+    if len(unions) > 1:
+        return _several("cup", unions, tokens, depth)
+    if _closes(tokens):
+        return _bracketed(tokens, depth)
+    matrix = _matrix(tokens, depth)
+    if matrix is not None:
+        return matrix
+    return _relation(tokens, depth) or _plus_minus(tokens, depth) or _quantity(tokens, depth)
+
+
+def _is_comma(token: Token) -> bool:
+    return token.text in (",", ";") or (token.kind == "word" and token.text in ("and", "or"))
+
+
+def _split(tokens: Sequence[Token], parts_at: Callable[[Token], bool]) -> list[tuple[Token, ...]]:
+    """The parts between separators outside of brackets, without the empty ones."""
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        if token.text in _OPENING or token.text.startswith("b:"):
+            depth += 1
+        elif token.text in _CLOSING or token.text.startswith("e:"):
+            depth -= 1
+        if depth <= 0 and parts_at(token):
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [tuple(part) for part in parts if part]
+
+
+def _several(
+    brackets: str, parts: Sequence[tuple[Token, ...]], tokens: tuple[Token, ...], depth: int
+) -> Several:
+    """Values side by side. A list in a list or set, such as that of ±2, is a part of it."""
+    found: list[Reading] = []
+    for part in parts:
+        reading = read(stripped(part), depth + 1)
+        inner = isinstance(reading, Several) and not reading.brackets and brackets in ("", "{}")
+        found += reading.parts if inner and isinstance(reading, Several) else [reading]
+    first, *others = found
+    if (
+        isinstance(first, Relation)
+        and first.names
+        and not any(isinstance(o, Relation) for o in others)
+    ):
+        found[0] = first.value  # x = 1, 2
+    return Several(brackets, tuple(found), tokens)
+
+
+def _bracketed(tokens: tuple[Token, ...], depth: int) -> Reading:
+    """What stands in brackets that enclose the whole."""
+    inner = stripped(tokens[1:-1])
+    opening, closing = tokens[0].text, tokens[-1].text
+    if not inner:
+        return Value((Token("command", r"\emptyset"),))
+    if opening == r"\{":
+        condition = _split(inner, lambda token: token.text in ("|", ":"))
+        if len(condition) == 2 and _names(_split(condition[0], lambda t: t.text == r"\in")[0]):
+            return read(stripped(condition[1]), depth + 1)
+    parts = _split(inner, _is_comma)
+    if len(parts) == 1:
+        return read(inner, depth + 1)
+    brackets = {"{": "{", r"\{": "{", r"\langle": "("}.get(opening, opening)
+    brackets += {"}": "}", r"\}": "}", r"\rangle": ")"}.get(closing, closing)
+    several = _several(brackets, parts, tokens, depth)
+    rows = [
+        part.parts for part in several.parts if isinstance(part, Several) and part.brackets == "[]"
+    ]
+    return Matrix(tuple(rows)) if brackets == "[]" and len(rows) == len(parts) else several
+
+
+def _matrix(tokens: tuple[Token, ...], depth: int) -> Matrix | None:
+    if len(tokens) < 3 or tokens[0].text != "b:matrix" or tokens[-1].text != "e:matrix":
+        return None
+    rows = _split(tokens[1:-1], lambda token: token.text == r"\cr")
+    cells = [[stripped(cell) for cell in _split(row, lambda t: t.text == "&")] for row in rows]
+    return Matrix(tuple(tuple(read(cell, depth + 1) for cell in row) for row in cells))
+
+
+def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
+    signs = [part[0].text for part in _signs(tokens)]
+    if not signs:
+        return None
+    sides = _split(tokens, lambda token: token.text in _RELATIONS)
+    if len(sides) != len(signs) + 1:
+        return Words(key_of(tokens))
+    names = _names(sides[0])
+    value = stripped(sides[-1])
+    if signs == [r"\in"] and names:
+        return read(value, depth + 1)
+    if not set(signs) <= {"=", r"\approx"}:
+        return Relation(tokens, "order", None, Words(()))
+    words = [place for place, token in enumerate(sides[0]) if token.kind == "word"]
+    after = sides[0][words[-1] + 1 :] if words else sides[0]  # the total is 5 + 7 = 12
+    if not any(token.kind == "name" for token in after):
+        names = names or ()
+    return Relation(tokens, "=", names, read(value, depth + 1))
+
+
+def _signs(tokens: Sequence[Token]) -> list[tuple[Token]]:
+    """The relation signs outside of brackets."""
+    depth, found = 0, []
+    for token in tokens:
+        if token.text in _OPENING or token.text.startswith("b:"):
+            depth += 1
+        elif token.text in _CLOSING or token.text.startswith("e:"):
+            depth -= 1
+        elif depth <= 0 and token.text in _RELATIONS:
+            found.append((token,))
+    return found
+
+
+def _names(tokens: Sequence[Token]) -> tuple[str, ...] | None:
+    """The key of what only names something: x, x_1, f(x), P(X > 2), the area. Else None."""
+    depth = 0
+    if not tokens or tokens[0].kind == "number":
+        return None
+    for token in tokens:
+        if token.text in _OPENING:
+            depth += 1
+        elif token.text in _CLOSING:
+            depth -= 1
+        elif depth == 0 and token.text in ("+", "-", "*", "/"):
+            return None
+    return key_of(tokens) if any(token.kind in ("name", "word") for token in tokens) else None
+
+
+def _plus_minus(tokens: tuple[Token, ...], depth: int) -> Several | None:
+    """The two values of an expression with ±."""
+    if not any(token.text == r"\pm" for token in tokens):
+        return None
+    signs = [{r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"}]
+    both = [
+        tuple(Token("mark", new.get(t.text, t.text)) if t.text in new else t for t in tokens)
+        for new in signs
+    ]
+    return Several("", tuple(read(each, depth + 1) for each in both), tokens)
+
+
+def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
+    """A value with the words beside it, or words alone."""
+    if not any(token.kind == "word" for token in tokens):
+        return _value(tokens)
+    words = _worded(tokens)
+    segments = [part for part in _runs(tokens, words) if part[0] is False]
+    if len(segments) != 1 or CHANGING & {
+        t.text for t, word in zip(tokens, words, strict=True) if word
+    }:
+        return Words(tuple(text for text in key_of(tokens) if text not in ("a", "an", "the")))
+    _, begin, end = segments[0]
+    while end > begin + 1 and tokens[end - 1].text in _OPENING:  # 9 (balloons)
+        end -= 1
+    after = [token.text for token in tokens[end:] if token.text not in "{}^" or token.text == "^"]
+    before = [token.text for token in tokens[:begin] if token.text in "$€£¥₹"]
+    value = read(stripped(tokens[begin:end]), depth + 1)
+    if isinstance(value, Relation):
+        inner = value.value
+        return replace(value, value=_with_units(inner, before, after))
+    return _with_units(value, before, after)
+
+
+def _with_units(value: Reading, before: list[str], after: list[str]) -> Reading:
+    if not isinstance(value, Value):
+        return value
+    if after and after[0] in SCALES:
+        if value.number is None:
+            return Words((*key_of(value.tokens), *after))
+        value, after = replace(value, number=value.number * SCALES[after[0]]), after[1:]
+    units = _units((*before, *after))
+    return replace(value, units=units, nouns=_nouns(after))
+
+
+def _nouns(words: Sequence[str]) -> frozenset[str]:
+    """Stems of words that name a thing: an apple is one of the apples."""
+    return frozenset(
+        re.sub(r"(?:(?<=[sxzh])e)?s$", "", word)
+        for word in words
+        if len(word) > 2 and word.isalpha() and word not in NO_NOUNS
+    )
+
+
+def _units(words: Sequence[str]) -> tuple[str, ...]:
+    """The known units among words, with their powers."""
+    found: list[str] = []
+    power = ""
+    for place, word in enumerate(words):
+        if word in SQUARED:
+            power = SQUARED[word]
+        elif word in UNITS:
+            raised = words[place + 1 : place + 3]
+            exponent = f"^{raised[1]}" if raised[:1] == ("^",) and len(raised) == 2 else power
+            found += [unit + exponent for unit in UNITS[word].split()]
+            power = ""
+    return tuple(found)
+
+
+def _worded(tokens: Sequence[Token]) -> list[bool]:
+    """For each token, whether it belongs to words: a letter between words does, and what follows
+    a word in a unit such as cm^2 or km/h."""
+    words = [token.kind == "word" for token in tokens]
+    for place, token in enumerate(tokens):
+        before = place == 0 or words[place - 1]
+        after = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
+        if token.kind == "name" and before and after:
+            words[place] = True
+        elif not words[place] and place and words[place - 1]:
+            # An exponent, a stroke or a bracket after a word.
+            words[place] = token.text in ("^", "/", ".", ":", "?", "(", ")") or (
+                token.text in "{}"
+                or tokens[place - 1].text == "{"
+                or (token.kind == "name" and tokens[place - 1].text == "/")
+            )
+    return words
+
+
+def _runs(tokens: Sequence[Token], words: Sequence[bool]) -> list[tuple[bool, int, int]]:
+    """Runs of words and of other tokens: which, from where, to where. Marks alone are words."""
+    found: list[tuple[bool, int, int]] = []
+    begin = 0
+    for end in range(1, len(tokens) + 1):
+        if end < len(tokens) and words[end] == words[begin]:
+            continue
+        marks = all(token.kind == "mark" for token in tokens[begin:end])
+        found.append((words[begin] or marks, begin, end))
+        begin = end
+    return found
+
+
+def _value(tokens: tuple[Token, ...]) -> Reading:
+    """An expression without words. Numbers side by side, and ratios, are compared by their text."""
+    units: tuple[str, ...] = ()
+    scale = 1 if key_of(tokens)[-1:] in (("C",), ("F",)) else 0
+    if key_of(tokens[: len(tokens) - scale])[-4:] == ("^", "{", r"\circ", "}"):
+        tokens, units = tokens[: -4 - scale], ("degree",)
+    percent = bool(tokens) and tokens[-1].text == "%"
+    tokens = tokens[:-1] if percent else tokens
+    number = plain_number(tokens)
+    if number is None and (
+        not tokens
+        or any(token.text == ":" for token in tokens)
+        or any(a.kind == b.kind == "number" for a, b in pairwise(tokens))
+    ):
+        return Words(key_of(tokens))
+    decimal = any(token.kind == "number" and set(".E") & set(token.text) for token in tokens)
+    return Value(tokens, number, decimal, percent, units)

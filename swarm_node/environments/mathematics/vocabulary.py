@@ -1,0 +1,58 @@
+"""Words and units that stand beside numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def _listed(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+#: Short words of English and units, which are no products of letters.
+SHORT_WORDS: Final = _listed(
+    "am an and are as at but by do for had has he her his if in is it its men no not of on or our "
+    "per she so the to too two was we yes you day red one six ten new odd all pm cm mm km kg mg ml "
+    "ft lb lbs oz yd mi mph hr hrs min sec mol cal deg rad usd eur gbp sq cup box bag can pen bus "
+    "car cat dog cow egg hen pie toy boy"
+)
+#: Words that change the value beside them: with one of these no number is read from prose.
+CHANGING: Final = _listed(
+    "not no never isn aren wasn doesn less more fewer greater than least most over under above "
+    "below between except without half halves third thirds quarter quarters fourth fourths fifth "
+    "twice double triple times plus minus times divided squared cubed wrong incorrect either "
+    "neither nor unless if power root hundredths tenths"
+)
+SCALES: Final = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
+    "trillion": 10**12, "dozen": 12, "dozens": 12, "hundreds": 10**2, "thousands": 10**3,
+    "millions": 10**6, "billions": 10**9,
+}  # fmt: skip
+#: Units that are told apart, by their spellings. Of other words one must be the same.
+UNITS: Final = {
+    spelling: unit
+    for unit, spellings in {
+        "$": "$ dollar dollars usd", "cent": "cent cents", "€": "€ euro euros eur",
+        "£": "£ gbp", "¥": "¥ yen", "₹": "₹ rupee rupees",
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "m": "m meter meters metre metres", "km": "km kilometer kilometers kilometre kilometres",
+        "inch": "inch inches", "foot": "ft foot feet", "yard": "yd yard yards",
+        "mile": "mi mile miles", "mg": "mg milligram milligrams", "g": "g gram grams",
+        "kg": "kg kilogram kilograms", "lb": "lb lbs pound pounds", "oz": "oz ounce ounces",
+        "ton": "ton tons tonne tonnes", "ml": "ml milliliter milliliters millilitre millilitres",
+        "l": "l liter liters litre litres", "gallon": "gallon gallons",
+        "second": "s sec secs second seconds", "minute": "min mins minute minutes",
+        "hour": "h hr hrs hour hours", "day": "day days", "week": "week weeks",
+        "month": "month months", "year": "year years", "mile hour": "mph",
+        "degree": "degree degrees deg", "radian": "rad radian radians",
+    }.items()
+    for spelling in spellings.split()
+}  # fmt: skip
+#: Words after a number that name no thing.
+NO_NOUNS: Final = _listed(
+    "the and are was were been will would have has had that this they them she his her its for "
+    "from with total altogether left remaining each all unit units way ways time times per square "
+    "cubic answer final correct result there here long tall wide high deep old away now still"
+)
+SQUARED: Final = {"square": "^2", "sq": "^2", "cubic": "^3"}
