@@ -151,6 +151,11 @@ class RolloutGroup:
         versions = (span.version for each in self.completions for span in each.spans)
         return min(versions, default=self.policy.version)
 
+    @property
+    def cut(self) -> int:
+        """The number of completions whose last turn ran out of tokens."""
+        return sum(each.finish is Finish.LENGTH for each in self.completions)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifiedGroup:

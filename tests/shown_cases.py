@@ -61,7 +61,7 @@ def full() -> Snapshot:
         groups=GroupCounts(111_650, 90_000, 3_000, 3_063, 3_200, 1_310),
         rejected={"unreachable": 26, "not_here": 3, "stale": 2},
         latest=history_row(1.0, own_per_update=19.0, peers_per_update=0.5, turns=1.75),
-        recent=RecentRow(256, 8, 0.9),
+        recent=RecentRow(256, 8, 0.9, 1024, 300),
         mixture=MixtureRow(4, 4, False, 0.5, None, None, 1.0),
         relaying=RelayingRow([RELAY], 200, 50, True, 7, 2_500_000, {"rate": 3}),
         peers=[

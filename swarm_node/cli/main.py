@@ -13,6 +13,7 @@ import typer
 
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import (
+    AcceptOption,
     AnswerFieldOption,
     AssignOption,
     ChoicesFieldOption,
@@ -118,6 +119,7 @@ def join(
     config: ConfigOption = None,
     environment: EnvironmentOption = None,
     families: FamiliesOption = None,
+    accept: AcceptOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
@@ -127,9 +129,9 @@ def join(
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
-    question_field: QuestionFieldOption = None,
-    answer_field: AnswerFieldOption = None,
-    choices_field: ChoicesFieldOption = None,
+    question: QuestionFieldOption = None,
+    answer: AnswerFieldOption = None,
+    choices: ChoicesFieldOption = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: AssignOption = None,
@@ -140,9 +142,8 @@ def join(
     """Run a node: sample, share, learn, until Ctrl-C.
 
     Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
-    next node. The home remembers what it was given: `join` alone goes on as before, also on its
-    port. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML key
-    (experience.own); `swarm-node config` lists them.
+    next node. The home remembers what it was given: `join` alone goes on as before. Options are
+    also variables (SWARM_NODE_EXPERIENCE__OWN) and TOML keys: see `swarm-node config`.
     """
     from swarm_node.cli.views.live import live_screen
     from swarm_node.config import Sources, parse_assignments
@@ -152,7 +153,7 @@ def join(
         "home": home,
         "model": model,
         "ticket": ticket if ticket_file is None else f"@{ticket_file}",
-        **task_flags(environment, families, preset, question_field, answer_field, choices_field),
+        **task_flags(environment, families, preset, question, answer, choices, accept),
         "network.listen": listen,
         "network.announce": announce,
         "network.bootstrap": bootstrap,

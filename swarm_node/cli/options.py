@@ -31,10 +31,19 @@ EnvironmentOption = Annotated[
     typer.Option(help="An environment, a file of questions, or hub:OWNER/NAME."),
 ]
 QuestionFieldOption = Annotated[
-    str | None, typer.Option(help="Field of the question in a row: NAME or OUTER.INNER.")
+    str | None,
+    typer.Option("--question-field", help="Field of the question in a row: NAME or OUTER.INNER."),
 ]
-AnswerFieldOption = Annotated[str | None, typer.Option(help="Field of the right answer.")]
-ChoicesFieldOption = Annotated[str | None, typer.Option(help="Field of the choices.")]
+AnswerFieldOption = Annotated[
+    str | None, typer.Option("--answer-field", help="Field of the right answer.")
+]
+ChoicesFieldOption = Annotated[
+    str | None, typer.Option("--choices-field", help="Field of the choices.")
+]
+AcceptOption = Annotated[
+    bool | None,
+    typer.Option("--accept", help="Take a list whose right answers fail."),
+]
 ForgetOption = Annotated[
     list[str] | None, typer.Option(help="A setting that returns to its default.")
 ]
@@ -74,9 +83,11 @@ def task_flags(
     question: str | None,
     answer: str | None,
     choices: str | None,
+    accept: bool | None,
 ) -> dict[str, Any]:
     """The settings, by dotted key, of options that say what the tasks are: an environment, its
-    families and preset, and the fields of its rows. None for an option that was not given."""
+    families and preset, the fields of its rows, and whether rows that fail are accepted. None for
+    an option that was not given."""
     from swarm_node.environments.registry import chosen_environment
 
     return {
@@ -86,4 +97,5 @@ def task_flags(
         "environment.options.question": question,
         "environment.options.answer": answer,
         "environment.options.choices": choices,
+        "environment.accept": accept,
     }

@@ -69,6 +69,9 @@ class EnvironmentTable(Table):
         {},
         description="Options of it: preset, families, datasets, path, … (docs/environments.md)",
     )
+    accept: bool = Field(
+        False, description="Take a list although over 1% of its right answers do not score 1."
+    )
 
 
 class Sampling(Table):

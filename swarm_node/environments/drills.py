@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
 from swarm_node.environments.answers import final_answer, only_answer, score_exact
+from swarm_node.environments.asked import written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.split import is_held_out
@@ -317,6 +318,10 @@ class _Drills:
     def answer(self, task: Task) -> str:
         """The right answer."""
         return cast(str, task.payload["answer"])
+
+    def written(self, task: Task) -> str:
+        """The right answer as the instruction asks for it."""
+        return written(self.answer(task), self._suffix) or self.answer(task)
 
 
 def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

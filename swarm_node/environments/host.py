@@ -25,6 +25,7 @@ from swarm_node.environments.judgement import (
 from swarm_node.environments.judging.attempts import Limits, PeersAttempts, replaying, scoring
 from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
 from swarm_node.environments.judging.judge import (
+    AnswersScored,
     GroupTexts,
     PlainRef,
     TextVerdict,
@@ -38,14 +39,13 @@ from swarm_node.environments.judging.processes import (
     JudgeLostError,
     JudgeProcess,
 )
+from swarm_node.environments.judging.right_answers import OWN_TRIES, answers_scored
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
-#: Judges that own texts are given while somebody else kills them.
-_OWN_TRIES = 6
 #: Once texts that are scored one by one have ended this many judges, no further text is scored.
 MAX_LOST_JUDGES = 2
 #: After a batch of groups that ended its judge, so many batches are judged group by group.
@@ -305,6 +305,18 @@ class ProcessEnvironmentHost:
             seconds = SYSTEM_CLOCK.now() - began
         return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
 
+    async def score_answers(self, refs: Sequence[TaskRef]) -> AnswersScored:
+        """Score the right answer of each of `refs`, in the form that its prompt asks for. One that
+        ends its judge fails, with the reason.
+
+        Raises:
+            UnknownTaskError: one of the tasks cannot be made.
+            ChildError: the judge cannot be started.
+        """
+        limits = Limits(self._derive_seconds, self._seconds(1))
+        async with self._turns["own"]:
+            return await answers_scored(self._judges["own"], [_plain(ref) for ref in refs], limits)
+
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
@@ -338,7 +350,7 @@ class ProcessEnvironmentHost:
         return prompt
 
     async def _derived(self, judge: JudgeProcess, refs: Sequence[PlainRef]) -> tuple[str, ...]:
-        for _ in range(_OWN_TRIES - 1):
+        for _ in range(OWN_TRIES - 1):
             try:
                 return await judge.derive(refs, self._derive_seconds)
             except JudgeLostError as lost:
@@ -376,7 +388,7 @@ class ProcessEnvironmentHost:
             try:
                 return await ask(sent, seconds)
             except JudgeLostError as lost:
-                if lost.reason in SUSPECT | WAITED or tries == _OWN_TRIES:
+                if lost.reason in SUSPECT | WAITED or tries == OWN_TRIES:
                     return lost.reason
             tries += 1
             await self._prompt(judge, ref)

@@ -14,10 +14,11 @@ from typing import Any
 
 from swarm_node.environments import hub
 from swarm_node.environments.answers import SCORERS, UNMARKED, final_answer, only_answer
+from swarm_node.environments.asked import tagged, written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.choices import choices_of, has_choices, right_letter
 from swarm_node.environments.fields import Fields, answer_of, question_of, right_text
-from swarm_node.environments.mathematics.equality import equal
+from swarm_node.environments.mathematics.equality import load
 from swarm_node.environments.rows import (
     Family,
     Source,
@@ -100,7 +101,7 @@ def create(
         raise refuse("split", "this, subset and revision are of data sets of a hub: leave them out")
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
-        equal("x + 1", "1 + x")
+        load()
     options = [digests, scoring, template, held_out, *names, *["strict"] * strict]
     notes = tuple(_note(name, family, commits.get(name)) for name, family in families.items())
     return _Jsonl(families, notes, _version(options, scoring), scoring, template, strict=strict)
@@ -150,6 +151,14 @@ class _Jsonl:
     def answer(self, task: Task) -> str | None:
         example: Example = task.payload
         return example.answer
+
+    def written(self, task: Task) -> str:
+        """The right answer as the template asks for it; in the tag if it names no form."""
+        example: Example = task.payload
+        return written(example.answer, self._template) or tagged(example.answer)
+
+    def place(self, task: Task) -> str:
+        return f"line {self._rows[task.ref.family].line(task.ref)}"
 
     def score(self, task: Task, text: str) -> float:
         example: Example = task.payload

@@ -28,7 +28,8 @@ from swarm_node.errors import ConfigError
 try:
     factory_of(sys.argv[1])
     print("imported", flush=True)
-    print("turns", create_environment(sys.argv[1], json.loads(sys.argv[2])).turns)
+    made = create_environment(sys.argv[1], json.loads(sys.argv[2]))
+    print("turns", made.turns, "lists" if made.lists else "makes")
 except ConfigError as error:
     sys.exit(str(error))
 """
@@ -37,6 +38,8 @@ _TURNS: Mapping[str, int] = {
     **dict.fromkeys(("drills", "jsonl", "programs", "reasoning_gym", "verifiers"), 1),
     "games": games.TURNS,
 }
+#: Of these, lists of questions with right answers.
+_LISTS = frozenset({"jsonl"})
 
 _VERSIONS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "drills": drills.preset_versions,
@@ -54,10 +57,12 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 class Tried(NamedTuple):
-    """An environment that a node could import, and the most turns of its dialogues."""
+    """An environment that a node could import, and the most turns of its dialogues. `lists` is true
+    for a list of questions with right answers, which a start has scored: `right_answers.py`."""
 
     name: str
     turns: int
+    lists: bool = False
 
 
 def environment_name(name: str, version: str) -> str:
@@ -79,7 +84,7 @@ def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
     if (":" not in name and name not in available()) or name.startswith(HUB):
         raise unknown_name(name)
     if name in _TURNS:
-        return Tried(name, _TURNS[name])
+        return Tried(name, _TURNS[name], name in _LISTS)
     command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
     try:
         done = bounded_run(command, START_SECONDS, variables())
@@ -88,14 +93,14 @@ def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
             f"environment.name: {name!r} cannot be tried ({words_of(error)}): try again when this "
             "machine is less busy"
         ) from error
-    told = re.search(rb"^turns ([0-9]{1,2})$", done.stdout, re.MULTILINE)
+    told = re.search(rb"^turns ([0-9]{1,2}) (lists|makes)$", done.stdout, re.MULTILINE)
     if done.returncode or told is None:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended the process"]
         if said[-1].startswith("environment."):
             raise ConfigError(said[-1])
         failed = "made" if b"imported\n" in done.stdout else "imported"
         raise ConfigError(f"environment.name: {name!r} cannot be {failed} ({said[-1]}): mend it")
-    return Tried(name, int(told[1]))
+    return Tried(name, int(told[1]), told[2] == b"lists")
 
 
 def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str]) -> None:

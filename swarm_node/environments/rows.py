@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -46,6 +47,8 @@ class WithQuestion(Protocol):
 
 _Row = TypeVar("_Row", bound=WithQuestion)
 Parse = Callable[[dict[str, Any]], _Row]
+#: Rows with the numbers of their lines, the first one 1.
+_Numbered = Iterator[tuple[int, _Row]]
 
 
 class Source(NamedTuple):
@@ -65,17 +68,24 @@ Fetch = Callable[[str], Source]
 @dataclass(frozen=True, slots=True)
 class Family(Generic[_Row]):
     """The rows of one file. No question is in both parts: those below `bound` are held out.
-    `repeated` counts the rows whose question stands in another row before."""
+    `repeated` counts the rows whose question stands in another row before. `lines` are the numbers
+    of their lines, for training and held out, the first one 1."""
 
     training: Sequence[_Row]
     held_out: Sequence[_Row]
     bound: int
     repeated: int
+    lines: tuple[Sequence[int], Sequence[int]] = ((), ())
 
     def row(self, ref: TaskRef) -> _Row:
         """The row that a reference names: its seed modulo the number of rows."""
         rows = self.held_out if ref.held_out else self.training
         return rows[ref.seed % len(rows)]
+
+    def line(self, ref: TaskRef) -> int:
+        """The number of that row's line."""
+        lines = self.lines[ref.held_out]
+        return lines[ref.seed % len(lines)]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -213,7 +223,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _rows(source: Source, parse: Parse[_Row], row_bytes: int, *, exact: bool) -> Iterator[_Row]:
+def _rows(source: Source, parse: Parse[_Row], row_bytes: int, *, exact: bool) -> _Numbered[_Row]:
     count = 0
     for number, line in enumerate(source.data.split(b"\n"), start=1):
         if not line.strip():
@@ -226,7 +236,7 @@ def _rows(source: Source, parse: Parse[_Row], row_bytes: int, *, exact: bool) ->
             check_text(row.question, "question")
         except ValueError as error:
             raise refuse("path", f"{source.place}, line {number}: {error}") from error
-        yield row
+        yield number, row
 
 
 def check_text(text: str, name: str) -> bytes:
@@ -312,14 +322,21 @@ _EXACT: Final = json.JSONDecoder(
 _FLOATS: Final = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_no_number)
 
 
-def _split(place: str, rows: Sequence[_Row], share: float) -> Family[_Row]:
-    """Split by the canonical text of the question, so that all copies of a question are in one
-    part."""
-    questions = [canonical(row.question) for row in rows]
+def _split(place: str, rows: Sequence[tuple[int, _Row]], share: float) -> Family[_Row]:
+    """Split rows with the numbers of their lines by the canonical text of the question, so that all
+    copies of a question are in one part."""
+    questions = [canonical(row.question) for _, row in rows]
     training, held_out, bound = split_held_out(rows, questions, share)
     if not training or not held_out:
         raise refuse("path", f"{place} needs at least two different questions, one for each part")
-    return Family(training, held_out, bound, len(rows) - len(set(questions)))
+    lines = array("L", (n for n, _ in training)), array("L", (n for n, _ in held_out))
+    return Family(
+        [row for _, row in training],
+        [row for _, row in held_out],
+        bound,
+        len(rows) - len(set(questions)),
+        lines,
+    )
 
 
 def _check_apart(families: Mapping[str, Family[_Row]]) -> None:

@@ -82,6 +82,8 @@ class SplitEnvironment:
         self._has_question = hasattr(inner, "question")
         self._question: Callable[[Task], str] = getattr(inner, "question", inner.render)
         self._answer: Callable[[Task], str | None] | None = getattr(inner, "answer", None)
+        self._written: Callable[[Task], str | None] | None = getattr(inner, "written", self._answer)
+        self._place: Callable[[Task], str] | None = getattr(inner, "place", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
         usual = bound_of(HELD_OUT_SHARE)
         self._settled: Recent[tuple[str, int], int] = Recent(_REMEMBERED)
@@ -127,6 +129,20 @@ class SplitEnvironment:
     def answer(self, task: Task) -> str | None:
         """The right answer of a task, None where none is known."""
         return None if self._answer is None else self._answer(_inner(task))
+
+    @property
+    def lists(self) -> bool:
+        """True for a list of questions whose right answers are known."""
+        return bool(self.sizes) and self._answer is not None
+
+    def written(self, task: Task) -> str | None:
+        """The right answer of a task in the form that its prompt asks for, None where none is
+        known."""
+        return None if self._written is None else self._written(_inner(task))
+
+    def place(self, task: Task) -> str:
+        """Where the row of a task stands in a list, "" for a task of no list."""
+        return "" if self._place is None else self._place(_inner(task))
 
     def refusal(self, family: str, now: Callable[[], float] = SYSTEM_CLOCK.now) -> str:
         """Draw tasks until both sides have shown enough. Returns the reason why training and

@@ -29,7 +29,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class Survey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts over `drawn` tasks. `different` counts the different questions among them, and `about`
     estimates all that there are. `shared` counts the questions of both training and held-out tasks.
-    `answers` are the most frequent right answers, none if none is known. `cut` is true if time ran
+    `answers` are the most frequent right answers, in the
+    form that the prompt asks for, none if none is known. `cut` is true if time ran
     out before all tasks were drawn."""
 
     drawn: Count
@@ -59,7 +60,7 @@ def survey(
         seed = (held_out_seed if held_out else task_seed)("survey", family, drawn)
         task = environment.derive(TaskRef(environment.name, environment.version, family, seed))
         sides[held_out][canonical(environment.question(task))] += 1
-        right = environment.answer(task)
+        right = environment.written(task)
         if right is not None and _sendable(right):
             answers[right] += 1
         drawn += 1

@@ -95,6 +95,14 @@ class Hostile:
                 print("x" * 100_000)
             case "nan":
                 return float("nan")
+            case "rounded":
+                return sum([.05] * 20)
+            case "rounded down":
+                return .3 - (.1 + .2)
+            case "beyond":
+                return 1.00001
+            case "below":
+                return -.00001
             case "two":
                 return 2
             case "minus":
@@ -226,6 +234,8 @@ def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) ->
     [
         ("nan", "out_of_range", ""),
         ("two", "out_of_range", ""),
+        ("beyond", "out_of_range", ""),
+        ("below", "out_of_range", ""),
         ("minus", "out_of_range", ""),
         ("\ud800", "unsendable", ""),
         ("exit", "crashed", ""),
@@ -248,6 +258,15 @@ def test_whatever_a_scorer_does_costs_one_reward(
     assert (judged.rewards, judged.prompt) == ((1.0, 0.0, 1.0), "say 7")
     assert (judged.faults, judged.fault_reason, judged.raised) == (bool(reason), reason, raised)
     assert lasting.host.losses == before + 2 * (reason == "crashed")
+
+
+@pytest.mark.parametrize("whose", ["own", "peers"])
+def test_a_reward_that_rounding_put_beyond_a_bound_is_the_bound(
+    lasting: LastingHost, whose: Whose
+) -> None:
+    assert sum([0.05] * 20) > 1.0 > 0.0 > 0.3 - (0.1 + 0.2)
+    judged = lasting.use(lambda h: h.judge(REF, ["rounded", "rounded down", "7"], whose))
+    assert (judged.rewards, judged.faults) == ((1.0, 0.0, 1.0), 0)
 
 
 def test_only_the_end_of_a_long_text_is_judged(hostile: str, lasting: LastingHost) -> None:

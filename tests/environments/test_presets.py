@@ -53,7 +53,7 @@ def test_a_file_of_questions_is_named_as_an_environment_is(
 
 def test_options_of_the_command_line_name_fields_of_rows() -> None:
     def options(*given: str | None) -> dict[str, Any]:
-        return load_settings(task_flags(*given), environ={}).environment.options
+        return load_settings(task_flags(*given, None), environ={}).environment.options
 
     assert options("hub:org/set", None, None, "a.b", "c", "d") == {
         "path": "hub:org/set",

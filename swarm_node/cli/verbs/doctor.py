@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm_node.cli.options import (
+    AcceptOption,
     AssignOption,
     ConfigOption,
     FactsOption,
@@ -43,6 +44,7 @@ def doctor(
     home: HomeOption = None,
     config: ConfigOption = None,
     assign: AssignOption = None,
+    accept: AcceptOption = None,
     network: Annotated[
         bool, typer.Option("--network", help="Only the network; asks the running node, if any.")
     ] = False,
@@ -68,6 +70,7 @@ def doctor(
     flags = {
         "home": home,
         "model": model,
+        "environment.accept": accept,
         "ticket": None if ticket_file is None else f"@{ticket_file}",
         **parse_assignments(assign or []),
     }
@@ -129,6 +132,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import Finding, examine, timed
     from swarm_node.node.preflight.facts import gather
+    from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.join import ticket_text
     from swarm_node.policy.models.hub import hub_model
 
@@ -145,6 +149,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         turns = tried.turns
         if turns > 1:
             wrong += _dialogues(settings, tried)
+        if tried.lists:
+            wrong += asyncio.run(examine_rows(settings.environment))
     except ConfigError as error:
         wrong.append(Finding("environment", "error", str(error)))
     try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from swarm_node.cli.options import (
+    AcceptOption,
     AnswerFieldOption,
     AssignOption,
     ChoicesFieldOption,
@@ -39,36 +40,48 @@ def check(
     ] = None,
     model: Annotated[str, typer.Option(help="Whose answers are scored.")] = "tiny",
     answers: Annotated[int, typer.Option(min=8, max=4096, help="How many answers.")] = 256,
-    question_field: QuestionFieldOption = None,
-    answer_field: AnswerFieldOption = None,
-    choices_field: ChoicesFieldOption = None,
+    question: QuestionFieldOption = None,
+    answer: AnswerFieldOption = None,
+    choices: ChoicesFieldOption = None,
     config: ConfigOption = None,
     assign: AssignOption = None,
+    accept: AcceptOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check an environment before a node trains on it; exit code 1 if something is wrong.
 
-    It must import, derive the same tasks in every process, and score the same answer the same. What
-    a model answers right says whether it can learn there. `--set environment.options.KEY=VALUE`
-    gives options.
+    It must import, derive the same tasks in every process, and score the same answer the same. The
+    right answer of every row must score 1. What a model answers right says whether it can learn
+    there. `--set environment.options.KEY=VALUE` gives options.
     """
     from swarm_node.cli.home import show
+    from swarm_node.cli.verbs.evaluating import progress
     from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.library.measuring import Progress
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.env_check import check_environment
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.model import resolve
 
-    flags = task_flags(name, None, None, question_field, answer_field, choices_field)
+    flags = task_flags(name, None, None, question, answer, choices, accept)
     flags |= parse_assignments(assign or [])
-    settings = load_settings(flags, config=config)
     directory = resolve(model)
-    settings = for_model(settings, Qwen2Config.from_directory(directory))
+    settings = for_model(load_settings(flags, config=config), Qwen2Config.from_directory(directory))
     table, sampling = settings.environment, settings.sampling
-    found = asyncio.run(
-        check_environment(table.name, table.options, table.families, directory, sampling, answers)
-    )
+    with progress() as tell:
+        found = asyncio.run(
+            check_environment(
+                table.name,
+                table.options,
+                table.families,
+                directory,
+                sampling,
+                answers,
+                accept=table.accept,
+                tell=lambda name, done, of: tell(Progress(f"right answers of {name}", done, of)),
+            )
+        )
 
     def view() -> Any:
         from swarm_node.cli.views.status_view import findings_view

@@ -57,7 +57,7 @@ def evaluate(
     from swarm_node.config import parse_assignments
     from swarm_node.library.measuring import measure
 
-    with _progress() as tell:
+    with progress() as tell:
         try:
             report = asyncio.run(
                 measure(
@@ -90,7 +90,7 @@ def _ask_node(home: Path | None, json: bool) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def progress() -> Iterator[Callable[[Progress], None]]:
     """Show progress on standard error: a bar on a terminal, else a line now and then."""
     if not sys.stderr.isatty():
         yield _lines()

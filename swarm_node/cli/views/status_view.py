@@ -10,6 +10,7 @@ from rich.table import Table
 
 from swarm_node.cli.views.views import counts, day_of, number_of, plain, relay_name, span
 from swarm_node.node.figures.curve import parted
+from swarm_node.node.figures.samples import RecentRow
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
     CoordinatorRow,
@@ -24,13 +25,15 @@ from swarm_node.p2p.wire.identity import short_id
 SIGNS = {"good": ("●", "green"), "warning": ("▲", "yellow"), "bad": ("✗", "red")}
 #: Reasons that are no refusals of what a peer sent: it was not there, or had the group no more.
 _NOT_REFUSED = ("unreachable", "not_here")
+#: Kinds of findings that some answers explain.
+_OF_ANSWERS = ("nothing_to_learn", "cut")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def status_view(snapshot: Snapshot) -> RenderableType:
     """The verdict, the figures, and everything that the owner should look at."""
     first, *others = snapshot.findings or [Said("", "good", snapshot.state)]
-    examples = examples_view(snapshot) if first.kind == "nothing_to_learn" else ()
+    examples = examples_view(snapshot) if first.kind in _OF_ANSWERS else ()
     told = {f"{said.text}: {said.remedy}" for said in snapshot.findings}
     alarms = [Said("alarm", "bad", alarm) for alarm in snapshot.alarms if alarm not in told]
     return Group(
@@ -116,6 +119,8 @@ def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "unseen", curve(shot.evals, 24)
     yield "updates", updates(shot)
     yield "gave", gave(shot)
+    if shot.recent is not None and shot.recent.cut:
+        yield "cut", cut_answers(shot.recent)
     yield "got", got(shot)
     yield "refused", refused(shot)
     yield "busy", busy(shot)
@@ -143,6 +148,13 @@ def gave(shot: Snapshot) -> str:
     if shot.latest is not None and (shot.latest.turns or 1.0) > 1.0:
         text += f"; {shot.latest.turns:.1f} turns a dialogue"
     return text
+
+
+def cut_answers(recent: RecentRow) -> str:
+    """Own answers that ended for want of tokens, lately."""
+    share = recent.cut / recent.answers
+    text = f"{recent.cut:,} of the last {recent.answers:,} own answers ({share:.0%})"
+    return f"{text}, at sampling.max_new_tokens"
 
 
 def got(shot: Snapshot) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import MAX_REPLY_CHARS, Environment, Task
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.environments.survey import Survey, survey
@@ -27,7 +28,12 @@ from swarm_node.rollout import MAX_TURNS, TaskRef
 DERIVING_TOO_LONG, SCORING_TOO_LONG = signal.SIGVTALRM, signal.SIGPROF
 _DERIVING_TIMER, _SCORING_TIMER = signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 MAX_REPLY_BYTES = 16 << 20
+#: A sum of float32 weights strays from its bound by less than this, so a reward that is as little
+#: beyond [0, 1] is meant to be the bound: twenty times .05 is 1.0000000000000002.
+ROUNDING = 1e-6
 _MAX_NAME = 64
+#: Characters of a right answer that are shown.
+_MAX_SHOWN = 80
 
 PlainRef = tuple[str, str, str, int]
 Prompt = Annotated[str, msgspec.Meta(max_length=1 << 18)]
@@ -105,6 +111,17 @@ class Draw(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class ScoreAnswers(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Make these tasks, each within `derive_seconds` of processor time, and score the right answer
+    of each, in the form that its prompt asks for, within `seconds`. With `name` only say which it
+    is and where it stands."""
+
+    refs: list[PlainRef]
+    derive_seconds: float
+    seconds: float
+    name: bool = False
+
+
 class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The prompts, and whether files and system calls are confined. `cramped` as in `Sandbox`."""
 
@@ -156,20 +173,72 @@ class Surveyed(msgspec.Struct, frozen=True, tag="Drawn", forbid_unknown_fields=T
     survey: Survey
 
 
+class FailedAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A right answer that does not score 1: that of the task at `index` of those that were asked
+    for. `place` is where its row stands, "" for no list; `answer` the text that was scored, cut;
+    `why` the reason, to go on after the answer."""
+
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    place: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
+    answer: Annotated[str, msgspec.Meta(max_length=_MAX_SHOWN)]
+    why: Annotated[str, msgspec.Meta(max_length=2 * _MAX_NAME)]
+
+
+class AnswersScored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Right answers were scored: `known` of them, of which these `failed`."""
+
+    known: Annotated[int, msgspec.Meta(ge=0)]
+    failed: list[FailedAnswer]
+
+
 class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A task cannot be derived here."""
 
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-Request = Derive | Score | ScoreGroups | Replay | Check | Draw
-Reply = Derived | Scored | ScoredGroups | Replayed | Checked | Surveyed | Unknown
+Request = Derive | Score | ScoreGroups | Replay | Check | Draw | ScoreAnswers
+Reply = Derived | Scored | ScoredGroups | Replayed | Checked | Surveyed | AnswersScored | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
 def score_text(environment: Environment, task: Task, text: str) -> TextVerdict:
     """The verdict on one text, whatever the scorer raises or returns."""
     return _verdict(lambda: environment.score(task, text))
+
+
+def right_answer(environment: SplitEnvironment, task: Task) -> tuple[str, str] | None:
+    """The right answer of a task, in the form that its prompt asks for, and where its row stands.
+    None if no right answer is known.
+
+    Raises:
+        UnknownTaskError: the environment fails to say it.
+    """
+    try:
+        text, place = environment.written(task), environment.place(task)
+        return None if text is None else (str(text), place[:_MAX_NAME])
+    except Exception as error:
+        raise UnknownTaskError(
+            f"{environment.name} fails to say the right answer of {task.ref.family}/{task.ref.seed}"
+            f" ({type(error).__name__}: {error}); leave that family out"
+        ) from error
+
+
+def fault_of(environment: SplitEnvironment, task: Task, right: str) -> str:
+    """The reason why the right answer of a task does not score 1, "" if it does. It is scored as
+    the same text of a model is."""
+    verdict = score_text(environment, task, right[-MAX_JUDGED_CHARS:])
+    if verdict.raised:
+        return f"makes score() raise {verdict.raised}"
+    if verdict.fault:
+        return "has a reward that is not in [0, 1]"
+    return "" if verdict.reward >= 1.0 - ROUNDING else f"scores {verdict.reward:g}"
+
+
+def shown(text: str) -> str:
+    """The beginning of a text, as a frame can carry it."""
+    cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+    return cut.encode(errors="replace").decode()
 
 
 def replay_dialogue(
@@ -214,9 +283,9 @@ def _verdict(reward_of: Callable[[], float]) -> TextVerdict:
         reward = float(reward_of())
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
         return TextVerdict(0.0, raised=_named(error))
-    if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
+    if not (math.isfinite(reward) and -ROUNDING <= reward <= 1.0 + ROUNDING):
         return TextVerdict(0.0, fault="out_of_range")
-    return TextVerdict(reward)
+    return TextVerdict(min(max(reward, 0.0), 1.0))
 
 
 def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
@@ -259,6 +328,8 @@ class Judge:
                 reply = Surveyed(self._draw(request))
             elif isinstance(request, Replay):
                 reply = Replayed(self._replay(request))
+            elif isinstance(request, ScoreAnswers):
+                reply = self._score_answers(request)
             elif isinstance(request, ScoreGroups):
                 reply = ScoredGroups(self._score_groups(request))
             else:
@@ -295,6 +366,21 @@ class Judge:
             (prompt,) = self._derive(Derive([group.ref], request.derive_seconds))
             scored.append((prompt, self._score(Score(group.texts, group.seconds))))
         return scored
+
+    def _score_answers(self, request: ScoreAnswers) -> AnswersScored:
+        known, failed = 0, list[FailedAnswer]()
+        for index, ref in enumerate(request.refs):
+            self._derive(Derive([ref], request.derive_seconds))
+            environment, task = self._environment, self._derived()
+            with _limit(_SCORING_TIMER, request.seconds):
+                right = right_answer(environment, task)
+                why = "" if right is None or request.name else fault_of(environment, task, right[0])
+            if right is None:
+                continue
+            known += 1
+            if why or request.name:
+                failed.append(FailedAnswer(index, right[1], shown(right[0]), why))
+        return AnswersScored(known, failed)
 
     def _replay(self, request: Replay) -> list[ReplayedLine]:
         task = self._derived()

@@ -14,6 +14,7 @@ import msgspec
 from swarm_node.environments.judging.blame import JudgeEnd, Reason, reason_of
 from swarm_node.environments.judging.judge import (
     MAX_REPLY_BYTES,
+    AnswersScored,
     Check,
     Checked,
     Derive,
@@ -27,6 +28,7 @@ from swarm_node.environments.judging.judge import (
     Reply,
     Request,
     Score,
+    ScoreAnswers,
     Scored,
     ScoredGroups,
     ScoreGroups,
@@ -74,7 +76,11 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored, ScoredGroups, Replayed, Checked, Surveyed)
+_Reply = TypeVar(
+    "_Reply", Derived, Scored, ScoredGroups, Replayed, Checked, Surveyed, AnswersScored
+)
+#: Replies in whose place a judge may say that it cannot make a task.
+_OF_TASKS = (Derived, ScoredGroups, Surveyed, AnswersScored)
 
 
 def variables() -> dict[str, str]:
@@ -321,6 +327,32 @@ class JudgeProcess:
         request = Check(family, seconds)
         return (await self._call(request, Checked, seconds, lambda _: True)).why
 
+    async def score_answers(
+        self, refs: Sequence[PlainRef], derive_seconds: float, seconds: float, name: bool = False
+    ) -> AnswersScored:
+        """The right answers of `refs` scored, each made and scored within these seconds of
+        processor time. With `name` none is scored, and each is among the failed ones.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            UnknownTaskError: one of the tasks cannot be made.
+            ConfigError, ChildError: no judge can be started.
+        """
+        each = derive_seconds + seconds
+        reply = await self._call(
+            ScoreAnswers(list(refs), derive_seconds, seconds, name),
+            AnswersScored,
+            each * len(refs),
+            lambda reply: (
+                len(reply.failed) <= reply.known <= len(refs)
+                and all(failed.index < len(refs) for failed in reply.failed)
+            ),
+            sleep=each,
+            least=min(derive_seconds, seconds),
+        )
+        await self._judged_groups(len(refs))
+        return reply
+
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
@@ -342,10 +374,12 @@ class JudgeProcess:
         seconds: float,
         fits: Callable[[Any], bool],
         sleep: float | None = None,
+        least: float | None = None,
     ) -> _Reply:
         """Send one request, in which the judge may compute for `seconds` and sleep for as long, or
-        for `sleep`. If the judge sends another reply or none, or if the call is cancelled,
-        the state of the judge is unknown, so it is ended."""
+        for `sleep`. Its first timer ends it after `least` seconds, `seconds` by default. If the
+        judge sends another reply or none, or if the call is cancelled, the state of the judge is
+        unknown, so it is ended."""
         if self._streams is None:
             await self._fork()
         assert self._streams is not None
@@ -364,7 +398,7 @@ class JudgeProcess:
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
-                else isinstance(reply, Unknown) and wanted in (Derived, ScoredGroups, Surveyed)
+                else isinstance(reply, Unknown) and wanted in _OF_TASKS
             )
             if not answered:
                 # It counts against the author, or a text could use up a judge's time for nothing.
@@ -376,7 +410,7 @@ class JudgeProcess:
                 raise self._lost("asleep", "it slept and did not answer", used) from None
             raise self._lost("stuck", f"no answer in {patience:g} s", used) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise self._died(await self._end(), seconds) from None
+            raise self._died(await self._end(), seconds if least is None else least) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
             used = (await self._end()).processor_seconds
             raise self._lost("forged", "its reply cannot be decoded", used) from None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
 
+from swarm_node.environments.mathematics.limit import quieten
 from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
 from swarm_node.environments.mathematics.reading import (
     MAX_MATH_CHARS,
@@ -45,6 +46,12 @@ def equal(given: str, right: str) -> bool:
         return first == second != ()
     wanted = list(readings(right, right=True))
     return any(same(each, one) for each in readings(given) for one in wanted)
+
+
+def load() -> None:
+    """Import and compile what a comparison needs, which takes seconds."""
+    quieten()
+    equal("x + 1", "1 + x")
 
 
 def same(given: Reading, right: Reading) -> bool:

@@ -18,14 +18,19 @@ class _TooSlowError(BaseException):
     many places."""
 
 
+def quieten() -> None:
+    """Keep the libraries from logging the errors that a text causes."""
+    for name in ("math_verify", "latex2sympy2_extended", "sympy"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def within_time(call: Callable[[], bool]) -> bool:
     """Return the result of `call`, or False after `MATH_SECONDS` of processor time.
 
     math-verify's own time limit is an alarm of wall-clock time. This one is of processor time, so
     that a busy machine makes no answer wrong. In any other thread than the main one nothing can be
     interrupted, and there is no limit."""
-    for name in ("math_verify", "latex2sympy2_extended", "sympy"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log the errors that a text causes
+    quieten()
     if threading.current_thread() is not threading.main_thread():
         return call()
 

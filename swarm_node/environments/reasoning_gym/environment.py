@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_answer
+from swarm_node.environments.asked import written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.extras import installed, refusal
 from swarm_node.environments.reasoning_gym import data_sets, scorers
@@ -173,6 +174,11 @@ class _ReasoningGym:
     def answer(self, task: Task) -> str | None:
         right = task.payload["answer"]
         return None if right is None else str(right)
+
+    def written(self, task: Task) -> str | None:
+        """The right answer as the instruction asks for it."""
+        right = self.answer(task)
+        return None if right is None else written(right, self._suffix) or right
 
     def score(self, task: Task, text: str) -> float:
         """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the

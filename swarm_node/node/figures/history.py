@@ -31,7 +31,8 @@ class GroupCounts(msgspec.Struct):
     """Counts of rollout groups since this home was created. `published` were made here, of which
     `announced` can teach peers something. `taken` counts the pulls that this node answered,
     `received` the groups that it pulled and verified. `trained_again` counts own groups of the last
-    updates that were trained on once more; `trained_own` leaves them out."""
+    updates that were trained on once more; `trained_own` leaves them out. The groups published have
+    `answers`, of which `cut` ran out of tokens."""
 
     published: int = 0
     trained_own: int = 0
@@ -40,6 +41,8 @@ class GroupCounts(msgspec.Struct):
     announced: int = 0
     taken: int = 0
     trained_again: int = 0
+    answers: int = 0
+    cut: int = 0
 
 
 class Metric(NamedTuple):
@@ -60,6 +63,8 @@ COUNTERS: Mapping[str, Metric] = {
     "trained_own": Metric("groups_trained", "Groups trained on.", "own"),
     "trained_external": Metric("groups_trained", "Groups trained on.", "peers"),
     "trained_again": Metric("groups_trained", "Groups trained on.", "again"),
+    "answers": Metric("answers_made", "Answers in the groups sampled here."),
+    "cut": Metric("answers_cut", "Of these, answers that sampling.max_new_tokens cut."),
 }
 #: The gauges among the metrics, by field of the newest `HistoryRow`.
 GAUGES: Mapping[str, Metric] = {
@@ -68,6 +73,7 @@ GAUGES: Mapping[str, Metric] = {
     "own_reward": Metric("own_reward", "Mean reward of the own groups trained on."),
     "turns": Metric("turns", "Mean turns of the own dialogues trained on; 1 for single answers."),
     "informative_share": Metric("informative_ratio", "Own groups whose rewards differ."),
+    "cut_share": Metric("cut_ratio", "Own answers that sampling.max_new_tokens cut."),
     "memory": Metric("memory_bytes", "Memory of all processes of the node."),
 }
 
@@ -93,8 +99,8 @@ class Sums:
 class Totals(Sums):
     """Running sums since the start. The difference of two gives a row its means. `seconds` is the
     node's clock. `own` and `external` are groups trained on in `batches` updates, skipped ones
-    included. `made` are own groups, of which `informative` have different rewards. `sampling` and
-    `updating` are seconds of work."""
+    included. `made` are own groups, of which `informative` have different rewards. They have
+    `answers`, of which `cut` ran out of tokens. `sampling` and `updating` are seconds of work."""
 
     seconds: float = 0.0
     batches: int = 0
@@ -103,6 +109,8 @@ class Totals(Sums):
     external: int = 0
     made: int = 0
     informative: int = 0
+    answers: int = 0
+    cut: int = 0
     sampling: float = 0.0
     updating: float = 0.0
 
@@ -127,6 +135,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     own_reward: float | None = None
     turns: float | None = None
     informative_share: float | None = None
+    cut_share: float | None = None
     lag: float | None = None
     age: float | None = None
 
@@ -149,6 +158,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
             own_reward=_ratio(d.own_reward, d.own_answers),
             turns=_ratio(d.own_turns, d.own_answers),
             informative_share=_ratio(d.informative, d.made),
+            cut_share=_ratio(d.cut, d.answers),
             lag=_ratio(d.lag, d.own),
             age=_ratio(d.age, d.external),
         )
@@ -160,7 +170,8 @@ class HistoryRow(Means, frozen=True, kw_only=True):
 
     Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
     this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
-    `trained_own`, `trained_peers` and `trained_again`. `refused` counts peers' messages since the
+    `trained_own`, `trained_peers` and `trained_again`. The groups made have `answers`, of which
+    `cut` ran out of tokens. `refused` counts peers' messages since the
     start, without peers that did not answer; `replay` are those whose dialogues end elsewhere when
     replayed.
 
@@ -170,9 +181,9 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     Over the interval of `seconds`: `own_per_update` and `peers_per_update` are groups. `lag` is
     that of own groups in versions, `age` that of peers' groups in updates. `rows` have an
     advantage. `own_reward` is that of the own groups trained on, `turns` the mean number of turns
-    of their dialogues. `informative_share` is that of the own groups made. `sampled` (for own
-    groups) and `trained` are tokens a second. `sampler_busy` and `trainer_busy` are shares of the
-    time.
+    of their dialogues. `informative_share` is that of the own groups made, `cut_share` that of
+    their answers. `sampled` (for own groups) and `trained` are tokens a second. `sampler_busy` and
+    `trainer_busy` are shares of the time.
 
     `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
     best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of
@@ -195,6 +206,8 @@ class HistoryRow(Means, frozen=True, kw_only=True):
     peers: int
     memory: int
     trained_again: int = 0
+    answers: int = 0
+    cut: int = 0
     replay: int = 0
     loss: float | None = None
     kl: float | None = None
@@ -218,6 +231,8 @@ class HistoryRow(Means, frozen=True, kw_only=True):
             trained_own=groups.trained_own,
             trained_peers=groups.trained_external,
             trained_again=groups.trained_again,
+            answers=groups.answers,
+            cut=groups.cut,
             **msgspec.structs.asdict(found),
             **known,
         )

@@ -42,11 +42,14 @@ class SamplesReport(msgspec.Struct, frozen=True):
 
 
 class RecentRow(msgspec.Struct, frozen=True):
-    """The newest own `groups`: the number with `mixed` rewards, and the mean `reward`."""
+    """The newest own `groups`: the number with `mixed` rewards, and the mean `reward`. They have
+    `answers`, of which `cut` ran out of tokens."""
 
     groups: int
     mixed: int
     reward: float
+    answers: int = 0
+    cut: int = 0
 
 
 class Samples:
@@ -57,13 +60,14 @@ class Samples:
         self._first: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._newest: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
-        self._recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[bool, float, int, int]] = deque(maxlen=_RECENT)
 
     def own(self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()) -> None:
         """Take in an own group. Its first answer is shown, whatever its reward; of a dialogue all
         that was said, with the `replies` between its turns."""
         rewards = group.claimed
-        self._recent.append((max(rewards) - min(rewards) > _EQUAL_WITHIN, _mean(rewards)))
+        mixed = max(rewards) - min(rewards) > _EQUAL_WITHIN
+        self._recent.append((mixed, _mean(rewards), len(rewards), group.cut))
         row = _row(group, prompt, 0, rewards[0], replies=replies[0] if replies else ())
         if row.family not in self._first:
             self._first[row.family] = row
@@ -85,8 +89,10 @@ class Samples:
         """Return the counts and the mean reward of the newest own groups."""
         return RecentRow(
             groups=len(self._recent),
-            mixed=sum(mixed for mixed, _ in self._recent),
-            reward=_mean([reward for _, reward in self._recent]),
+            mixed=sum(mixed for mixed, *_ in self._recent),
+            reward=_mean([reward for _, reward, *_ in self._recent]),
+            answers=sum(answers for _, _, answers, _ in self._recent),
+            cut=sum(cut for *_, cut in self._recent),
         )
 
     def examples(self, count: int) -> list[SampleRow]:

@@ -17,6 +17,8 @@ ENOUGH_GROUPS = 64
 #: With a smaller share of groups of unlike rewards hardly anything is learnt.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
+#: With a larger share of answers cut, nothing else is said of rewards; with some, both are said.
+_NEARLY_ALL, _MANY_CUT, _SOME_CUT = 0.8, 0.5, 0.1
 #: Time without an update after which a node has stalled: seconds, and usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 #: Seconds that a node may sample before its first update.
@@ -188,10 +190,18 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
     recent = shot.recent
     if recent is None or recent.groups < ENOUGH_GROUPS:
         return
-    if recent.mixed > _FEW_MIXED * recent.groups:
-        return
+    few = recent.mixed <= _FEW_MIXED * recent.groups
     share = f"{recent.mixed} of the last {recent.groups} own groups have unlike rewards"
-    if recent.reward >= _SATURATED:
+    cut = f"{recent.cut:,} of the last {recent.answers:,}"
+    if recent.cut > _MANY_CUT * recent.answers:
+        # Before all else: a scorer reads no answer whose end is missing, so the tasks, the model
+        # and the scorer may be fine.
+        level = "bad" if few and recent.reward < _SATURATED else "warning"
+        many = "nearly all" if recent.cut > _NEARLY_ALL * recent.answers else "most"
+        remedy = "raise sampling.max_new_tokens, or have the prompt ask for shorter answers"
+        text = f"{many} answers are cut at sampling.max_new_tokens: {cut}; {share}"
+        yield Said("cut", level, text, remedy)
+    elif few and recent.reward >= _SATURATED:
         yield Said(
             "saturated",
             "warning",
@@ -199,14 +209,18 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
             "take harder tasks (environment.options), or stop: `swarm-node export DIR` takes the "
             "model",
         )
-        return
-    yield Said(
-        "nothing_to_learn",
-        "bad",
-        f"nothing to learn: {share}, mean reward {recent.reward:.2f}",
-        "take easier tasks (of drills `--preset short`), a larger model, or check the scorer: "
-        "`swarm-node env check NAME`",
-    )
+    elif few:
+        some = recent.cut > _SOME_CUT * recent.answers
+        yield Said(
+            "nothing_to_learn",
+            "bad",
+            f"nothing to learn: {share}, mean reward {recent.reward:.2f}"
+            + f"; {cut} answers were cut" * some,
+            "raise sampling.max_new_tokens, "
+            * some
+            + "take easier tasks (of drills `--preset short`), a larger model, or check the "
+            "scorer: `swarm-node env check NAME`",
+        )
 
 
 def _environments(shot: Snapshot) -> Iterator[Said]:

@@ -282,8 +282,7 @@ class DialogueMaker:
             ref, PolicyRef(base.model, base.tokenizer, version), completions, rewards
         )
         replies = tuple(tuple(dialogue.replies) for dialogue in dialogues)
-        self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
-        self._tally.samples.own(group, prompt, replies)
+        self._tally.sampled(group, prompt, replies)
         self._first.add(group)
         # Peers score a text on which the scorer fails as this node does, and replay no dialogue in
         # which a reply failed or a text ended the judge.

@@ -195,8 +195,7 @@ class ProgramNode(Node):
                     "fewer or shorter ones. Nothing was published"
                 )
             announced = publisher.announced > before
-        self._tally.samples.own(group, judged.prompt)
-        self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
+        self._tally.sampled(group, judged.prompt)
         refused = check_tokens(codec, group)
         why = "" if announced else refused.detail if refused else "all rewards are equal"
         return PublishedGroup(tuple(texts), judged.rewards, announced, why)

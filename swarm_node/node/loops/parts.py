@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm_node.clock import Clock
@@ -36,7 +36,7 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler
 from swarm_node.policy.training.processes.process import Trainer
 from swarm_node.recent import Recent
-from swarm_node.rollout import PolicyRef
+from swarm_node.rollout import PolicyRef, RolloutGroup
 from swarm_node.storage import Storage
 
 #: The most former members that are kept for their owner to see.
@@ -140,6 +140,15 @@ class Tally:
     events: EventLog = field(default_factory=EventLog)
     steady: Steady = field(default_factory=Steady)
     coordinator: CoordinatorRow | None = None
+
+    def sampled(
+        self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Count the answers of an own group, and keep some for the owner: see `Samples.own`."""
+        self.sums.sampled_tokens += sum(each.token_ids.size for each in group.completions)
+        self.groups.answers += len(group.completions)
+        self.groups.cut += group.cut
+        self.samples.own(group, prompt, replies)
 
 
 @dataclass(frozen=True)

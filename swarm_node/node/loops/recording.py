@@ -126,6 +126,8 @@ class Recorder:
             external=tally.groups.trained_external,
             made=buffer.own_admitted,
             informative=buffer.own_informative,
+            answers=tally.groups.answers,
+            cut=tally.groups.cut,
             sampling=tally.drawing.seconds,
             updating=tally.updating.seconds,
             **asdict(tally.sums),

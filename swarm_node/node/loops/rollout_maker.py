@@ -172,9 +172,8 @@ class RolloutMaker:
         """Make the rollout group to publish. `version` is the policy version of its first
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-        self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
         made = RolloutGroup(group.ref, policy, completions, rewards)
-        self._tally.samples.own(made, group.prompt)
+        self._tally.sampled(made, group.prompt)
         self._first.add(made)
         return made, group.prompt
 

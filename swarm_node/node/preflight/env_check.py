@@ -25,10 +25,11 @@ from swarm_node.node.loops.dialogues import (
 )
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
+from swarm_node.node.preflight.right_answers import Tell, judged, score_family
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.rollout import TaskRef
+from swarm_node.rollout import Completion, Finish, TaskRef
 
 #: Tasks of each family that both processes make.
 _TASKS = 8
@@ -36,16 +37,27 @@ _TASKS = 8
 #: that it needs more.
 _SLOW_SECONDS = 0.05
 _SHOWN_CHARS = 60
+#: If one group in twenty had unlike rewards, fewer than one draw of so many groups in twenty would
+#: have none: .95 ** 59 < .05. Fewer groups without any are no evidence.
+ENOUGH_GROUPS = 59
+#: With a larger share of answers cut, no other advice is given; some are named.
+_MANY_CUT, _SOME_CUT = 0.5, 0.1
 
 
 class JudgedAnswers(NamedTuple):
     """A task with a model's answers to it, judged. If it takes several turns, `answers` are the
-    last turns, and `dialogues` has all turns."""
+    last turns, and `dialogues` has all turns. `cut` of them ran out of tokens."""
 
     ref: TaskRef
     answers: Sequence[str]
     judged: Judgement
     dialogues: Sequence[PlayedDialogue] = ()
+    cut: int = 0
+
+    @property
+    def mixed(self) -> bool:
+        """Check that the answers' rewards differ."""
+        return max(self.judged.rewards) - min(self.judged.rewards) > 1e-6
 
 
 async def check_environment(
@@ -55,32 +67,40 @@ async def check_environment(
     model: Path,
     sampling: Sampling,
     answers: int,
+    *,
+    accept: bool = False,
+    tell: Tell = lambda *_: None,
 ) -> list[Said]:
     """Judge an environment, in the order of the checks. `model` is the directory of the model that
     gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
-    if the next check depends on it."""
+    if the next check depends on it. For `accept` see `right_answers.judged`; `tell` hears how many
+    right answers are scored."""
     found: list[Said] = []
     async with AsyncExitStack() as stack:
         hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
         for host in hosts:
             stack.push_async_callback(host.close)
         try:
-            async for said in _checks(hosts, families, model, sampling, answers):
+            info = await hosts[0].start()
+            async for said in _alike(hosts, info, families):
+                found.append(said)
+            if any(said.level == "bad" for said in found):
+                return found
+            chosen = chosen_families(families, info)
+            async for said in _questions(hosts[0], info, chosen, accept, tell):
+                found.append(said)
+            async for said in _answers(hosts, info, chosen, model, sampling, answers):
                 found.append(said)
         except SwarmNodeError as error:
             found.append(Said("error", "bad", str(error)))
     return found
 
 
-async def _checks(
-    hosts: Sequence[ProcessEnvironmentHost],
-    families: Sequence[str],
-    model: Path,
-    sampling: Sampling,
-    answers: int,
+async def _alike(
+    hosts: Sequence[ProcessEnvironmentHost], info: EnvironmentInfo, families: Sequence[str]
 ) -> AsyncIterator[Said]:
+    """Compare what two processes make."""
     first, second = hosts
-    info = await first.start()
     other = await second.start()
     listed = ", ".join(info.families)
     yield Said("imports", "good", f"imports as {info.name} {info.version}, families: {listed}")
@@ -104,28 +124,54 @@ async def _checks(
             "it may depend on the reference alone: no clock, no global random generator, no set's "
             "order",
         )
-        return
-    yield Said("derive", "good", f"derive repeats in 2 processes, {len(refs)} tasks")
+    else:
+        yield Said("derive", "good", f"derive repeats in 2 processes, {len(refs)} tasks")
+
+
+async def _questions(
+    host: ProcessEnvironmentHost,
+    info: EnvironmentInfo,
+    families: Sequence[str],
+    accept: bool,
+    tell: Tell,
+) -> AsyncIterator[Said]:
+    """Judge questions and right answers, before a model is asked."""
     for note in info.notes:
         yield Said("rows", "good", note)
-    for family in chosen:
-        for said in await check_questions(first, info, family):
-            yield said
-    made = await _answered(first, info, chosen, model, sampling, answers)
+    for family in families:
+        if info.turns == 1:
+            said = judged(await score_family(host, info, family, tell=tell), accept)
+            if said is not None:
+                yield said
+        for each in await check_questions(host, info, family):
+            yield each
+
+
+async def _answers(
+    hosts: Sequence[ProcessEnvironmentHost],
+    info: EnvironmentInfo,
+    families: Sequence[str],
+    model: Path,
+    sampling: Sampling,
+    answers: int,
+) -> AsyncIterator[Said]:
+    """Judge what a model answers."""
+    first, second = hosts
+    made = await _answers_of(first, info, families, model, sampling, answers)
     if info.turns > 1:
-        for family in chosen:
-            yield await _replaying(second, info, [e for e in made if e.ref.family == family])
+        for family in families:
+            yield await _replaying(second, info, _of(made, family))
     else:
         yield await _scoring(second, info, made)
-    for family in chosen:
-        yield _learnable([each for each in made if each.ref.family == family], family, sampling)
+    for family in families:
+        yield learnable(_of(made, family), made, family, sampling, len(families))
 
 
 def _ref(info: EnvironmentInfo, family: str, index: int) -> TaskRef:
     return TaskRef(info.name, info.version, family, task_seed("check", family, index))
 
 
-async def _answered(
+async def _answers_of(
     host: ProcessEnvironmentHost,
     info: EnvironmentInfo,
     families: Sequence[str],
@@ -133,40 +179,72 @@ async def _answered(
     sampling: Sampling,
     answers: int,
 ) -> list[JudgedAnswers]:
-    """Return the model's answers to the same number of tasks of each family."""
+    """Return about `answers` answers of the model, to as many tasks of each family. If some
+    families leave a doubt that more answers can end, there are as many again to those."""
     codec = Codec.from_directory(model)
     check_groups(info, codec, sampling)
-    sampler = TorchSampler.from_directory(model, codec=codec)
-    each = max(1, round(answers / sampling.group_size / len(families)))
-    refs = [_ref(info, family, index) for family in families for index in range(each)]
-    texts = await host.render(refs)
-    fitting = [
-        (ref, ids)
-        for ref, ids in zip(refs, map(codec.encode_prompt, texts), strict=True)
-        if codec.fits(ids, info.turns * sampling.max_new_tokens)
-    ]
-    if info.turns > 1:
-        try:
-            return await _talked(
-                host, sampler, codec, sampling, fitting, dict(zip(refs, texts, strict=True))
-            )
-        finally:
-            await sampler.close()
-    requests = [
-        SampleRequest(
-            ids, sampling.group_size, ref.seed, sampling.max_new_tokens, sampling.temperature
-        )
-        for ref, ids in fitting
-    ]
+    asking = _Asking(host, TorchSampler.from_directory(model, codec=codec), codec, sampling)
+
+    def some(families: Sequence[str], begin: int) -> list[TaskRef]:
+        each = max(1, round(answers / sampling.group_size / len(families)))
+        return [_ref(info, family, begin + at) for family in families for at in range(each)]
+
     try:
-        groups = await sampler.sample(requests)
+        refs = some(families, 0)
+        made = await asking.answered(info, refs)
+        if doubtful := [each for each in families if in_doubt(_of(made, each), made)]:
+            made += await asking.answered(info, some(doubtful, len(refs)))
     finally:
-        await sampler.close()
-    made = []
-    for (ref, _), group in zip(fitting, groups, strict=True):
-        texts = [completion.text for completion in group]
-        made.append(JudgedAnswers(ref, texts, await host.judge(ref, texts)))
+        await asking.sampler.close()
     return made
+
+
+class _Asking(NamedTuple):
+    """What answers tasks: an environment, and a model with its codec."""
+
+    host: ProcessEnvironmentHost
+    sampler: TorchSampler
+    codec: Codec
+    sampling: Sampling
+
+    async def answered(self, info: EnvironmentInfo, refs: Sequence[TaskRef]) -> list[JudgedAnswers]:
+        """Return the answers to tasks whose prompt and answer fit the model's positions."""
+        sampling, codec = self.sampling, self.codec
+        texts = await self.host.render(refs)
+        fitting = [
+            (ref, ids)
+            for ref, ids in zip(refs, map(codec.encode_prompt, texts), strict=True)
+            if codec.fits(ids, info.turns * sampling.max_new_tokens)
+        ]
+        if info.turns > 1:
+            prompts = dict(zip(refs, texts, strict=True))
+            return await _talked(self.host, self.sampler, codec, sampling, fitting, prompts)
+        groups = await self.sampler.sample(
+            [
+                SampleRequest(
+                    ids,
+                    sampling.group_size,
+                    ref.seed,
+                    sampling.max_new_tokens,
+                    sampling.temperature,
+                )
+                for ref, ids in fitting
+            ]
+        )
+        made = []
+        for (ref, _), group in zip(fitting, groups, strict=True):
+            texts = [completion.text for completion in group]
+            judged = await self.host.judge(ref, texts)
+            made.append(JudgedAnswers(ref, texts, judged, cut=_cut(group)))
+        return made
+
+
+def _cut(answers: Sequence[Completion]) -> int:
+    return sum(each.finish is Finish.LENGTH for each in answers)
+
+
+def _of(made: Sequence[JudgedAnswers], family: str) -> list[JudgedAnswers]:
+    return [each for each in made if each.ref.family == family]
 
 
 async def _talked(
@@ -190,7 +268,8 @@ async def _talked(
     for (ref, _), dialogues in zip(fitting, played, strict=True):
         rewards = tuple(each.end.reward if each.end else 0.0 for each in dialogues)
         answers = [each.turns[-1].text for each in dialogues]
-        made.append(JudgedAnswers(ref, answers, Judgement(prompts[ref], rewards), dialogues))
+        cut = _cut([each.turns[-1] for each in dialogues])
+        made.append(JudgedAnswers(ref, answers, Judgement(prompts[ref], rewards), dialogues, cut))
     return made
 
 
@@ -278,18 +357,46 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:{'.0f' if seconds >= 0.0995 else '.2g'}} ms"
 
 
-def _learnable(made: Sequence[JudgedAnswers], family: str, sampling: Sampling) -> Said:
-    """Judge the model's answers to one family: some right and some wrong can be learnt from."""
+def in_doubt(made: Sequence[JudgedAnswers], everything: Sequence[JudgedAnswers]) -> bool:
+    """Check that the answers `made` to a family are too few to say whether it can be learnt: none
+    of its groups has unlike rewards, and there are fewer than ENOUGH_GROUPS. Where no group of any
+    family has some, the groups of all families count: `everything`."""
+    if not made or any(each.mixed for each in made):
+        return False
+    nothing = not any(each.mixed for each in everything)
+    return (len(everything) if nothing else len(made)) < ENOUGH_GROUPS
+
+
+def learnable(
+    made: Sequence[JudgedAnswers],
+    everything: Sequence[JudgedAnswers],
+    family: str,
+    sampling: Sampling,
+    families: int,
+) -> Said:
+    """Judge the model's answers `made` to one family of `families`: some right and some wrong can
+    be learnt from. `everything` are its answers to all of them."""
     rewards = [reward for each in made for reward in each.judged.rewards]
     if not rewards:
         remedy = "lower sampling.max_new_tokens, or leave the family out"
         return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
-    mixed = sum(max(each.judged.rewards) - min(each.judged.rewards) > 1e-6 for each in made)
+    mixed, cut = sum(each.mixed for each in made), sum(each.cut for each in made)
     right = sum(reward > 0.5 for reward in rewards)
     text = f"{family}: answers right {right} of {len(rewards)}"
     text += f"; {mixed} of {len(made)} groups of {sampling.group_size} have unlike rewards"
+    if cut > _SOME_CUT * len(rewards):
+        text += f"; {cut} answers were cut at sampling.max_new_tokens ({sampling.max_new_tokens})"
+    if cut > _MANY_CUT * len(rewards):
+        # A scorer reads no answer whose end is missing, so nothing else is known.
+        level = "warning" if mixed or right == len(rewards) else "bad"
+        return Said("family", level, text, "raise it, or have the prompt ask for shorter answers")
     if mixed:
         return Said("family", "good", text)
+    if in_doubt(made, everything):
+        enough = ENOUGH_GROUPS * sampling.group_size * families
+        return Said(
+            "family", "warning", f"{text}: too few to say", f"take more: `--answers {enough}`"
+        )
     example = made[0]
     prompt, answer = (" ".join(t.split()) for t in (example.judged.prompt, example.answers[0]))
     text += f'. E.g. "{prompt[-_SHOWN_CHARS:]}" → "{answer[-_SHOWN_CHARS:]}"'

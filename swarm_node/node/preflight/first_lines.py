@@ -118,5 +118,6 @@ def invite_line(swarm: str, home: Path, default: Path) -> Line:
 
 
 def finding_line(finding: Finding) -> Line:
-    """Return the line of a finding that is wrong."""
-    return Line(finding.subject, f"{finding.found}\n→ {finding.remedy}", finding._asdict(), True)
+    """Return the line of a finding, a warning unless all is well."""
+    told = f"{finding.found}\n→ {finding.remedy}" if finding.remedy else finding.found
+    return Line(finding.subject, told, finding._asdict(), finding.level != "ok")

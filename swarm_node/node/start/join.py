@@ -47,6 +47,7 @@ from swarm_node.node.preflight.first_lines import (
     tickets_line,
 )
 from swarm_node.node.preflight.fit import check_disk
+from swarm_node.node.preflight.right_answers import check_rows
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
@@ -106,6 +107,9 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     environment = given.environment
     tried = try_environment(environment.name, environment.options)
     check_choice(environment.name, environment.options, environment.families)
+    if tried.lists:
+        screen.step("rows")
+        screen.tell([finding_line(each) for each in check_rows(environment)])
     ticket = redeemed(given, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
     start, model = _admitted(given, sources.origins(), home, ticket, tried, screen)
@@ -217,6 +221,9 @@ def join_as_member(
         parse_ticket(ticket, time.time())  # before what takes longer
     tried = try_environment(environment.name, environment.options)
     check_choice(environment.name, environment.options, environment.families)
+    if tried.lists:
+        wrong = [each for each in check_rows(environment) if each.level != "ok"]
+        Screen().tell([finding_line(each) for each in wrong])
     if tried.turns > 1:
         raise ConfigError(
             f"environment.name: {environment.name} has dialogues, and a member publishes answers "

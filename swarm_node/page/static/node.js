@@ -13,6 +13,7 @@ const metrics = {
   "updates a second": [["updates", one("updates_per_second")]],
   "tokens a second": [["sampled", one("sampled_tokens_per_second")], ["trained on", one("trained_tokens_per_second")]],
   "share of groups with mixed rewards": [["own", one("informative_share")]],
+  "share of answers that max_new_tokens cut": [["own", one("cut_share")]],
   "reward of own groups": [["own", one("own_reward")]],
   "turns of a dialogue": [["own", one("turns")]],
   loss: [["loss", one("loss")]],

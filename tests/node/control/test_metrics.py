@@ -28,7 +28,7 @@ from swarm_node.node.figures.snapshot import (
 def full_snapshot() -> Snapshot:
     """A snapshot with a value for every figure."""
     return quiet_snapshot(
-        groups=GroupCounts(40, 30, 10, 12, 20, 15),
+        groups=GroupCounts(40, 30, 10, 12, 20, 15, answers=160, cut=120),
         rejected={"stale": 2, "unreachable": 5},
         faults={"scorer": 1},
         evals=[
@@ -39,7 +39,15 @@ def full_snapshot() -> Snapshot:
         tokens=TokensRow(1000, 900),
         membership=MembershipRow("alice", "alice", 0, 1_800_000_000, "member"),
         peers=[PeerRow("12D3KooWsecret", 1, 1.0, 1, 1, 0, [], name="laptop", via="")],
-        latest=row(1.0, lag=0.5, age=2.0, own_reward=0.4, informative_share=0.6, memory=1 << 30),
+        latest=row(
+            1.0,
+            lag=0.5,
+            age=2.0,
+            own_reward=0.4,
+            informative_share=0.6,
+            cut_share=0.75,
+            memory=1 << 30,
+        ),
         alarms=["look"],
     )
 
@@ -58,6 +66,9 @@ def test_figures_have_types_units_and_no_peers() -> None:
     assert values["swarm_node_updates_total",] == 3
     assert values["swarm_node_groups_announced_total",] == 20
     assert values["swarm_node_groups_trained_total", "own"] == 30
+    assert values["swarm_node_answers_made_total",] == 160
+    assert values["swarm_node_answers_cut_total",] == 120
+    assert values["swarm_node_cut_ratio",] == 0.75
     assert values["swarm_node_refusals_total", "stale"] == 2
     assert values["swarm_node_held_out_reward", "gcd"] == 0.5
     assert values["swarm_node_held_out_best_reward", "gcd"] == 0.75

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import completion
 
 from swarm_node.node.figures.first_groups import COUNT, Beginning, FirstGroups
-from swarm_node.rollout import PolicyRef, RolloutGroup, TaskRef
+from swarm_node.rollout import Finish, PolicyRef, RolloutGroup, TaskRef
 
 
 def group(*rewards: float, text: str = "7", environment: str = "e") -> RolloutGroup:
@@ -27,6 +29,17 @@ def test_the_share_of_right_answers_and_of_groups_to_learn_from_is_told() -> Non
     found = beginning([group(1.0, 0.0)] * 4 + [group(0.0, 0.0)] * (COUNT - 4))
     assert (found.pass_at_1, found.informative, found.groups) == (4 / 32, 4, COUNT)
     assert not found.advice
+
+
+def test_where_most_answers_were_cut_no_other_advice_is_given() -> None:
+    made = group(0.0, 0.0, environment="drills")
+    cut = replace(made, completions=(completion([7], finish=Finish.LENGTH),) * 2)
+    mostly = beginning([made] * 4 + [cut] * (COUNT - 4))
+    assert mostly.cut_share == 0.75
+    assert "sampling.max_new_tokens" in mostly.advice
+    assert "preset" not in mostly.advice
+    seldom = beginning([made] * (COUNT - 4) + [cut] * 4)
+    assert (seldom.cut_share, "preset" in seldom.advice) == (0.25, True)
 
 
 @pytest.mark.parametrize(

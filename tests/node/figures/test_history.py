@@ -48,6 +48,8 @@ def test_a_row_has_means_of_what_happened_in_between() -> None:
         age=8,
         made=50,
         informative=5,
+        answers=200,
+        cut=30,
         sampled_tokens=3000,
         trained_tokens=900,
         sampling=4.0,
@@ -57,6 +59,7 @@ def test_a_row_has_means_of_what_happened_in_between() -> None:
     assert (found.own_per_update, found.peers_per_update) == (3.6, 0.4)
     assert (found.lag, found.age) == (0.5, 2.0)
     assert (found.own_reward, found.informative_share) == (0.25, 0.1)
+    assert found.cut_share == 0.15
     assert (found.updates_per_second, found.rows) == (0.9, 64)
     assert (found.sampled_tokens_per_second, found.trained_tokens_per_second) == (200.0, 90.0)
     assert (found.sampler_busy, found.trainer_busy) == (0.4, 1.0), "an update began before"

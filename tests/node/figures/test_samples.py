@@ -8,7 +8,7 @@ from builders import completion, verified
 
 from swarm_node.node.figures.samples import Samples
 from swarm_node.node.loops.dialogues import joined
-from swarm_node.rollout import Provenance
+from swarm_node.rollout import Finish, Provenance
 
 
 def own(family: str, answer: str, version: int, rewards: tuple[float, ...] = (0.0, 1.0)):  # type: ignore[no-untyped-def]
@@ -79,3 +79,14 @@ def test_the_share_of_mixed_rewards_is_that_of_the_newest_groups() -> None:
     recent = samples.recent()
     assert (recent.groups, recent.mixed) == (256, 192)
     assert recent.reward == (192 * 0.5 + 64) / 256
+
+
+def test_answers_that_ran_out_of_tokens_are_counted_among_the_newest_groups() -> None:
+    samples = Samples()
+    answers = [completion([1], finish=finish) for finish in (Finish.STOP, *[Finish.LENGTH] * 3)]
+    cut = verified(rewards=(0.0,) * 4, completions=answers).group
+    for _ in range(2):
+        samples.own(cut, "q")
+    samples.own(own("gcd", "x", 0), "q")
+    recent = samples.recent()
+    assert (recent.groups, recent.answers, recent.cut) == (3, 10, 6)

@@ -88,6 +88,9 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
     assert slots.sampling == 0
     assert tally.faults["prompt_too_long"] == 24 - len(made)
     assert all(prompt.startswith("short") for _, prompt in made)
+    finishes = [each.finish for group, _ in made for each in group.completions]
+    assert (tally.groups.answers, tally.groups.cut) == (len(finishes), finishes.count("length"))
+    assert tally.samples.recent().cut == tally.groups.cut
     point = await Evaluator(
         sampling=settings.sampling,
         parts=parts,

@@ -14,9 +14,17 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
+from swarm_node.environments.judgement import Judgement
 from swarm_node.node.figures.snapshot import Said
-from swarm_node.node.preflight.env_check import check_environment, milliseconds
+from swarm_node.node.preflight.env_check import (
+    ENOUGH_GROUPS,
+    JudgedAnswers,
+    check_environment,
+    learnable,
+    milliseconds,
+)
 from swarm_node.policy.models.model import resolve
+from swarm_node.rollout import TaskRef
 
 KINDS = ("questions", "constant")
 SOURCE = """
@@ -69,9 +77,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("parts", "last", "level"),
     [
-        ({}, "answers", "good"),
-        ({"score": "return 0.0"}, "0 of 16; 0", "bad"),
-        ({"score": "return 1.0"}, "16 of 16; 0", "warning"),
+        ({}, "of 16; ", "good"),
+        # As many again where there is doubt, which is not enough here.
+        ({"score": "return 0.0"}, "0 of 32; 0", "warning"),
     ],
 )
 def test_what_the_model_answers_right_says_whether_it_can_learn(
@@ -85,6 +93,65 @@ def test_what_the_model_answers_right_says_whether_it_can_learn(
     assert found[-1].level == level
 
 
+@pytest.mark.slow(reason="256 answers to nine families")
+def test_the_shipped_model_can_learn_the_drills() -> None:
+    done = CliRunner().invoke(app, ["env", "check", "drills", "--model", "tiny", "--json"])
+    assert done.exit_code == 0, done.stdout
+    levels = [each["level"] for each in json.loads(done.stdout)["checks"]]
+    assert set(levels) == {"good"}
+
+
+def answered(family: str, *rewards: float, cut: int = 0) -> JudgedAnswers:
+    """A group of one task, with these rewards."""
+    judged = Judgement("What is 7?", rewards)
+    return JudgedAnswers(TaskRef("e", "1", family, 0), ["7"] * len(rewards), judged, cut=cut)
+
+
+@pytest.mark.parametrize(
+    ("groups", "level", "remedy"),
+    [
+        ([(0, 0)] * (ENOUGH_GROUPS - 2) + [(0, 1)], "good", ""),
+        ([(0, 0)] * (ENOUGH_GROUPS - 2), "warning", f"--answers {ENOUGH_GROUPS * 2 * 2}"),
+        ([(1, 1)] * (ENOUGH_GROUPS - 2), "warning", f"--answers {ENOUGH_GROUPS * 2 * 2}"),
+        ([(0, 0)] * (ENOUGH_GROUPS - 1), "bad", "not learn"),
+        ([(1, 1)] * (ENOUGH_GROUPS - 1), "warning", "harder"),
+    ],
+)
+def test_that_a_family_cannot_be_learnt_is_said_of_enough_groups_alone(
+    groups: list[tuple[float, ...]], level: str, remedy: str
+) -> None:
+    """The group of another family, with equal rewards too, counts as evidence on both."""
+    assert 0.95**ENOUGH_GROUPS < 0.05 < 0.95 ** (ENOUGH_GROUPS - 1)
+    made, sampling = [answered("one", *each) for each in groups], load_settings({}, environ={})
+    sampling = sampling.sampling.model_copy(update={"group_size": 2})
+    other = answered("other", 0.0, 0.0)
+    said = learnable(made, [*made, other], "one", sampling, 2)
+    assert (said.level, remedy in said.remedy) == (level, True)
+    # Another family that can be learnt says nothing of this one.
+    mixed = answered("other", 0.0, 1.0)
+    said = learnable(made, [*made, mixed], "one", sampling, 2)
+    assert (said.level == "warning") == (level != "good")
+
+
+@pytest.mark.parametrize(
+    ("group", "level", "named"),
+    [
+        (answered("one", 0, 0, cut=2), "bad", "2"),
+        (answered("one", 0, 1, cut=2), "warning", "2"),
+        (answered("one", 1, 1, cut=2), "warning", "2"),
+        (answered("one", 0, 1, cut=1), "good", "1"),
+        (answered("one", 0, 1), "good", ""),
+    ],
+)
+def test_answers_that_were_cut_come_before_any_other_advice(
+    group: JudgedAnswers, level: str, named: str
+) -> None:
+    said = learnable([group], [group], "one", load_settings({}, environ={}).sampling, 1)
+    assert said.level == level
+    assert (f"{named} answers were cut at sampling.max_new_tokens (24)" in said.text) == bool(named)
+    assert ("raise it" in said.remedy) == (level != "good")
+
+
 @pytest.mark.slow(reason="starts two environments, and a model that answers")
 @pytest.mark.parametrize(
     ("parts", "kind", "text"),
@@ -92,7 +159,7 @@ def test_what_the_model_answers_right_says_whether_it_can_learn(
         ({"payload": "random.random()"}, "derive", "other tasks"),
         ({"version": "random.random()"}, "version", "two processes"),
         ({"score": "return random.random()"}, "score", "other rewards"),
-        ({"score": "return 7.0"}, "score", "16 answers"),
+        ({"score": "return 7.0"}, "score", "32 answers"),
     ],
 )
 def test_what_peers_would_not_agree_on_is_found(

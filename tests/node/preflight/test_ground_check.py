@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from builders import ROOT
+from lasting import started
 
-from swarm_node.environments.base import Task
-from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.survey import Survey
 from swarm_node.node.preflight import ground_check
-from swarm_node.node.preflight.ground_check import _best_constant, _questions
-from swarm_node.rollout import TaskRef
+from swarm_node.node.preflight.ground_check import _questions, best_constant
 
 
 @pytest.mark.parametrize(
@@ -24,27 +25,41 @@ def test_fewer_than_ten_thousand_questions_are_few(about: int, shared: int, leve
     assert (said.level, said.remedy == "") == (level, level == "good")
 
 
-class Agreeing:
-    """Every second task wants a yes, the others anything."""
+AGREEING = """
+from swarm_node.environments.base import Task
 
+class Agreeing:
     name, version, families = "agreeing", "1", ("one",)
 
-    def derive(self, ref: TaskRef) -> Task:
+    def derive(self, ref):
         return Task(ref, ref.seed % 2)
 
-    def render(self, task: Task) -> str:
+    def question(self, task):
+        return str(task.ref.seed)
+
+    def render(self, task):
         return "Is it?"
 
-    def score(self, task: Task, text: str) -> float:
+    def score(self, task, text):
         return float(text == "yes" or task.payload)
 
+def create():
+    return Agreeing()
+"""
 
-def test_the_best_constant_is_that_over_so_many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_the_best_constant_is_that_over_so_many_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second task wants a yes, the others anything. No right answer is known."""
+    (tmp_path / "agreeing.py").write_text(AGREEING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.setattr(ground_check, "_SCORED", 40)
     monkeypatch.setattr(ground_check, "_SCORE_SECONDS", 600.0)
 
-    async def tried() -> tuple[str, float, int]:
-        host = InlineEnvironmentHost(Agreeing())
-        return await _best_constant(host, await host.start(), "one", ["no", "yes", "perhaps"])
+    async def tried() -> tuple[str, float, int, int]:
+        host = ProcessEnvironmentHost("agreeing:create", {})
+        async with started(host) as info:
+            return await best_constant(host, info, "one", ["no", "yes", "perhaps"])
 
-    assert asyncio.run(tried()) == ("yes", 1.0, 40)
+    assert asyncio.run(tried()) == ("yes", 1.0, 40, 0)

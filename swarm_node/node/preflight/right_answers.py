@@ -1,0 +1,173 @@
+"""Checks that right answers score 1, for `swarm-node env check`, `doctor` and the start: one that
+does not, though written as its prompt asks, can be given by no model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config.model import EnvironmentTable
+from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.judging.judge import FailedAnswer
+from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import ConfigError
+from swarm_node.node.figures.snapshot import Said
+from swarm_node.node.loops.tasks import chosen_families
+from swarm_node.node.preflight.doctor import Finding, Level
+from swarm_node.rollout import HELD_OUT_SEED, TaskRef
+
+#: A list of which a larger share of the answers fail is refused.
+MOST_FAILED: Final = 0.01
+#: Seconds for which a start scores the rows of a family. `env check` scores all rows.
+START_SECONDS: Final = 10.0
+#: Tasks of a generator whose right answers are scored.
+_DRAWN: Final = 200
+#: Rows that are scored in one request.
+_AT_ONCE: Final = 128
+#: Failed answers that are shown.
+SHOWN: Final = 5
+_LEVELS: Final[Mapping[str, Level]] = {"good": "ok", "warning": "warning", "bad": "error"}
+_NUMBER = re.compile(r"\d+")
+
+#: Gets the family, and how many of how many rows are scored.
+Tell = Callable[[str, int, int], object]
+
+
+class RightAnswers(NamedTuple):
+    """The right answers of a family, scored: of `total` rows or tasks `scored` were, of which
+    `known` have a right answer, and `failed` do not score 1. `shown` are the first of these.
+    `listed` is true for the rows of a list."""
+
+    family: str
+    total: int
+    scored: int
+    known: int
+    failed: int
+    shown: Sequence[FailedAnswer]
+    listed: bool
+
+    @property
+    def refused(self) -> bool:
+        """Check that too many fail."""
+        return self.failed > MOST_FAILED * self.known
+
+
+async def score_family(
+    host: ProcessEnvironmentHost,
+    info: EnvironmentInfo,
+    family: str,
+    seconds: float = float("inf"),
+    tell: Tell = lambda *_: None,
+) -> RightAnswers:
+    """Score the right answers of all rows of a list, or of some tasks of a generator. After
+    `seconds` no more are scored; then the rows are drawn by chance, and always in the same order.
+
+    Raises:
+        UnknownTaskError: one of the tasks cannot be made.
+        ChildError: no judge can be started.
+    """
+    seeds = list(_seeds(info, family))
+    if seconds < float("inf"):  # files are often sorted
+        random.Random(len(seeds)).shuffle(seeds)  # noqa: S311 - the same order at every start
+    scored = known = failed = 0
+    shown: list[FailedAnswer] = []
+    until = SYSTEM_CLOCK.now() + seconds
+    for begin in range(0, len(seeds), _AT_ONCE):
+        part = [
+            TaskRef(info.name, info.version, family, seed)
+            for seed in seeds[begin : begin + _AT_ONCE]
+        ]
+        found = await host.score_answers(part)
+        scored, known, failed = scored + len(part), known + found.known, failed + len(found.failed)
+        shown = sorted([*shown, *found.failed], key=_line)[:SHOWN]
+        tell(family, scored, len(seeds))
+        if SYSTEM_CLOCK.now() >= until:
+            break
+    return RightAnswers(family, len(seeds), scored, known, failed, shown, family in info.sizes)
+
+
+def _seeds(info: EnvironmentInfo, family: str) -> Iterable[int]:
+    """The seeds of all rows of a list in the order of their parts, or of some tasks of a
+    generator."""
+    if family not in info.sizes:
+        return (task_seed("constant", family, index) for index in range(_DRAWN))
+    training, held_out = info.sizes[family]
+    # A seed names the row at the seed modulo their number.
+    first = HELD_OUT_SEED + -HELD_OUT_SEED % held_out
+    return chain(range(training), range(first, first + held_out))
+
+
+def _line(failed: FailedAnswer) -> int:
+    number = _NUMBER.search(failed.place)
+    return int(number[0]) if number else 0
+
+
+def judged(found: RightAnswers, accept: bool) -> Said | None:
+    """Judge the right answers of a family; None if none is known. `accept`: too many that fail are
+    no reason to refuse it."""
+    if not found.known:
+        return None
+    what = f"{found.known:,} {'rows' if found.listed else 'tasks'}"
+    if found.scored < found.total:
+        what += f", drawn by chance from {found.total:,},"
+    if not found.failed:
+        text = f"{found.family}: the right answers of {what} score 1"
+        return Said("answers", "good", text)
+    text = f"{found.family}: the right answers of {found.failed:,} of {what} do not score 1: "
+    text += "; ".join(_told(each) for each in found.shown)
+    if more := found.failed - len(found.shown):
+        text += f"; and {more:,} more"
+    remedy = "who writes the right answer gets nothing there: mend "
+    remedy += "these lines" if found.listed else "answer(), written() or score()"
+    if not found.refused:
+        return Said("answers", "warning", text, remedy)
+    if found.listed:
+        remedy += ", or take another scoring or template (environment.options)"
+    if accept:
+        return Said("answers", "warning", text, remedy)
+    return Said("answers", "bad", text, f"{remedy}, or all of it as it is (--accept)")
+
+
+def _told(failed: FailedAnswer) -> str:
+    answer = f'"{" ".join(failed.answer.split())}"' if failed.answer else "an answer"
+    return " ".join(filter(None, (failed.place and f"{failed.place},", answer, failed.why)))
+
+
+async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> list[Finding]:
+    """Judge the rows of the list that `table` names, as every start does.
+
+    Raises:
+        ConfigError: the environment cannot be had, or has no such family.
+        UnknownTaskError, ChildError: see `score_family`.
+    """
+    found = []
+    host = ProcessEnvironmentHost(table.name, table.options, table.families)
+    try:
+        info = await host.start()
+        families = chosen_families(table.families, info)
+        for family in families:
+            scored = await score_family(host, info, family, seconds / len(families))
+            said = judged(scored, table.accept)
+            found += [said] if said is not None else []
+    finally:
+        await host.close()
+    return [Finding("rows", _LEVELS[said.level], said.text, said.remedy) for said in found]
+
+
+def check_rows(table: EnvironmentTable) -> list[Finding]:
+    """Judge the rows of the list that `table` names before a node starts with it.
+
+    Raises:
+        ConfigError: too many of its right answers do not score 1, or it cannot be had.
+        UnknownTaskError, ChildError: see `score_family`.
+    """
+    found = asyncio.run(examine_rows(table))
+    for each in found:
+        if each.level == "error":
+            raise ConfigError(f"environment.options: {each.found}: {each.remedy}")
+    return found
