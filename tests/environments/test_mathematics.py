@@ -276,6 +276,10 @@ $3:14$  ==  3:14
 5 inches  ==  5 in
 12 m^2  ==  12 \text{ square meters}
 12 square meters  ==  12 m²
+(1)/(b-a)(e^x)  ==  \frac{1}{b-a}e^x
+(37)/(4) m  ==  \frac{37}{4} m
+(5 π)/(4) √17  ==  \frac{5 \pi}{4} \sqrt{17}
+2x + 2y = 2  ==  x + y = 1
 """
 UNEQUAL = r"""
 2  ==  2\pi
@@ -396,6 +400,10 @@ nan  ==  1
 12 apples  ==  12 oranges
 14 days  ==  14 (granola bars)
 60 km/h  ==  60 mph
+\frac { ab } { 3 }  ==  \frac { ab } { 4 }
+x^{2}+18 x+86=0  ==  x^{2}+18 x+86=1
+y=x^2 \quad y=-x  ==  y=x^3 \quad y=-x
+i^{4}=1^{76}=1  ==  i^{4}=1^{76}=2
 """
 
 

@@ -19,6 +19,7 @@ from swarm_node.environments.mathematics.reading import (
     Value,
     Words,
     key_of,
+    partners,
     readings,
     stripped,
 )
@@ -94,8 +95,11 @@ def _set_tokens(reading: Reading) -> tuple[Token, ...] | None:
 def _same_relations(given: Relation, right: Relation) -> bool:
     if key_of(given.tokens) == key_of(right.tokens):
         return True
-    if given.names and given.names == right.names:
+    sides = {given.sides, right.sides}
+    if given.names and given.names == right.names and 2 in sides:
         return same(given.value, right.value)
+    if sides != {2}:  # of two chains, math-verify compares the ends only
+        return False
     return by_engine(given.tokens, right.tokens)
 
 
@@ -192,9 +196,9 @@ def by_engine(given: Sequence[Token], right: Sequence[Token]) -> bool:
         first, second = _parsed(given), _parsed(right)
         if first is None or second is None:
             return False
-        near = _numerically(first, second)
-        if near is not None:
-            return near
+        for known in (_numerically(first, second), _as_equations(first, second)):
+            if known is not None:
+                return known
         return bool(verify(second, first, timeout_seconds=None, allow_set_relation_comp=True))
     except Exception:  # noqa: BLE001 - a library's errors of any kind mean no
         # sympy raises errors of any kind for what is no sensible expression, and nothing else is
@@ -237,27 +241,25 @@ def _depth(tokens: Sequence[Token]) -> int:
 
 
 def latex_of(tokens: Sequence[Token]) -> str:
-    """Tokens as LaTeX. 5/9(F-32) is meant as five ninths of the bracket."""
+    """Tokens as LaTeX. A quotient by a number or bracket is a factor: 5/9(F-32) is meant as five
+    ninths of the bracket, where the grammar would divide by all that follows."""
+    partner = partners(tokens)
     parts: list[str] = []
-    place = 0
-    while place < len(tokens):
-        fraction = [token.kind for token in tokens[place : place + 3]] == [
-            "number",
-            "mark",
-            "number",
-        ]
-        if (
-            fraction
-            and tokens[place + 1].text == "/"
-            and key_of(tokens)[place + 3 : place + 4] != ("^",)
-        ):
-            parts.append(rf"\frac{{{_latex(tokens[place])}}}{{{_latex(tokens[place + 2])}}}")
-            place += 3
-        else:
-            parts.append(_latex(tokens[place]))
-            place += 1
-    # A command ends before a letter or digit by a space only.
-    return "".join(part + " " * (part[0] == "\\" and part[-1].isalpha()) for part in parts)
+    closing: set[int] = set()
+    for place, token in enumerate(tokens):
+        end = place + 1
+        if token.text == "/" and end < len(tokens):
+            end = partner.get(end, end) if tokens[end].text == "(" else end
+            whole = tokens[place + 1].kind == "number" or end > place + 1
+            if whole and key_of(tokens[end + 1 : end + 2]) not in (("^",), ("!",)):
+                parts.append(r"\cdot \frac{1}{")
+                closing.add(end)
+                continue
+        # A command ends before a letter or digit by a space only.
+        latex = _latex(token)
+        parts.append(latex + " " * (latex[0] == "\\" and latex[-1].isalpha()))
+        parts.append("}" * (place in closing))
+    return "".join(parts)
 
 
 def _latex(token: Token) -> str:
@@ -268,6 +270,18 @@ def _latex(token: Token) -> str:
         name = "pmatrix" if token.text[2:] == "matrix" else "vmatrix"
         return rf"\{'begin' if token.text[0] == 'b' else 'end'}{{{name}}}"
     return {"*": r"\cdot", r"\cr": r"\\", "%": r"\%"}.get(token.text, token.text)
+
+
+def _as_equations(first: Any, second: Any) -> bool | None:
+    """Whether two equations say the same: what is zero in one is a multiple of what is zero in the
+    other. None if they are no equations. math-verify finds any two without a real solution equal.
+    """
+    from sympy import Eq, simplify
+
+    if not isinstance(first, Eq) or not isinstance(second, Eq):
+        return None
+    ratio = simplify((first.lhs - first.rhs) / (second.lhs - second.rhs))
+    return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
 
 
 def _numerically(first: Any, second: Any) -> bool | None:

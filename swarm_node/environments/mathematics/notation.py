@@ -230,7 +230,11 @@ def _letters(found: re.Match[str], text: str, *, in_text: bool) -> Iterator[Toke
         yield from (Token("command", _COMMANDS[run[:-1]]), Token("name", run[-1]))
     elif len(run) > 3 or run.lower() in SHORT_WORDS or not run.isascii():
         yield _word(run)
-    elif _BESIDE_PRODUCTS & {text[begin - 1 : begin], text[end : end + 1]}:
+    elif (
+        _BESIDE_PRODUCTS & {text[begin - 1 : begin], text[end : end + 1]}
+        or text[max(begin - 2, 0) : begin] == "{ "
+        or text[end : end + 2] == " }"
+    ):
         yield from (Token("name", letter) for letter in run)
     else:
         yield _word(run)

@@ -77,12 +77,13 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class Relation:
     """An equation or inequality. `names` is what it says something about, if it is that simple, and
-    `value` what it says of it."""
+    `value` what it says of it. A chain a = b = c has three sides."""
 
     tokens: tuple[Token, ...]
     sign: str
     names: tuple[str, ...] | None
     value: Reading
+    sides: int = 2
 
 
 Reading = Words | Value | Several | Matrix | Relation
@@ -153,7 +154,7 @@ def arguments(tokens: Sequence[Token]) -> tuple[Token, ...]:
     """With braces around each argument of a power, an index and a root, and no others in excess.
 
     x^10 is meant as a power of ten, sqrt(2) as a root of two, and x^(1/2) as one of a half."""
-    partner = _partners(tokens)
+    partner = partners(tokens)
     before: dict[int, int] = {}
     after: dict[int, int] = {}
     dropped: set[int] = set()
@@ -182,7 +183,7 @@ def arguments(tokens: Sequence[Token]) -> tuple[Token, ...]:
     return tuple(out)
 
 
-def _partners(tokens: Sequence[Token]) -> dict[int, int]:
+def partners(tokens: Sequence[Token]) -> dict[int, int]:
     """The place of the closing bracket by that of the opening one. [1,2) is a pair."""
     open_places: list[int] = []
     found = {}
@@ -196,7 +197,7 @@ def _partners(tokens: Sequence[Token]) -> dict[int, int]:
 
 def _closes(tokens: Sequence[Token]) -> bool:
     """True if the last token closes what the first opens."""
-    return len(tokens) > 1 and _partners(tokens).get(0) == len(tokens) - 1
+    return len(tokens) > 1 and partners(tokens).get(0) == len(tokens) - 1
 
 
 def read(tokens: Sequence[Token], depth: int = 0) -> Reading:
@@ -304,7 +305,7 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
     after = sides[0][words[-1] + 1 :] if words else sides[0]  # the total is 5 + 7 = 12
     if not any(token.kind == "name" for token in after):
         names = names or ()
-    return Relation(tokens, "=", names, read(value, depth + 1))
+    return Relation(tokens, "=", names, read(value, depth + 1), len(sides))
 
 
 def _signs(tokens: Sequence[Token]) -> list[tuple[Token]]:
@@ -409,17 +410,18 @@ def _worded(tokens: Sequence[Token]) -> list[bool]:
     a word in a unit such as cm^2 or km/h."""
     words = [token.kind == "word" for token in tokens]
     for place, token in enumerate(tokens):
-        before = place == 0 or words[place - 1]
-        after = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
-        if token.kind == "name" and before and after:
+        follows = place > 0 and words[place - 1]
+        if token.kind == "name":
+            ends = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
+            alone = (follows or place == 0) and ends
+            words[place] = alone or (follows and tokens[place - 1].text == "/")
+        elif token.text in ("/", ".", ":", "?", "(", ")") and follows:
             words[place] = True
-        elif not words[place] and place and words[place - 1]:
-            # An exponent, a stroke or a bracket after a word.
-            words[place] = token.text in ("^", "/", ".", ":", "?", "(", ")") or (
-                token.text in "{}"
-                or tokens[place - 1].text == "{"
-                or (token.kind == "name" and tokens[place - 1].text == "/")
-            )
+        elif token.text == "^" and follows:
+            exponent = tokens[place + 1 : place + 5]  # {2} or {-1}
+            ends = next((n for n, part in enumerate(exponent) if part.text == "}"), None)
+            if ends is not None and exponent[ends - 1].kind == "number":
+                words[place : place + ends + 2] = [True] * (ends + 2)
     return words
 
 
