@@ -412,8 +412,8 @@ def _worded(tokens: Sequence[Token]) -> list[bool]:
     for place, token in enumerate(tokens):
         follows = place > 0 and words[place - 1]
         if token.kind == "name":
-            ends = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
-            alone = (follows or place == 0) and ends
+            leads = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
+            alone = (follows or place == 0) and leads
             words[place] = alone or (follows and tokens[place - 1].text == "/")
         elif token.text in ("/", ".", ":", "?", "(", ")") and follows:
             words[place] = True
