@@ -12,25 +12,46 @@ from swarm_node.environments.letters import letter_of
 from swarm_node.environments.mathematics.equality import equal
 from swarm_node.environments.mathematics.limit import within_time
 from swarm_node.environments.mathematics.reading import is_value
+from swarm_node.environments.mathematics.vocabulary import CHANGING, SCALES
 
 #: Only the last characters of a longer text are judged, because the final answer is at the end.
 MAX_JUDGED_CHARS = 4096
 
 #: A letter anywhere in a text of so many characters is an answer, in a longer one perhaps not.
 _SHORT_CHARS: Final = 200
-_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE | re.ASCII)
+_TAG: Final = re.compile(r"<\s?(/?)\s?answer\s?>", re.IGNORECASE | re.ASCII)
+_BARE_BOX: Final = re.compile(r"\\boxed\s+([^\s{}$]{1,32})")
 _BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s?\{|\\.|[{}]", re.DOTALL)
 #: What may stand between the boxes of one answer.
-_BETWEEN: Final = re.compile(r"[\s$,;]*(?:and|or)?[\s$]*")
+_BETWEEN: Final = re.compile(
+    r"[\s$,;]*(?:\\text\{)?\s?(?:and|or)?\s?\}?[\s$]*(?:[a-zA-Z](?:_\d)?\s?=)?[\s$]*"
+)
 _PHRASE: Final = re.compile(
     r"\b(?:answer|option|choice)\b(?: (?:to|for|of) [^\n.:=]{0,60})?[*_ ]{0,4}"
-    r"(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|=|:)[*_ ]{0,4}(?:that\b|:)?",
+    r"(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|=|:|-(?=\s))[*_ ]{0,4}(?:that\b|:)?",
     re.IGNORECASE,
 )
-_SENTENCE: Final = re.compile(r"(?<!\\)[.!?][*_]{0,2}(?=\s|$)|\n")
+#: Signs that join a number to what stands before or after it.
+_JOINED_BEFORE: Final = re.compile(r"(?:[-+*/^<>≤≥≠≈±×÷·√π|(\[{\\_!²³½]\s?|\d:|\d,\s?|[^\W\d])$")  # noqa: RUF001
+_JOINED_AFTER: Final = re.compile(r"\s?[-+*/^<>≤≥≠=±×÷·√π|)\]}\\_!²³½°:]|[^\W_]")  # noqa: RUF001
+_JOINING: Final = frozenset(("and", "or", "to", "in", "out", "of", "sqrt", "ln", "log", "pi"))
+_EMPHASIS: Final = re.compile(r"(?<!\w)\*\*|\*\*(?!\w)")
+_WORD: Final = re.compile(r"[^\W_]+")
+#: Not at the point of U.S., Dr. and the like.
+_SENTENCE: Final = re.compile(
+    r"(?<!\\)(?<!\b[A-Z])(?<!\b(?:Dr|St|in))(?<!approx)(?<!\bi\.e)[.!?][*_]{0,2}(?=\s|$)|\n"
+)
+#: A heading of Markdown, which is no mark of GSM8K.
+_HEADING: Final = re.compile(
+    r"(?:the )?(?:final )?(?:answer|result|conclusion|solution|summary|step)\b[ \d:.*]{0,8}",
+    re.IGNORECASE,
+)
 _CLAUSE: Final = re.compile(r",\s[^\W\d]")
 _STARTS_WITH_NUMBER: Final = re.compile(r"[^\w\n]{0,3}\d")
-_REASON: Final = re.compile(r"[,;.]?\s(?:because|since|as|so|which|where|due)\b", re.IGNORECASE)
+_REASON: Final = re.compile(
+    r"[,;.]?\s(?:because|since|as|so|which|where|due|hence|therefore|(?:and )?not)\b",
+    re.IGNORECASE,
+)
 _FORMULA: Final = re.compile(r"\$\$?[^$]{1,512}\$\$?|\\\([^\n\\]{1,512}\\\)|\\\[[^$\]]{1,512}\\\]")
 _NUMBER: Final = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:[$€£¥]\s?)?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,4})?"
@@ -53,7 +74,7 @@ def final_answer(text: str) -> FinalAnswer:
     last phrase such as "the answer is", else all."""
     text = text[-MAX_JUDGED_CHARS:]
     tagged = last_tagged(text)
-    judged = text if tagged is None else tagged
+    judged = _BARE_BOX.sub(r"\\boxed{\1}", text if tagged is None else tagged)
     for found in (_boxed(judged), _lined(judged), _phrased(judged)):
         if found:
             return FinalAnswer(found, marked=True)
@@ -96,7 +117,7 @@ def _boxed(text: str) -> str | None:
             boxes = []
         boxes.append(text[begin:end].strip())
         ended = end + 1
-    return ", ".join(boxes) if boxes else None
+    return ", ".join(dict.fromkeys(boxes)) if boxes else None
 
 
 def _outer_boxes(text: str) -> Iterator[tuple[int, int]]:
@@ -121,7 +142,10 @@ def _lined(text: str) -> str | None:
     mark = text.rfind("####")
     if mark < 0:
         return None
-    line = text[mark + 4 :].strip().partition("\n")[0].strip()
+    line, _, rest = text[mark + 4 :].strip().partition("\n")
+    if _HEADING.fullmatch(line.strip()):
+        return _phrased(rest) or rest.strip() or None
+    line = line.strip()
     clause = _CLAUSE.search(line) if _STARTS_WITH_NUMBER.match(line) else None
     return line[: clause.start()] if clause else line
 
@@ -136,7 +160,7 @@ def _phrased(text: str) -> str | None:
     if displayed and rest[:2] in ("$$", r"\["):
         return displayed[0]
     sentence = _SENTENCE.search(rest)
-    return (rest[: sentence.start()] if sentence else rest).strip()
+    return (rest[: sentence.start()] if sentence else rest).strip("*_` \n")
 
 
 def score_exact(answer: str, right: str, choices: Sequence[str] = ()) -> float:
@@ -164,15 +188,31 @@ def score_math(answer: str, right: str, choices: Sequence[str] = ()) -> float:
 
 def unmarked_values(text: str) -> list[str]:
     """What is judged as mathematics of a text that marks no answer: all of it, and if that is
-    prose, its last formula or number."""
+    prose, its last sentence, and its last formula or number. That is not judged alone if it is a
+    part of more: of "12 sqrt(3)", "5 or 6", "at least 6"."""
+    text = _EMPHASIS.sub("", text)
     if is_value(text):
         return [text]
+    sentence = _SENTENCE.split(text.strip().rstrip(".?"))[-1].strip()
+    parts = [text, *([sentence] if sentence else [])]
     last = max(
         (found for pattern in (_FORMULA, _NUMBER) for found in pattern.finditer(text)),
-        key=lambda found: found.end(),
+        key=lambda found: (found.end(), len(found[0])),
         default=None,
     )
-    return [text] if last is None else [text, last[0]]
+    return parts if last is None or _is_part(text, last) else [*parts, last[0]]
+
+
+def _is_part(text: str, found: re.Match[str]) -> bool:
+    """True if a number or formula in prose is a part of more."""
+    before, after = text[: found.start()][-64:], text[found.end() :][:64]
+    if _JOINED_AFTER.match(after) or _JOINED_BEFORE.search(before):
+        return True
+    clause = re.split(r"[.;:]\s|\n", before)[-1]
+    near = {*_WORD.findall(clause.casefold())[-3:], *_WORD.findall(after.casefold())[:1]}
+    if near & (CHANGING | SCALES.keys() | _JOINING):
+        return True
+    return any(word[0].isdigit() for word in near)
 
 
 def unmarked_choices(text: str) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Final
 
 _COMMAND: Final = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit)\s?(?=\{)")
 _MARKS: Final = re.compile(r"[*_`~\"“”‘’{}$#]|\\[()[\]]")
-_NO_WORD: Final = re.compile(r"\W+")
 _SPACE: Final = re.compile(r"\s+")
 _SIDES: Final = " .,;:!?'"
 #: "B", "(b)", "Option B", "The correct answer is: [B]", and what follows.
@@ -26,7 +25,15 @@ _CAPITAL: Final = re.compile(r"(?<![\w'’])[A-Z](?![\w'’])")
 #: "A" before a word in lower case is an article, "I" before one is somebody.
 _ARTICLE: Final = re.compile(r"[AI] (?!is\b|or\b|and\b|because\b|since\b|as\b|but\b)[a-z]")
 _ANOTHER: Final = re.compile(r"[\s,;/&]*(?:or|and|nor)?[\s,;/&]*\(?[A-Za-z]\)?[\s.]*")
-_DENIED: Final = re.compile(r"\b(?:not|n't|never|neither|nor|except|no)\b|n't\b", re.IGNORECASE)
+#: "B, not A" names B.
+_NOT_ANOTHER: Final = re.compile(r"[,;]? ?\(?\bnot \(?[A-Z]\b\)?\)?")
+_OR: Final = re.compile(r"\W*\b(?:or|and)\b")
+#: What stands between a letter and its text; a minus sign is the text's.
+_BEFORE_TEXT: Final = re.compile(r"^[\s.,;:!?')\]=>]*(?:[-–—](?=\s))?\s*")
+_REFUSED: Final = re.compile(
+    r"\b(?:is|are|can)(?: ?not|n't|'t)\b|\b(?:wrong|incorrect|false|impossible|unlikely)\b"
+)
+_DENIED: Final = re.compile(r"\b(?:not|n't|never|neither|nor|except|but|no)\b|n't\b", re.IGNORECASE)
 
 
 def letter_of(answer: str, choices: Sequence[str]) -> str | None:
@@ -63,9 +70,10 @@ def _folded(text: str) -> str:
 
 def _agrees(letter: str, rest: str, folded: Sequence[str], known: set[str]) -> bool:
     """True if what follows a letter neither names another one nor is another choice's text."""
-    if rest.strip() and _ANOTHER.fullmatch(rest):
+    rest = _NOT_ANOTHER.sub("", rest)
+    if (rest.strip() and _ANOTHER.fullmatch(rest)) or _OR.match(rest):
         return False
-    said = rest.casefold().lstrip(_SIDES + ")]-–— ").rstrip(_SIDES)
+    said = _BEFORE_TEXT.sub("", rest.casefold()).rstrip(_SIDES)
     own = folded[ord(letter) - ord("A")]
     if own and said.startswith(own):
         rest = rest[rest.casefold().find(own) + len(own) :]
@@ -75,7 +83,7 @@ def _agrees(letter: str, rest: str, folded: Sequence[str], known: set[str]) -> b
 
 
 def _wrong(rest: str) -> bool:
-    return re.search(r"\b(?:is|are)(?: not|n't)\b|\b(?:wrong|incorrect|false)\b", rest) is not None
+    return _REFUSED.search(rest) is not None
 
 
 def _capitals(text: str) -> set[str]:
@@ -85,22 +93,19 @@ def _capitals(text: str) -> set[str]:
     }
 
 
-def _spaced(text: str) -> str:
-    """The words of a text with one space around each."""
-    return f" {_NO_WORD.sub(' ', text).strip()} "
-
-
 def _mentioned(plain: str, folded: Sequence[str], known: set[str]) -> str | None:
     """The one letter that a sentence mentions, or the letter of the one choice whose text it
     holds."""
     if _DENIED.search(plain):
         return None
     letters = _capitals(plain) & known
-    said = _spaced(plain.casefold())
-    texts = {
-        _letter(place)
-        for place, text in enumerate(folded)
-        if len(text) > 1 and _spaced(text) in said
-    }
+    said, texts = plain.casefold(), set()
+    # The longest first, so that one within another is not found too.
+    for place in sorted(range(len(folded)), key=lambda place: -len(folded[place])):
+        text = folded[place]
+        if len(text) > 1 or text.isdigit():
+            alone = rf"(?<![\w.+\-−]){re.escape(text)}(?![\w%]|[.,]\d)"
+            said, count = re.subn(alone, " ", said)
+            texts |= {_letter(place)} if count else set()
     named = letters | texts
     return named.pop() if len(named) == 1 else None

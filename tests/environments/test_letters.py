@@ -155,3 +155,16 @@ def test_numbers_as_choices() -> None:
         assert letter_of(text, choices) == "B", text
     for text in ("5", "A) 12", "1"):
         assert letter_of(text, choices) != "B", text
+
+
+def test_signs_and_units_are_of_the_text() -> None:
+    signed, speeds = ("-5", "5", "0", "1"), ("10 m/s", "10 m", "100 m/s", "1 m/s")
+    assert [letter_of(text, signed) for text in ("A. -5", "B. -5", "-5", "B. 5")] == [
+        "A",
+        None,
+        "A",
+        "B",
+    ]
+    assert letter_of("The speed is 10 m/s", speeds) == "A"
+    assert letter_of("12.5", ("5", "12", "8", "7")) is None
+    assert letter_of("The answer is B, not A.", CITIES) == "B"

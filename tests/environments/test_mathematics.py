@@ -280,6 +280,23 @@ $3:14$  ==  3:14
 (37)/(4) m  ==  \frac{37}{4} m
 (5 π)/(4) √17  ==  \frac{5 \pi}{4} \sqrt{17}
 2x + 2y = 2  ==  x + y = 1
+negative 5  ==  -5
+\text{negative } 5  ==  -5
+forty-two  ==  42
+0.\overline{3}  ==  1/3
+0.1(6)  ==  1/6
+\frac\pi2  ==  \frac{\pi}{2}
+\frac{\sqrt{2}}2  ==  \frac{\sqrt2}{2}
+100\pi \approx 314.16  ==  100\pi
+314.16  ==  100\pi \approx 314.16
+{10 \choose 3}  ==  120
+all real numbers  ==  \mathbb{R}
+x<-2 \lor x>1  ==  (-\infty,-2)\cup(1,\infty)
+1, 2, \dots, 10  ==  1, 2, ..., 10
+Therefore, Janet makes **$18** every day  ==  18
+the total is 5 + 7 = 12 apples  ==  12
+5 times  ==  5 times
+The point is (3, 4)  ==  (3,4)
 """
 UNEQUAL = r"""
 2  ==  2\pi
@@ -342,7 +359,6 @@ x^2  ==  x^3
 a+b  ==  a-b
 5!  ==  5
 12  ==  1 2
-42  ==  forty-two
 \infty  ==  -\infty
 \sqrt{2}  ==  2
 \pm 3  ==  3
@@ -404,6 +420,34 @@ nan  ==  1
 x^{2}+18 x+86=0  ==  x^{2}+18 x+86=1
 y=x^2 \quad y=-x  ==  y=x^3 \quad y=-x
 i^{4}=1^{76}=1  ==  i^{4}=1^{76}=2
+R-r  ==  0
+\frac{M}{m}  ==  1
+\pi r^2 h  ==  \pi R^2 h
+M_1  ==  m_1
+\Delta  ==  \delta
+52_9  ==  52_8
+52  ==  52_8
+y''  ==  y'
+A^T  ==  A
+y''-3y'+2y=0  ==  y'-3y''+2y=0
+\frac{dy}{dx}=ky  ==  \frac{dx}{dy}=ky
+1+1=3  ==  1+1=2
+2+2=5  ==  3+3=6
+\cos(\pi/5)=1/2  ==  \cos(\pi/3)=1/2
+x^2=4  ==  4
+\log x=5  ==  5
+July 20  ==  \text{June 20}
+20  ==  June 20
+Gate 12  ==  Room 12
+negative 5  ==  5
+5 eighths  ==  5
+the sum of 5  ==  5
+almost 5  ==  5
+two 5  ==  5
+12345  ==  (12,345)
+5 J  ==  5 kJ
+LRAC  ==  SRAC=LRAC
+\cos (e) \approx-0.912  ==  \cos (e) \approx-0.913
 """
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
 
+from swarm_node.environments.mathematics.brackets import key_of, partners, stripped
 from swarm_node.environments.mathematics.limit import quieten
 from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
 from swarm_node.environments.mathematics.reading import (
@@ -18,11 +19,9 @@ from swarm_node.environments.mathematics.reading import (
     Several,
     Value,
     Words,
-    key_of,
-    partners,
     readings,
-    stripped,
 )
+from swarm_node.environments.mathematics.vocabulary import number_in_words
 
 #: More tokens, or deeper brackets, are not given to the grammar, whose time grows with them.
 _MAX_TOKENS: Final = 200
@@ -33,6 +32,8 @@ _PLACES: Final = Fraction(5, 10**7)
 _SHARE: Final = Fraction(1, 10**6)
 #: Exact expressions whose values differ by less are equal, as by math-verify's `numeric_precision`.
 _PRECISION: Final = 1e-15
+#: Values at one point that differ by more are of different expressions.
+_PROBED: Final = 1e-6
 _INTERVALS: Final = ("()", "[]", "[)", "(]", "cup")
 
 
@@ -45,8 +46,14 @@ def equal(given: str, right: str) -> bool:
             return False
         first, second = (key_of(stripped(tokens_of(spelled(text)))) for text in (given, right))
         return first == second != ()
-    wanted = list(readings(right, right=True))
-    return any(same(each, one) for each in readings(given) for one in wanted)
+    wanted, found = list(readings(right, right=True)), list(readings(given))
+    if all(_is_approximate(ways[0]) for ways in (wanted, found)):
+        return same(found[0], wanted[0])  # not by one side of each
+    return any(same(each, one) for each in found for one in wanted)
+
+
+def _is_approximate(reading: Reading) -> bool:
+    return isinstance(reading, Relation) and r"\approx" in key_of(reading.tokens)
 
 
 def load() -> None:
@@ -65,7 +72,7 @@ def same(given: Reading, right: Reading) -> bool:
         case Relation(sign="="), _ if given.names is not None:
             return same(given.value, right)
         case _, Relation(sign="=") if right.names:
-            return same(given, right.value)
+            return not isinstance(right.value, Words) and same(given, right.value)
         case Several(), Several():
             return _same_several(given, right)
         case Matrix(), Matrix():
@@ -75,9 +82,7 @@ def same(given: Reading, right: Reading) -> bool:
         case Value(), Value():
             return _same_values(given, right)
         case (Words() as words, Value() as value) | (Value() as value, Words() as words):
-            return words.key == key_of(value.tokens) or (
-                _is_product(words) and by_engine(_letters(words), value.tokens)
-            )
+            return _same_word(words, value)
     sets = (_set_tokens(given), _set_tokens(right))
     return None not in sets and by_engine(sets[0] or (), sets[1] or ())
 
@@ -95,6 +100,9 @@ def _set_tokens(reading: Reading) -> tuple[Token, ...] | None:
 def _same_relations(given: Relation, right: Relation) -> bool:
     if key_of(given.tokens) == key_of(right.tokens):
         return True
+    if given.names == () or right.names == ():  # 1 + 1 = 2 says nothing of a name
+        both = given.names == right.names and given.sides == right.sides == 2
+        return both and same(given.left, right.left) and same(given.value, right.value)
     sides = {given.sides, right.sides}
     if given.names and given.names == right.names and 2 in sides:
         return same(given.value, right.value)
@@ -153,6 +161,8 @@ def _same_values(given: Value, right: Value) -> bool:
             return False
     elif given.nouns and right.nouns and not given.nouns & right.nouns:
         return False  # apples and oranges
+    if right.before and not (right.nouns or right.units or given.before & right.before):
+        return False  # Room 12 and Gate 12
     if given.number is not None and right.number is not None:
         return _same_numbers(given, right)
     if given.percent != right.percent:
@@ -179,9 +189,21 @@ def _close(first: Fraction, second: Fraction, *, decimal: bool) -> bool:
     return first == second or (decimal and abs(first - second) <= bound)
 
 
+def _same_word(words: Words, value: Value) -> bool:
+    """Whether words say a value: by its letter, as a number in words, or as a product."""
+    if words.key == key_of(value.tokens):
+        return True
+    said = number_in_words(words.key)
+    if said is not None:
+        return value.number == said and not value.units and not value.percent
+    return _is_product(words) and by_engine(_letters(words), value.tokens)
+
+
 def _is_product(words: Words) -> bool:
     """True for two or three letters, which may be a product as well as a word."""
-    return len(words.key) == 1 and 2 <= len(words.key[0]) <= 3 and words.key[0].isascii()
+    if len(words.key) != 1 or not 2 <= len(words.key[0]) <= 3 or not words.key[0].isascii():
+        return False
+    return len(set(words.key[0])) == len(words.key[0])  # Tt is no square: words have no capitals
 
 
 def _letters(words: Words) -> list[Token]:
@@ -196,9 +218,10 @@ def by_engine(given: Sequence[Token], right: Sequence[Token]) -> bool:
         first, second = _parsed(given), _parsed(right)
         if first is None or second is None:
             return False
-        for known in (_numerically(first, second), _as_equations(first, second)):
-            if known is not None:
-                return known
+        for known in (_numerically, _as_equations, _as_symbols, _at_a_point):
+            equal_so = known(first, second)
+            if equal_so is not None:
+                return equal_so
         return bool(verify(second, first, timeout_seconds=None, allow_set_relation_comp=True))
     except Exception:  # noqa: BLE001 - a library's errors of any kind mean no
         # sympy raises errors of any kind for what is no sensible expression, and nothing else is
@@ -208,27 +231,37 @@ def by_engine(given: Sequence[Token], right: Sequence[Token]) -> bool:
 
 def _parsed(tokens: Sequence[Token]) -> Any:
     """sympy's expression of tokens, or None if the grammar does not know them."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import parse
-    from math_verify.parser import LatexExtractionConfig
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from math_verify.grader import should_treat_as_complex
 
-    if not 0 < len(tokens) <= _MAX_TOKENS or _depth(tokens) > _MAX_DEPTH:
+    if not 0 < len(tokens) <= _MAX_TOKENS or _depth(tokens) > _MAX_DEPTH or _is_opaque(tokens):
         return None
-    if any(token.kind == "word" for token in tokens):
-        return None
-    # The notation is in one form by now, and what is left as a unit would be left out here.
-    plain = NormalizationConfig(
-        basic_latex=True,
-        units=False,
-        malformed_operators=False,
-        nits=False,
-        boxed="none",
-        equations=False,
-    )
-    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)
     latex = latex_of(tokens)
-    found = parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
-    return found[0] if found else None
+    # The notation is in one form by now, and what is left as a unit would be left out here. R is
+    # not r.
+    return latex2sympy(
+        latex,
+        is_real=not should_treat_as_complex(latex),
+        normalization_config=NormalizationConfig(units=False, boxed="none"),
+        conversion_config=ConversionConfig(lowercase_symbols=False),
+    )
+
+
+def _is_opaque(tokens: Sequence[Token]) -> bool:
+    """True for what the grammar drops or evaluates, so that it is compared sign by sign: words,
+    primes, transposes, derivatives, and digits with a base."""
+    for place, token in enumerate(tokens):
+        follows = key_of(tokens[place + 1 : place + 4])
+        if token.kind == "word" or token.text in ("'", r"\prime", r"\partial", r"\ldots"):
+            return True
+        if token.kind == "number" and follows[:1] == ("_",):
+            return True
+        if token.text == "^" and follows in (("{", "T", "}"), ("{", "*", "}")):
+            return True
+        if token.text == "}" and follows[:2] == ("{", "d") and follows[2:] != ("}",):
+            return True
+    return False
 
 
 def _depth(tokens: Sequence[Token]) -> int:
@@ -280,8 +313,57 @@ def _as_equations(first: Any, second: Any) -> bool | None:
 
     if not isinstance(first, Eq) or not isinstance(second, Eq):
         return None
-    ratio = simplify((first.lhs - first.rhs) / (second.lhs - second.rhs))
+    if not first.free_symbols or not second.free_symbols:
+        sides = ((first.lhs, second.lhs), (first.rhs, second.rhs))
+        return all(bool(_numerically(*pair)) for pair in sides)
+    if first.free_symbols != second.free_symbols:
+        return False
+    ratio = (first.lhs - first.rhs) / (second.lhs - second.rhs)
+    values = [_value_at(ratio, which) for which in (0, 1)]
+    if None not in values and abs(values[0] - values[1]) > _PROBED * abs(values[0]):
+        return False
+    ratio = simplify(ratio)
     return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
+
+
+def _as_symbols(first: Any, second: Any) -> bool | None:
+    """Whether two names are the same, or None if neither is one. math-verify takes M_1 for m_1, and
+    abc for a product."""
+    from sympy import Symbol
+
+    if not isinstance(first, Symbol) and not isinstance(second, Symbol):
+        return None
+    return bool(first == second)
+
+
+def _at_a_point(first: Any, second: Any) -> bool | None:
+    """False if two expressions have other values where their variables have the same; else None.
+    It saves the search for a form in which they are equal."""
+    from sympy import Expr
+
+    if not isinstance(first, Expr) or not isinstance(second, Expr):
+        return None
+    values = [_value_at(each, 0) for each in (first, second)]
+    if None in values:
+        return None
+    size = max(1.0, *map(abs, values))
+    return False if abs(values[0] - values[1]) > _PROBED * size else None
+
+
+def _value_at(expression: Any, which: int) -> Any:
+    """The value of an expression at a point that depends on the names of its variables alone, or
+    None if it has none there. sympy raises errors of any kind where it is not defined."""
+    from sympy import Rational
+
+    point = {
+        symbol: Rational(7 + 10 * which + sum(map(ord, symbol.name)) % 89, 23)
+        for symbol in expression.free_symbols
+    }
+    try:
+        value = complex(expression.subs(point).evalf(15))
+    except Exception:  # noqa: BLE001 - a library's errors of any kind mean no value
+        return None
+    return value if cmath.isfinite(value) else None
 
 
 def _numerically(first: Any, second: Any) -> bool | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from swarm_node.environments.mathematics.vocabulary import SHORT_WORDS
@@ -72,6 +72,14 @@ RULES: Final[Sequence[Rule]] = (
     ),
     _rule(r"\\(?:ast|cdot|times|cdotp)(?![a-z])", "*", "a product"),
     _rule(r"\\div(?![a-z])", "/", "a quotient"),
+    _rule(r"\\(?:lor|vee)(?![a-z])", " or ", "one word"),
+    _rule(r"\\[lc]?dots(?![a-z])|\.\.\.", r"\\ldots ", "one sign"),
+    _rule(
+        r"\{\s?([^{}\\]{1,32})\\choose\s?([^{}\\]{1,32})\}", r"\\binom{\1}{\2}", "TeX's own form"
+    ),
+    _rule(r"(?i)\ball real numbers\b", r"(-\\infty,\\infty)", "all real numbers"),
+    _rule(r"-\s?(\\?\$)\s?(?=[\d.])", r"\1-", "-$5"),
+    _rule(r"\$\s?\n\s?\$(?!\$)", ", ", "formulas on lines of their own are several"),
     _rule(r"\\(?:simeq|sim|thickapprox)(?![a-z])", r"\\approx ", "nearly equal"),
     _rule(r"\\(?:[rR]ightarrow|implies)(?![a-z])|->|=>", r"\\to ", "one arrow"),
     _rule(r"(?<=[\w)\]}])\*\*(?=[-\d(a-zA-Z])", "^", "a power as Python writes it"),
@@ -193,7 +201,17 @@ def tokens_of(text: str, *, grouped: bool = True) -> list[Token]:
         elif part != "$" or dollar:
             awaits = False
             tokens += _token(found, text, in_text=any(texts[-2:]))
-    return [token for token in tokens if token.text != "type"]
+    return _signed(token for token in tokens if token.text != "type")
+
+
+def _signed(tokens: Iterable[Token]) -> list[Token]:
+    """With a sign for "negative 5" and "minus 5"."""
+    found: list[Token] = []
+    for token in tokens:
+        if token.kind == "number" and found and found[-1].text in ("negative", "minus"):
+            found[-1] = Token("mark", "-")
+        found.append(token)
+    return found
 
 
 def _token(found: re.Match[str], text: str, *, in_text: bool) -> Iterator[Token]:

@@ -14,6 +14,12 @@ _TIME: Final = re.compile(
     re.IGNORECASE,
 )
 
+#: Repeating decimals as a token list writes them: 0.1\\overline{6}, 0.1(6), 0.\\dot{3}.
+_REPEATING: Final = re.compile(
+    r"(?P<whole>\d{0,64})\.(?P<digits>\d{0,64})"
+    r"(?:\\(?:overline|bar)\{(?P<bar>\d{1,64})\}|\\dot\{(?P<dot>\d)\}|\((?P<bracket>\d{1,64})\))"
+)
+
 
 def plain_number(tokens: Sequence[Token]) -> Fraction | None:
     """The exact value of a plain number: an integer, a decimal, a fraction, a mixed number or one
@@ -22,6 +28,9 @@ def plain_number(tokens: Sequence[Token]) -> Fraction | None:
     while tokens and tokens[0].text in ("+", "-"):
         sign *= -1 if tokens[0].text == "-" else 1
         tokens = tokens[1:]
+    repeating = _REPEATING.fullmatch("".join(token.text for token in tokens))
+    if repeating:
+        return sign * _repeated(repeating)
     shape = "".join("0" if token.kind == "number" else token.text for token in tokens)
     if shape not in _SHAPES:
         return None
@@ -30,6 +39,14 @@ def plain_number(tokens: Sequence[Token]) -> Fraction | None:
         return sign * _SHAPES[shape](*numbers)
     except (ZeroDivisionError, OverflowError, ValueError):
         return None
+
+
+def _repeated(found: re.Match[str]) -> Fraction:
+    """A decimal whose last digits repeat without end."""
+    digits = found["digits"] or ""
+    period = next(part for part in found.group("bar", "dot", "bracket") if part)
+    plain = Fraction(int((found["whole"] or "0") + digits), 10 ** len(digits))
+    return plain + Fraction(int(period), 10 ** len(digits) * (10 ** len(period) - 1))
 
 
 def _mixed(whole: Fraction, above: Fraction, below: Fraction) -> Fraction:

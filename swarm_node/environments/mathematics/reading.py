@@ -5,18 +5,30 @@ Everything here is pure. `readings` gives the few ways in which a text can be me
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
+from swarm_node.environments.mathematics.brackets import (
+    CLOSING,
+    OPENING,
+    closes,
+    key_of,
+    split,
+    stripped,
+)
 from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
 from swarm_node.environments.mathematics.numbers import plain_number, times_of
 from swarm_node.environments.mathematics.vocabulary import (
     CHANGING,
+    COMPUTATIONS,
+    LEADS,
     NO_NOUNS,
+    NUMBERS,
     SCALES,
+    SHORT_WORDS,
     SQUARED,
     UNITS,
 )
@@ -25,8 +37,9 @@ from swarm_node.environments.mathematics.vocabulary import (
 MAX_MATH_CHARS = 1024
 #: Deeper brackets are left to the grammar.
 _MAX_DEPTH: Final = 8
-_OPENING: Final = ("(", "[", r"\{", "{", r"\langle")
-_CLOSING: Final = {")": "(", "]": "[", r"\}": r"\{", "}": "{", r"\rangle": r"\langle"}
+#: With one of these a side of an equation is no mere name, but for f^{-1} and f^{\\prime}.
+_COMPUTING: Final = frozenset(("+", "-", "*", "/", "!", r"\sqrt", r"\log", r"\ln", r"\exp"))
+_INVERSES: Final = (("{", "-", "1"), ("{", r"\prime", "}"))
 _RELATIONS: Final = frozenset(
     ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
 )
@@ -47,8 +60,8 @@ class Words:
 @dataclass(frozen=True, slots=True)
 class Value:
     """One expression. `number` is its exact value if it is a plain number, and `decimal` says that
-    it was written as one. `units` are those beside it that are told apart, `nouns` the stems of
-    other words after it."""
+    it was written as one. `units` are those beside it that are told apart, `nouns` and
+    `before` the stems of other words after and before it."""
 
     tokens: tuple[Token, ...]
     number: Fraction | None = None
@@ -56,6 +69,7 @@ class Value:
     percent: bool = False
     units: tuple[str, ...] = ()
     nouns: frozenset[str] = frozenset()
+    before: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,7 @@ class Relation:
     sign: str
     names: tuple[str, ...] | None
     value: Reading
+    left: Reading
     sides: int = 2
 
 
@@ -103,10 +118,14 @@ def readings(text: str, *, right: bool = False) -> Iterator[Reading]:
         yield Words((text,))
         return
     grouped = stripped(tokens_of(plain))
-    yield read(grouped)
     ungrouped = stripped(tokens_of(plain, grouped=False))
+    if ungrouped == grouped or not (grouped and grouped[0].text in OPENING):  # (1,234) is a pair
+        yield read(grouped)
     if ungrouped != grouped:
         yield read(ungrouped)
+    exact = split(grouped, lambda token: token.text == r"\approx")
+    if len(exact) == 2:
+        yield from (read(stripped(side)) for side in exact)
     unit = _LETTER_UNIT.search(plain[-64:])
     if unit and (unit["more"] or not right):
         value = read(stripped(tokens_of(plain[: len(plain) - len(unit[0])])))
@@ -127,91 +146,20 @@ def _wordy(reading: Reading) -> bool:
     return isinstance(reading, Words)
 
 
-def key_of(tokens: Sequence[Token]) -> tuple[str, ...]:
-    """The texts of tokens, by which equal ones are known."""
-    return tuple(token.text for token in tokens)
-
-
-def stripped(tokens: Sequence[Token]) -> tuple[Token, ...]:
-    """Without marks around the whole: quotes, emphasis, a sentence's end, braces, "=" before it."""
-    left, right = 0, len(tokens)
-    while left < right:
-        first, last = tokens[left].text, tokens[right - 1].text
-        if last in ('"', "'", "*", ".", ",", ";", ":", "?", "_", "#") or (
-            last == "!" and tokens[right - 2].kind == "word"
-        ):
-            right -= 1
-        elif first in ('"', "'", "*", "=", ":", "_", "#", r"\approx", r"\therefore", r"\to", ","):
-            left += 1
-        elif first == "{" and _closes(tokens[left:right]):
-            left, right = left + 1, right - 1
-        else:
-            break
-    return arguments(tokens[left:right])
-
-
-def arguments(tokens: Sequence[Token]) -> tuple[Token, ...]:
-    """With braces around each argument of a power, an index and a root, and no others in excess.
-
-    x^10 is meant as a power of ten, sqrt(2) as a root of two, and x^(1/2) as one of a half."""
-    partner = partners(tokens)
-    before: dict[int, int] = {}
-    after: dict[int, int] = {}
-    dropped: set[int] = set()
-    for place, token in enumerate(tokens):
-        if token.text not in ("^", "_", r"\sqrt"):
-            continue
-        begin = place + 1
-        if token.text == r"\sqrt" and begin < len(tokens) and tokens[begin].text == "[":
-            begin = partner.get(begin, begin) + 1
-        end = begin
-        while end < len(tokens) - 1 and tokens[end].text in "+-":
-            end += 1
-        if end >= len(tokens) or tokens[begin].text == "{":
-            continue
-        if tokens[end].text == "(" and end in partner:
-            if end == begin:
-                dropped |= {begin, partner[end]}
-            end = partner[end]
-        before[begin] = before.get(begin, 0) + 1
-        after[end] = after.get(end, 0) + 1
-    out: list[Token] = []
-    for place, token in enumerate(tokens):
-        out += [Token("mark", "{")] * before.get(place, 0)
-        out += [token] * (place not in dropped)
-        out += [Token("mark", "}")] * after.get(place, 0)
-    return tuple(out)
-
-
-def partners(tokens: Sequence[Token]) -> dict[int, int]:
-    """The place of the closing bracket by that of the opening one. [1,2) is a pair."""
-    open_places: list[int] = []
-    found = {}
-    for place, token in enumerate(tokens):
-        if token.text in _OPENING:
-            open_places.append(place)
-        elif token.text in _CLOSING and open_places:
-            found[open_places.pop()] = place
-    return found
-
-
-def _closes(tokens: Sequence[Token]) -> bool:
-    """True if the last token closes what the first opens."""
-    return len(tokens) > 1 and partners(tokens).get(0) == len(tokens) - 1
-
-
 def read(tokens: Sequence[Token], depth: int = 0) -> Reading:
     """The structure of `stripped` tokens."""
     tokens = tuple(tokens)
     if depth > _MAX_DEPTH:
         return Value(tokens)
-    parts = _split(tokens, _is_comma)
+    parts = split(tokens, _is_comma)
+    if len(parts) > 1 and len(parts[0]) == 1 and parts[0][0].text in LEADS:
+        return read(stripped(tokens[1:]), depth + 1)
     if len(parts) > 1:
         return _several("", parts, tokens, depth)
-    unions = _split(tokens, lambda token: token.text == r"\cup")
+    unions = split(tokens, lambda token: token.text == r"\cup")
     if len(unions) > 1:
         return _several("cup", unions, tokens, depth)
-    if _closes(tokens):
+    if closes(tokens):
         return _bracketed(tokens, depth)
     matrix = _matrix(tokens, depth)
     if matrix is not None:
@@ -221,22 +169,6 @@ def read(tokens: Sequence[Token], depth: int = 0) -> Reading:
 
 def _is_comma(token: Token) -> bool:
     return token.text in (",", ";") or (token.kind == "word" and token.text in ("and", "or"))
-
-
-def _split(tokens: Sequence[Token], parts_at: Callable[[Token], bool]) -> list[tuple[Token, ...]]:
-    """The parts between separators outside of brackets, without the empty ones."""
-    parts: list[list[Token]] = [[]]
-    depth = 0
-    for token in tokens:
-        if token.text in _OPENING or token.text.startswith("b:"):
-            depth += 1
-        elif token.text in _CLOSING or token.text.startswith("e:"):
-            depth -= 1
-        if depth <= 0 and parts_at(token):
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return [tuple(part) for part in parts if part]
 
 
 def _several(
@@ -265,10 +197,10 @@ def _bracketed(tokens: tuple[Token, ...], depth: int) -> Reading:
     if not inner:
         return Value((Token("command", r"\emptyset"),))
     if opening == r"\{":
-        condition = _split(inner, lambda token: token.text in ("|", ":"))
-        if len(condition) == 2 and _names(_split(condition[0], lambda t: t.text == r"\in")[0]):
+        condition = split(inner, lambda token: token.text in ("|", ":"))
+        if len(condition) == 2 and _names(split(condition[0], lambda t: t.text == r"\in")[0]):
             return read(stripped(condition[1]), depth + 1)
-    parts = _split(inner, _is_comma)
+    parts = split(inner, _is_comma)
     if len(parts) == 1:
         return read(inner, depth + 1)
     brackets = {"{": "{", r"\{": "{", r"\langle": "("}.get(opening, opening)
@@ -283,8 +215,8 @@ def _bracketed(tokens: tuple[Token, ...], depth: int) -> Reading:
 def _matrix(tokens: tuple[Token, ...], depth: int) -> Matrix | None:
     if len(tokens) < 3 or tokens[0].text != "b:matrix" or tokens[-1].text != "e:matrix":
         return None
-    rows = _split(tokens[1:-1], lambda token: token.text == r"\cr")
-    cells = [[stripped(cell) for cell in _split(row, lambda t: t.text == "&")] for row in rows]
+    rows = split(tokens[1:-1], lambda token: token.text == r"\cr")
+    cells = [[stripped(cell) for cell in split(row, lambda t: t.text == "&")] for row in rows]
     return Matrix(tuple(tuple(read(cell, depth + 1) for cell in row) for row in cells))
 
 
@@ -292,7 +224,7 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
     signs = [part[0].text for part in _signs(tokens)]
     if not signs:
         return None
-    sides = _split(tokens, lambda token: token.text in _RELATIONS)
+    sides = split(tokens, lambda token: token.text in _RELATIONS)
     if len(sides) != len(signs) + 1:
         return Words(key_of(tokens))
     names = _names(sides[0])
@@ -300,21 +232,22 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
     if signs == [r"\in"] and names:
         return read(value, depth + 1)
     if not set(signs) <= {"=", r"\approx"}:
-        return Relation(tokens, "order", None, Words(()))
+        return Relation(tokens, "order", None, Words(()), Words(()))
     words = [place for place, token in enumerate(sides[0]) if token.kind == "word"]
     after = sides[0][words[-1] + 1 :] if words else sides[0]  # the total is 5 + 7 = 12
     if not any(token.kind == "name" for token in after):
         names = names or ()
-    return Relation(tokens, "=", names, read(value, depth + 1), len(sides))
+    left = Words(()) if names else read(stripped(sides[0]), depth + 1)
+    return Relation(tokens, "=", names, read(value, depth + 1), left, len(sides))
 
 
 def _signs(tokens: Sequence[Token]) -> list[tuple[Token]]:
     """The relation signs outside of brackets."""
     depth, found = 0, []
     for token in tokens:
-        if token.text in _OPENING or token.text.startswith("b:"):
+        if token.text in OPENING or token.text.startswith("b:"):
             depth += 1
-        elif token.text in _CLOSING or token.text.startswith("e:"):
+        elif token.text in CLOSING or token.text.startswith("e:"):
             depth -= 1
         elif depth <= 0 and token.text in _RELATIONS:
             found.append((token,))
@@ -326,12 +259,14 @@ def _names(tokens: Sequence[Token]) -> tuple[str, ...] | None:
     depth = 0
     if not tokens or tokens[0].kind == "number":
         return None
-    for token in tokens:
-        if token.text in _OPENING:
-            depth += 1
-        elif token.text in _CLOSING:
-            depth -= 1
-        elif depth == 0 and token.text in ("+", "-", "*", "/"):
+    for place, token in enumerate(tokens):
+        depth += (token.text in OPENING) - (token.text in CLOSING)
+        follows = key_of(tokens[place + 1 : place + 4])
+        if depth == 0 and (
+            token.text in _COMPUTING or (token.text == "^" and follows not in _INVERSES)
+        ):
+            return None
+        if token.text == r"\frac" and follows[:2] not in (("{", "d"), ("{", r"\partial")):
             return None
     return key_of(tokens) if any(token.kind in ("name", "word") for token in tokens) else None
 
@@ -354,15 +289,19 @@ def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
         return _value(tokens)
     words = _worded(tokens)
     segments = [part for part in _runs(tokens, words) if part[0] is False]
-    if len(segments) != 1 or CHANGING & {
-        t.text for t, word in zip(tokens, words, strict=True) if word
-    }:
+    said = {token.text for token, word in zip(tokens, words, strict=True) if word}
+    if len(segments) != 1 or CHANGING & said:
         return Words(tuple(text for text in key_of(tokens) if text not in ("a", "an", "the")))
     _, begin, end = segments[0]
-    while end > begin + 1 and tokens[end - 1].text in _OPENING:  # 9 (balloons)
+    while end > begin + 1 and tokens[end - 1].text in OPENING:  # 9 (balloons)
         end -= 1
     after = [token.text for token in tokens[end:] if token.text not in "{}^" or token.text == "^"]
-    before = [token.text for token in tokens[:begin] if token.text in "$€£¥₹"]
+    before = key_of(tokens[:begin])
+    core = key_of(tokens[begin:end])
+    computed = before[-1:] == ("of",) and before[-2:-1] and before[-2] in COMPUTATIONS
+    counted = before and before[-1] in NUMBERS  # two 5
+    if computed or counted or core.count("{") != core.count("}"):
+        return Words(key_of(tokens))
     value = read(stripped(tokens[begin:end]), depth + 1)
     if isinstance(value, Relation):
         inner = value.value
@@ -370,15 +309,15 @@ def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
     return _with_units(value, before, after)
 
 
-def _with_units(value: Reading, before: list[str], after: list[str]) -> Reading:
+def _with_units(value: Reading, before: Sequence[str], after: list[str]) -> Reading:
     if not isinstance(value, Value):
         return value
     if after and after[0] in SCALES:
         if value.number is None:
             return Words((*key_of(value.tokens), *after))
         value, after = replace(value, number=value.number * SCALES[after[0]]), after[1:]
-    units = _units((*before, *after))
-    return replace(value, units=units, nouns=_nouns(after))
+    units = _units((*(word for word in before if word in "$€£¥₹"), *after))
+    return replace(value, units=units, nouns=_nouns(after), before=_nouns(before))
 
 
 def _nouns(words: Sequence[str]) -> frozenset[str]:
@@ -386,7 +325,7 @@ def _nouns(words: Sequence[str]) -> frozenset[str]:
     return frozenset(
         re.sub(r"(?:(?<=[sxzh])e)?s$", "", word)
         for word in words
-        if len(word) > 2 and word.isalpha() and word not in NO_NOUNS
+        if word.isalpha() and word not in NO_NOUNS and word not in SHORT_WORDS - UNITS.keys()
     )
 
 
@@ -415,7 +354,9 @@ def _worded(tokens: Sequence[Token]) -> list[bool]:
             leads = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
             alone = (follows or place == 0) and leads
             words[place] = alone or (follows and tokens[place - 1].text == "/")
-        elif token.text in ("/", ".", ":", "?", "(", ")") and follows:
+        elif token.text == "(" and follows:
+            words[place] = place + 1 < len(tokens) and tokens[place + 1].kind == "word"
+        elif token.text in ("/", ".", ":", "?", ")") and follows:
             words[place] = True
         elif token.text == "^" and follows:
             exponent = tokens[place + 1 : place + 5]  # {2} or {-1}
@@ -450,6 +391,7 @@ def _value(tokens: tuple[Token, ...]) -> Reading:
     if number is None and (
         not tokens
         or any(token.text == ":" for token in tokens)
+        or any(a.kind == "number" and b.text == "_" for a, b in pairwise(tokens))
         or any(a.kind == b.kind == "number" for a, b in pairwise(tokens))
     ):
         return Words(key_of(tokens))

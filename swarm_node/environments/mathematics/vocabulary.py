@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final
 
 
@@ -21,7 +23,9 @@ CHANGING: Final = _listed(
     "not no never isn aren wasn doesn less more fewer greater than least most over under above "
     "below between except without half halves third thirds quarter quarters fourth fourths fifth "
     "twice double triple times plus minus times divided squared cubed wrong incorrect either "
-    "neither nor unless if power root hundredths tenths"
+    "neither nor unless if power root hundredths tenths eighths sixths sevenths ninths twelfths "
+    "thousandths factorial reciprocal opposite multiple divisible exceeding upward cannot isn but "
+    "except different base almost nearly up"
 )
 SCALES: Final = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
@@ -41,11 +45,15 @@ UNITS: Final = {
         "mile": "mi mile miles", "mg": "mg milligram milligrams", "g": "g gram grams",
         "kg": "kg kilogram kilograms", "lb": "lb lbs pound pounds", "oz": "oz ounce ounces",
         "ton": "ton tons tonne tonnes", "ml": "ml milliliter milliliters millilitre millilitres",
-        "l": "l liter liters litre litres", "gallon": "gallon gallons",
+        "liter": "L l liter liters litre litres", "gallon": "gallon gallons",
         "second": "s sec secs second seconds", "minute": "min mins minute minutes",
         "hour": "h hr hrs hour hours", "day": "day days", "week": "week weeks",
         "month": "month months", "year": "year years", "mile hour": "mph",
-        "degree": "degree degrees deg", "radian": "rad radian radians",
+        "degree": "degree degrees deg", "joule": "J joule joules", "newton": "N newton newtons",
+        "volt": "V volt volts", "watt": "W watt watts",
+        "kelvin": "K kelvin kelvins",
+        "kj": "kj kilojoule kilojoules",
+        "kw": "kw kilowatt kilowatts", "radian": "rad radian radians",
     }.items()
     for spelling in spellings.split()
 }  # fmt: skip
@@ -56,3 +64,35 @@ NO_NOUNS: Final = _listed(
     "cubic answer final correct result there here long tall wide high deep old away now still"
 )
 SQUARED: Final = {"square": "^2", "sq": "^2", "cubic": "^3"}
+#: With "of", a computation: the sum of 5.
+COMPUTATIONS: Final = _listed(
+    "sum cube square inverse factor product difference quotient multiple reciprocal opposite root"
+)
+#: What a sentence begins with before a comma.
+LEADS: Final = _listed("therefore thus so hence then finally overall consequently well okay ok")
+_UNITS_DIGITS: Final = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+_TENS: Final = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBERS: Final = {
+    **{word: value for value, word in enumerate(_UNITS_DIGITS.split())},
+    **{word: 20 + 10 * value for value, word in enumerate(_TENS.split())},
+    "hundred": 100,
+    "half": Fraction(1, 2),
+}
+
+
+def number_in_words(words: Sequence[str]) -> Fraction | int | None:
+    """The number that words such as "forty-two" or "one half" say, or None for others."""
+    values = [NUMBERS.get(word) for word in words if word != "-"]
+    match values:
+        case [int() | Fraction() as value]:
+            return value
+        case [int() as tens, int() as units] if (
+            tens % 10 == 0 and 20 <= tens < 100 and 0 < units < 10
+        ):
+            return tens + units
+        case [1, Fraction() as value]:
+            return value
+    return None
