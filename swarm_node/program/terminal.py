@@ -34,8 +34,8 @@ _PLAIN = {ord(character): plain for plain, alike in _ALIKE.items() for character
 _PLAIN |= dict.fromkeys(range(0x2800, 0x2900), "*")  # Braille, of which spinners are made
 #: On narrower terminals help has no panels, whose columns would cut the names of options.
 _PANEL_WIDTH = 60
-#: The start of what Rich takes for markup, as `rich.markup.escape` knows it.
-_MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\])")
+#: What Rich takes for markup, as `rich.markup.escape` knows it, unless it is escaped.
+_MARKUP = re.compile(r"(?<!\\)\[[a-z#/@][^\[]*?\]")
 
 
 class RefusingGroup(TyperGroup):
@@ -111,8 +111,9 @@ def plain_character(character: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Escape what Rich, which prints help, would take for markup."""
-    return _MARKUP.sub(r"\1\1\\\2", text)
+    """Escape what Rich, which prints help, would take for markup. What is escaped stays: groups
+    have groups."""
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def unwrapped(text: str) -> str:

@@ -74,4 +74,6 @@ def test_no_color_takes_the_colour_from_a_refusal(value: str, coloured: bool) ->
 
 
 def test_text_that_looks_like_markup_is_escaped_once() -> None:
-    assert literal("take [extra] of [HOST]:PORT") == r"take \[extra] of [HOST]:PORT"
+    escaped = literal("take [extra] of [HOST]:PORT")
+    assert escaped == r"take \[extra] of [HOST]:PORT"
+    assert literal(escaped) == escaped

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import SecretStr
 
-from swarm_node.config import Settings, Sources, default_home
+from swarm_node.config import Settings, Sources, usual_home
 from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
@@ -123,7 +123,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
-                screen.tell([invite_line(membership.swarm.name, home.path, default_home())])
+                screen.tell([invite_line(membership.swarm.name, home.path, usual_home())])
             notify("READY=1")
 
         reloading = Reloading(sources, given)
@@ -184,6 +184,7 @@ def _admitted(
         started.append(start)
 
     def download(wanted: Download) -> None:
+        home.create()  # it may have the cache of the download, and only its owner may read it
         downloads.append(wanted)
         screen.tell([download_line(wanted)])
 
