@@ -18,7 +18,7 @@ from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.environments.presets import Tried, check_choice, try_environment
+from swarm_node.environments.presets import Tried, try_environment
 from swarm_node.errors import (
     ConfigError,
     MachineError,
@@ -47,6 +47,7 @@ from swarm_node.node.preflight.first_lines import (
     tickets_line,
 )
 from swarm_node.node.preflight.fit import check_disk
+from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
@@ -105,7 +106,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     home.refuse_in_use()
     environment = given.environment
     tried = try_environment(environment.name, environment.options)
-    check_choice(environment.name, environment.options, environment.families)
+    _require(of_choice(given))
     ticket = redeemed(given, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
     start, model = _admitted(given, sources.origins(), home, ticket, tried, screen)
@@ -130,20 +131,10 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         run_loop(run_node(start, home, membership, model, screen, reloading, on_running))
 
 
-def read_model(directory: Path, settings: Settings, tried: Tried) -> Model:
-    """Read the model, and refuse one that cannot hold the environment's dialogues.
-
-    Raises:
-        ModelError, ConfigError: see `Model.read` and `check_groups`.
-    """
-    from swarm_node.node.loops.dialogues import check_groups  # imports torch
-
-    model = Model.read(settings.model, directory)
-    try:
-        check_groups(tried, model.codec, settings.sampling)
-    except ModelError as error:
-        raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
-    return model
+def _require(checks: Iterable[Check]) -> None:
+    """Raise what the first check that refuses this start raises."""
+    for check in checks:
+        check.judge()
 
 
 def _admitted(
@@ -194,7 +185,9 @@ def _admitted(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
     (start,) = started
-    return start, read_model(directory, start.settings, tried)
+    model = Model.read(start.settings.model, directory)
+    _require(of_model(start.settings, model, tried, home.checkpoints))
+    return start, model
 
 
 def join_as_member(
@@ -217,7 +210,7 @@ def join_as_member(
     if ticket is not None and not home.has_swarm:
         parse_ticket(ticket, time.time())  # before what takes longer
     tried = try_environment(environment.name, environment.options)
-    check_choice(environment.name, environment.options, environment.families)
+    _require(of_choice(given))
     if tried.turns > 1:
         raise ConfigError(
             f"environment.name: {environment.name} has dialogues, and a member publishes answers "
