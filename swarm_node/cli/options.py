@@ -7,9 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
+from swarm_node.program.caches import settle_caches
+
+
+def _settled(home: Path | None) -> Path | None:
+    """Settle the caches of a command, once its home is known and before it imports anything."""
+    if home is not None:
+        settle_caches(home)
+    return home
+
+
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
+    typer.Option(
+        "--home", envvar="SWARM_NODE_HOME", help="The node's directory.", callback=_settled
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,

@@ -1,6 +1,13 @@
 """Every setting of a node (`model`), and the sources that name one (`sources`)."""
 
-from swarm_node.config.model import Sampling, Settings, Table, default_home, settings_keys
+from swarm_node.config.model import (
+    Sampling,
+    Settings,
+    Table,
+    default_home,
+    settings_keys,
+    usual_home,
+)
 from swarm_node.config.sources import Sources, load_settings, parse_assignments
 
 __all__ = [
@@ -12,4 +19,5 @@ __all__ = [
     "load_settings",
     "parse_assignments",
     "settings_keys",
+    "usual_home",
 ]

@@ -10,6 +10,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr
 from pydantic.fields import FieldInfo
 
+from swarm_node.errors import ConfigError
 from swarm_node.p2p.addresses.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
@@ -182,9 +183,28 @@ class Run(Table):
         return self.trainer_processes * self.hosts
 
 
+def usual_home() -> Path | None:
+    """The directory of a node that names no other. None if neither HOME nor passwd knows the user's
+    own directory."""
+    try:
+        return user_data_path("swarm-node", appauthor=False)
+    except RuntimeError:
+        return None
+
+
 def default_home() -> Path:
-    """The default directory of a node."""
-    return user_data_path("swarm-node", appauthor=False)
+    """`usual_home`, for whoever needs one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = usual_home()
+    if found is None:
+        raise ConfigError(
+            "home: this user has no home directory (HOME is not set): name the node's directory "
+            "with --home or SWARM_NODE_HOME"
+        )
+    return found
 
 
 class Settings(Table):

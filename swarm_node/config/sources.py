@@ -134,7 +134,7 @@ class Sources:
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...]
         origins = (("file", in_file), ("command line", flags))
         for origin, values in origins:
-            settings = validated(values)
+            settings = validated({"home": home, **values})
             keys = known.intersection(dotted_keys(values))  # an empty table is none of them
             kept |= {key: Remembered(portable(settings, key), origin) for key in sorted(keys)}
         change_remembered(home, kept)
@@ -153,7 +153,7 @@ class Sources:
         for key, kept in self.remembered().items():
             if key not in stronger:
                 try:
-                    validated(_nest({key: kept.value}))
+                    validated({"home": self.home, **_nest({key: kept.value})})
                 except ConfigError as error:
                     raise ConfigError(f"{error} ({forgetting(self.home, [key])})") from None
 
@@ -217,7 +217,7 @@ def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
         table = nested.get("environment", {})
         if "options" in table:  # one of them is changed
             table["options"] = {**before.value, **table["options"]}
-    settings = validated(nested)
+    settings = validated({"home": home, **nested})
     keys = keys_of(changes)
     for key in keys:
         if key in UNWRITABLE:

@@ -180,13 +180,15 @@ _DRAWN: Mapping[str, Callable[[Draws, int, int], _Game]] = {
     "calc": _Calc.drawn,
     "weigh": _Weigh.drawn,
 }
+#: All games, which are the task families.
+FAMILIES = tuple(_DRAWN)
 
 
 class _Games:
     """Implements `Dialogue`."""
 
     name = "games"
-    families: tuple[str, ...] = tuple(_DRAWN)
+    families: tuple[str, ...] = FAMILIES
     turns = TURNS
 
     def __init__(self, digits: int) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from swarm_node.environments import drills, games
+from swarm_node.environments.extras import EXTRAS
 from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
-from swarm_node.environments.registry import available, unknown_name
+from swarm_node.environments.registry import available, factory_taking, unknown_name
 from swarm_node.environments.rows import HUB
 from swarm_node.environments.split import described
 from swarm_node.errors import ConfigError, instead, words_of
@@ -104,12 +105,16 @@ def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
 
 
 def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str]) -> None:
-    """Refuse a preset or a family that a shipped environment `name` does not have, before anything
-    starts for it. What other environments have is known once they run.
+    """Refuse options, a preset or a family that a shipped environment `name` does not have, before
+    anything starts for it. What other environments have is known once they run.
 
     Raises:
         ConfigError: the message names what there is.
     """
+    if name in _TURNS and name not in EXTRAS:  # others are asked, or need a package
+        factory_taking(name, options)
+    if name == "games":
+        _check_families(name, families, games.FAMILIES)
     presets, preset = _PRESETS.get(name, {}), options.get("preset")
     if not presets or not isinstance(preset, str | None):
         return
@@ -120,11 +125,14 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
     if {"families", "datasets"} & options.keys():
         return
     preset = _DEFAULTS[name] if preset is None else preset
-    known = presets[preset]
+    _check_families(preset, families, presets[preset])
+
+
+def _check_families(where: str, families: Sequence[str], known: Collection[str]) -> None:
     for family in families:
         if family not in known:
             raise ConfigError(
-                f"environment.families: {preset} has no family {family!r}"
+                f"environment.families: {where} has no family {family!r}"
                 f"{instead(family, known, 'use some of')}"
             )
 

@@ -48,13 +48,23 @@ def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironmen
         ConfigError: no such environment, it cannot be imported, it does not take `options`, or what
             it makes is no environment.
     """
+    return SplitEnvironment(factory_taking(name, options)(**options))
+
+
+def factory_taking(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Import the function that makes the environment called `name`, and check that it takes
+    `options`.
+
+    Raises:
+        ConfigError: see `create`.
+    """
     factory = factory_of(name)
     try:
         inspect.signature(factory).bind(**options)
     except TypeError as error:
         known = ", ".join(inspect.signature(factory).parameters) or "none"
         raise ConfigError(f"environment.options for {name}: {error}; it takes: {known}") from error
-    return SplitEnvironment(factory(**options))
+    return factory
 
 
 def factory_of(name: str) -> Callable[..., Any]:

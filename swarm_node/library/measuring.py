@@ -17,7 +17,7 @@ from swarm_node.environments.registry import chosen_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
-from swarm_node.library.stored_policy import StoredPolicy, open_sampler, stored_policies
+from swarm_node.library.stored_policy import StoredPolicy, holding, open_sampler, stored_policies
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.dialogues import check_groups
@@ -86,13 +86,16 @@ async def measure(
     config: Path | None = None,
     assigned: Mapping[str, Any] | None = None,
     tell: Callable[[Progress], object] = lambda progress: None,
+    gone: Callable[[str], object] = lambda name: None,
 ) -> CheckpointsReport:
     """Measure the policies that `checkpoint` names (see `stored_policies`) on `tasks`: a JSON Lines
     file, hub:OWNER/NAME, an environment, or None for the one that the home trains on.
 
     A list of questions is measured whole, or at `limit` questions of each part, drawn by chance but
     always the same. For a generator, each family has the unseen and seen tasks of the node's own
-    measurements, or `limit` unseen ones. `assigned` are settings by dotted key.
+    measurements, or `limit` unseen ones. Checkpoints stay until they are measured, although a
+    running node replaces them; `gone` gets the name of one that was replaced before. `assigned` are
+    settings by dotted key.
 
     Raises:
         CheckpointError, ModelError: see `stored_policies` and `open_sampler`.
@@ -104,36 +107,30 @@ async def measure(
     flags = {"home": home, "model": model, **(assigned or {})}
     settings = load_settings(flags, config=config, with_home=True)
     directory = resolve(settings.model)
-    policies = stored_policies(checkpoint, Home(settings.home).checkpoints, directory)
+    store = Home(settings.home).checkpoints
     settings = for_model(settings, Qwen2Config.from_directory(directory))
     table, run, sampling = settings.environment, settings.run, settings.sampling
     name, options = _environment(tasks, table.name, table.options, assigned or {})
     where = place(run.device, settings.training.dtype, hardware(run.device))
-    environment = ProcessEnvironmentHost(name, options)
     rows = []
-    try:
-        info = await environment.start()
-        wanted = list(_tasks(info, limit, run.eval_tasks))
-        for policy in policies:
-            codec = Codec.from_directory(policy.model)
-            check_groups(info, codec, sampling)
-            sampler = await open_sampler(policy, codec, where, run.threads)
-            examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
-            found = await _answered(examiner, wanted, answers, policy, tell)
-            rows.append(_rates(policy, info, found, k or answers))
-    finally:
-        await environment.close()
-    return CheckpointsReport(
-        SCHEMA,
-        settings.model,
-        info.name,
-        info.version,
-        answers,
-        k or answers,
-        sampling.temperature,
-        sampling.max_new_tokens,
-        rows,
-    )
+    with holding(store) as hold:
+        policies = stored_policies(checkpoint, store, directory, hold, gone)
+        environment = ProcessEnvironmentHost(name, options)
+        try:
+            info = await environment.start()
+            wanted = list(_tasks(info, limit, run.eval_tasks))
+            for policy in policies:
+                codec = Codec.from_directory(policy.model)
+                check_groups(info, codec, sampling)
+                sampler = await open_sampler(policy, codec, where, run.threads)
+                examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
+                found = await _answered(examiner, wanted, answers, policy, tell)
+                rows.append(_rates(policy, info, found, k or answers))
+        finally:
+            await environment.close()
+    said = info.name, info.version, answers, k or answers
+    asked = sampling.temperature, sampling.max_new_tokens
+    return CheckpointsReport(SCHEMA, settings.model, *said, *asked, rows)
 
 
 def _environment(

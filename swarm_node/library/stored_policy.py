@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from psutil import pid_exists
 
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.models.codec import Codec
@@ -14,6 +20,7 @@ from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.checkpoints.stored import (
+    FILES,
     MANIFEST,
     MODEL,
     checkpoints,
@@ -37,10 +44,55 @@ class StoredPolicy(NamedTuple):
     rank: int = 0
 
 
-def stored_policies(which: str | None, store: Path, model: Path) -> list[StoredPolicy]:
+#: Errors of a file system, or of a right, that forbid a second name of a file.
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.EROFS, errno.EXDEV, errno.ENOTSUP, errno.EMLINK}
+
+
+_HELD = ".held-"
+
+
+@contextmanager
+def holding(store: Path) -> Iterator[Callable[[Path], Path]]:
+    """Yield a function that holds a checkpoint: it returns a directory with second names of its
+    files, which stay until the end, although a running node replaces the checkpoint. Where there
+    can be none, it returns the checkpoint itself.
+
+    The function raises FileNotFoundError if the checkpoint is gone already.
+    """
+    for left in store.glob(f"{_HELD}*"):  # by an evaluation that was killed
+        number = left.name.removeprefix(_HELD)
+        if number.isdecimal() and not pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    place = store / f"{_HELD}{os.getpid()}"
+
+    def hold(path: Path) -> Path:
+        try:
+            (place / path.name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in (MANIFEST, *FILES):
+                os.link(path / name, place / path.name / name)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return path
+        return place / path.name
+
+    try:
+        yield hold
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def stored_policies(
+    which: str | None,
+    store: Path,
+    model: Path,
+    hold: Callable[[Path], Path] = lambda path: path,
+    gone: Callable[[str], object] = lambda name: None,
+) -> list[StoredPolicy]:
     """The policies that `which` names, from the oldest on: a checkpoint, by its directory or its
     name below `store`; the directory of a whole model; `BASE` or `ALL`; None is the newest.
-    `model` is the directory of the base.
+    `model` is the directory of the base. `hold` is that of `holding`; `gone` gets the name of each
+    checkpoint of `ALL` that was replaced before it could be held.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it was made from another model.
@@ -50,7 +102,13 @@ def stored_policies(which: str | None, store: Path, model: Path) -> list[StoredP
     if which == BASE:
         return [base]
     if which == ALL:
-        return [base, *(_checkpoint(path, model) for path in reversed(checkpoints(store)))]
+        found = [base]
+        for path in reversed(checkpoints(store)):
+            try:
+                found.append(_checkpoint(hold(path), model))
+            except FileNotFoundError:
+                gone(path.name)
+        return found
     if which is None:
         newest = newest_valid(store)
         if newest is None:
@@ -58,19 +116,29 @@ def stored_policies(which: str | None, store: Path, model: Path) -> list[StoredP
                 f"no checkpoint under {store}: run the node first, which stores one every "
                 "run.checkpoint_updates updates and when it stops, or take `--checkpoint base`"
             )
-        return [_checkpoint(newest, model)]
+        return [_held(newest, model, hold)]
     path = Path(which).expanduser()
     path = path if path.is_dir() else store / which
     if (path / MANIFEST).is_file():
-        return [_checkpoint(path, model)]
+        ours = path.parent.resolve() == store.resolve()
+        return [_held(path, model, hold) if ours else _checkpoint(path, model)]
     if (path / "config.json").is_file():
         return [StoredPolicy(path.name, 0, resolve(str(path)))]
     raise CheckpointError(f"no checkpoint or model at {path}: {_choices(checkpoints(store))}")
 
 
+def _held(path: Path, model: Path, hold: Callable[[Path], Path]) -> StoredPolicy:
+    try:
+        return _checkpoint(hold(path), model)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} was replaced meanwhile: try again") from error
+
+
 def _checkpoint(path: Path, model: Path) -> StoredPolicy:
     fault = fault_of(path)
     if fault is not None:
+        if not path.exists():
+            raise FileNotFoundError(path)
         raise CheckpointError(f"{path} cannot be used: {fault}; name another with --checkpoint")
     found = head(path)
     if found.model != policy_digests(model)[0]:

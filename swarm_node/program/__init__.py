@@ -1,1 +1,1 @@
-"""Ground of a program, a node's or a coordinator's: its terminal, log and private directory."""
+"""Ground of a program, a node's or a coordinator's: its terminal, caches, log and own directory."""

@@ -65,6 +65,7 @@ class PrivateDirectory:
         Raises:
             HomeError: it cannot be made.
         """
+        self._require_text()
         try:
             make_private(self.path)
         except OSError as error:
@@ -79,6 +80,7 @@ class PrivateDirectory:
         Raises:
             HomeError: neither is possible.
         """
+        self._require_text()
         path = self.path.absolute()
         try:
             there = next(place for place in (path, *path.parents) if place.exists())
@@ -93,6 +95,16 @@ class PrivateDirectory:
         raise HomeError(
             f"cannot use the home directory {self.path}: {why}; choose another with --home"
         )
+
+    def _require_text(self) -> None:
+        """Refuse a name that messages between processes and programs cannot carry."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError as error:
+            raise HomeError(
+                f"cannot use the home directory {self.path}: its name is no text in UTF-8; choose "
+                "another with --home"
+            ) from error
 
     def load(self, name: str) -> bytes | None:
         """Read a small file; return None if it does not exist. A flawed file is returned as it

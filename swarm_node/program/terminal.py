@@ -1,12 +1,17 @@
-"""Terminal of a command: its version, refusals, times, and addresses of pages."""
+# ruff: noqa: RUF001 - signs that look like ASCII are replaced by it
+"""Terminal of a command: its encoding, version, refusals, times, and addresses of pages."""
 
 from __future__ import annotations
 
+import codecs
 import inspect
+import io
 import os
 import re
+import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,18 +24,48 @@ from swarm_node.version import __version__
 
 DAY = 86_400
 _UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
+#: ASCII for characters that a terminal may lack. Each takes one column, so tables stay aligned.
+_ALIKE = {
+    **{"*": "●", "+": "✓├└┘", "x": "✗✕×", "!": "†", ">": "→►≥", "<": "←◄≤", "^": "▲△", "v": "▼"},
+    **{"/": "⏎", "~": "…±", "'": "‘’", '"': "“”", "-": "–—−─▃▂▁", ".": "·", "|": "│", "#": "█▇"},
+    "=": "▆▅▄",
+}
+_PLAIN = {ord(character): plain for plain, alike in _ALIKE.items() for character in alike}
+_PLAIN |= dict.fromkeys(range(0x2800, 0x2900), "*")  # Braille, of which spinners are made
+#: On narrower terminals help has no panels, whose columns would cut the names of options.
+_PANEL_WIDTH = 60
+#: What Rich takes for markup, as `rich.markup.escape` knows it, unless it is escaped.
+_MARKUP = re.compile(r"(?<!\\)\[[a-z#/@][^\[]*?\]")
 
 
 class RefusingGroup(TyperGroup):
-    """Commands in which an error of this program is one line on stderr and exit code 1. Their help
-    wraps at the width of the terminal only."""
+    """The commands of a program. An error of this program is one line on stderr and exit code 1.
+    Help wraps at the width of the terminal only, and shows square brackets as they are. A character
+    that the terminal lacks ends no command. With NO_COLOR, there are no colours."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        columns = shutil.get_terminal_size().columns
+        narrow = columns < _PANEL_WIDTH
+        if narrow:
+            self.context_settings = {**self.context_settings, "terminal_width": columns}
         for command in _and_below(self):
             command.help = unwrapped(command.help or "")
+            if narrow:
+                command.rich_markup_mode = None
+                continue
+            command.help = literal(command.help)
+            for parameter in command.params:
+                if getattr(parameter, "help", None):
+                    parameter.help = literal(parameter.help)
+
+    def main(self, *args: Any, **named: Any) -> Any:
+        replace_unencodable()
+        return super().main(*args, **named)
 
     def invoke(self, ctx: Any) -> Any:
+        if os.environ.get("NO_COLOR"):  # of which typer knows nothing
+            ctx.color = False
         try:
             return super().invoke(ctx)
         except SwarmNodeError as error:
@@ -46,6 +81,39 @@ def _and_below(command: Any) -> Iterator[Any]:
     yield command
     for each in getattr(command, "commands", {}).values():
         yield from _and_below(each)
+
+
+def replace_unencodable() -> None:
+    """Let the standard streams write every text, whatever their encoding. Called once, at the entry
+    of a program."""
+    codecs.register_error("swarm_node.plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="swarm_node.plain")
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Handle a text that an encoding lacks: characters that look alike, or else question marks. A
+    byte of a path that was no text is written as it is."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacks = error.object[error.start : error.end]
+    if all("\udc80" <= character <= "\udcff" for character in lacks):
+        return lacks.encode("utf-8", "surrogateescape"), error.end
+    return "".join(map(plain_character, lacks)), error.end
+
+
+def plain_character(character: str) -> str:
+    """One ASCII character that stands for `character`."""
+    alike = character.translate(_PLAIN)
+    letter = unicodedata.normalize("NFKD", alike)[0]
+    return letter if letter.isascii() and letter.isprintable() else "?"
+
+
+def literal(text: str) -> str:
+    """Escape what Rich, which prints help, would take for markup. What is escaped stays: groups
+    have groups."""
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def unwrapped(text: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +64,24 @@ def test_a_help_fits_eighty_columns_and_is_wrapped_once(called: tuple[str, ...])
     assert broken_early(shown) == []
 
 
+@pytest.mark.parametrize(
+    "called", [*paths(get_command(app)), *paths(get_command(coordinator))], ids=" ".join
+)
+def test_a_help_in_forty_columns_cuts_no_option(
+    called: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # which a program asks for when it builds its commands
+    program = command = get_command(app if called[0] == "swarm-node" else coordinator)
+    for name in called[1:]:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    program.main([*called[1:], "--help"], called[0], standalone_mode=False)
+    shown = capsys.readouterr().out
+    options = {name for parameter in command.params for name in parameter.opts if name[0] == "-"}
+    assert {name for name in options if name not in shown} == set()
+    text = shown.partition("\n\n")[2].partition("\n\n")[0]
+    assert max(map(len, text.splitlines())) <= 40
+
+
 def text_of(row: list[str]) -> list[str]:
     """The lines of an option before those that typer adds."""
     added = (at for at, line in enumerate(row) if re.match(r" +\[(default|required|env var)", line))
@@ -89,3 +109,30 @@ def test_the_panels_begin_with_what_one_needs_first() -> None:
     shown = CliRunner().invoke(app, ["--help"]).stdout
     places = [shown.index(f" {panel} ─") for panel in ("Basic", "Network", "Model", "Experiments")]
     assert places == sorted(places)
+
+
+def bracketed(command: Any) -> set[str]:
+    """What stands in square brackets in the written help of a command and its parameters."""
+    written = inspect.unwrap(command.callback) if command.callback else None
+    hints = typing.get_type_hints(written, include_extras=True) if written else {}
+    infos = [each for hint in hints.values() for each in getattr(hint, "__metadata__", ())]
+    texts = [getattr(written, "__doc__", None), *(info.help for info in infos)]
+    return {found for text in texts if text for found in re.findall(r"\[[^\]]+\]", text)}
+
+
+@pytest.mark.parametrize(
+    "called", [*paths(get_command(app)), *paths(get_command(coordinator))], ids=" ".join
+)
+def test_square_brackets_in_a_help_are_shown(called: tuple[str, ...]) -> None:
+    program = app if called[0] == "swarm-node" else coordinator
+    command = get_command(program)
+    for name in called[1:]:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    environ = {"COLUMNS": "300", "TERMINAL_WIDTH": "300"}
+    shown = CliRunner().invoke(program, [*called[1:], "--help"], env=environ).stdout
+    assert {each for each in bracketed(command) if each not in shown} == set()
+
+
+def test_some_help_has_square_brackets() -> None:
+    track = get_command(app).commands["track"]  # type: ignore[attr-defined]
+    assert bracketed(track) == {"[tensorboard]", "[wandb]", "[trackio]"}

@@ -91,3 +91,11 @@ def test_a_home_without_permission_is_refused(tmp_path: Path, mode: int) -> None
     above.mkdir(mode=mode)
     with pytest.raises(HomeError, match=r"written|denied"):
         PrivateDirectory(above / "home").check()
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    place = PrivateDirectory(tmp_path / os.fsdecode(b"n\xe9"))
+    for use in (place.check, place.create):
+        with pytest.raises(HomeError, match="--home"):
+            use()
+    assert not place.path.exists()

@@ -133,6 +133,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.doctor import Finding, examine, timed
     from swarm_node.node.preflight.facts import gather
     from swarm_node.node.preflight.right_answers import examine_rows
+    from swarm_node.node.start.admission import of_choice, refused
     from swarm_node.node.start.join import ticket_text
     from swarm_node.policy.models.hub import hub_model
 
@@ -147,11 +148,11 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     try:
         tried = try_environment(settings.environment.name, settings.environment.options)
         turns = tried.turns
-        if turns > 1:
-            wrong += _dialogues(settings, tried)
+        wrong += refused(of_choice(settings))
         if tried.lists:
             wrong += asyncio.run(examine_rows(settings.environment))
     except ConfigError as error:
+        tried = None
         wrong.append(Finding("environment", "error", str(error)))
     try:
         shape = shape_of(settings.model)
@@ -160,31 +161,32 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
             wrong.append(Finding("model", "error", str(error)))
     if shape is not None:
         settings = for_model(settings, shape)
+    if shape is not None and tried is not None and not home.in_use():
+        wrong += _of_model(settings, tried, home.checkpoints)
     ticket = ticket_text(settings)
     run = settings.run
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
     if shape is not None and not facts.running:
         facts = timed(facts, settings, shape)
-    return facts, examine(facts, settings, shape, turns=turns) + wrong
+    found = examine(facts, settings, shape, turns=turns)
+    return facts, found + [each for each in wrong if each not in found]
 
 
-def _dialogues(settings: Settings, tried: Tried) -> Iterator[Finding]:
-    """Report that a model on this machine cannot hold the environment's dialogues."""
+def _of_model(settings: Settings, tried: Tried, checkpoints: Path) -> Iterator[Finding]:
+    """Report what a model that is here, and the newest checkpoint, are refused for."""
     from swarm_node.node.preflight.doctor import Finding
-    from swarm_node.node.start.join import read_model
-    from swarm_node.policy.models.model import SHIPPED, resolve
+    from swarm_node.node.start.admission import of_model, refused
+    from swarm_node.policy.models.model import Model, local, resolve
 
-    directory = Path(settings.model).expanduser()
-    if settings.model in SHIPPED:
-        directory = resolve(settings.model)
-    if not directory.is_dir():
+    if not local(settings.model):
         return
     try:
-        read_model(directory, settings, tried)
-    except (ConfigError, ModelError) as error:
-        text, _, remedy = str(error).rpartition(": ")
-        yield Finding("dialogues", "error", text, remedy)
+        model = Model.read(settings.model, resolve(settings.model))
+    except ModelError as error:
+        yield Finding("model", "error", str(error))
+    else:
+        yield from refused(of_model(settings, model, tried, checkpoints))
 
 
 def find_reach(settings: Settings) -> list[Finding]:

@@ -71,6 +71,7 @@ def evaluate(
                     config=config,
                     assigned=parse_assignments(assign or []),
                     tell=tell,
+                    gone=_tell_gone,
                 )
             )
         except KeyboardInterrupt:
@@ -111,6 +112,10 @@ def progress() -> Iterator[Callable[[Progress], None]]:
             bars.update(known[name], completed=progress.done)
 
         yield tell
+
+
+def _tell_gone(name: str) -> None:
+    typer.echo(f"{name}: left out, the running node has replaced it", err=True)
 
 
 def _lines() -> Callable[[Progress], None]:

@@ -192,9 +192,10 @@ def _notations(secret: bytes) -> Iterable[bytes]:
 def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
     """A part without these secrets, without tickets, and without the name of this user's home."""
     from swarm_node.p2p.membership.ticket import PREFIX
+    from swarm_node.program.caches import user_directory
 
     for secret in secrets:
         part = part.replace(secret, _GONE)
-    if len(own := str(Path.home())) > 1:
+    if len(own := str(user_directory() or "")) > 1:
         part = part.replace(own.encode(), b"~")
     return re.sub(re.escape(PREFIX.encode()) + rb"[\w-]+", _GONE, part)

@@ -1,4 +1,4 @@
-"""Shows the plan of a GPU in a terminal, 80 columns wide."""
+"""Shows the plan of a GPU in a terminal: a table at 80 columns, and lines on a narrower one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,8 @@ from swarm_node.policy.sampling.vllm.engine import EngineChoice
 
 _GIB = 1 << 30
 _BAR = 24
+#: Narrower terminals get lines for each card in the place of a table.
+_TABLE_WIDTH = 80
 
 
 class PlannedCard(NamedTuple):
@@ -27,30 +29,65 @@ class PlannedCard(NamedTuple):
     decision: Decision
 
 
+class _Cards:
+    """One row per card, or some lines where the table has no room."""
+
+    def __init__(self, cards: Sequence[PlannedCard]) -> None:
+        self._cards = cards
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= _TABLE_WIDTH:
+            yield self._table()
+        else:
+            yield from map(self._lines, self._cards)
+
+    def _table(self) -> Table:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
+            table.add_column(heading, justify="left" if heading == "trains" else "right")
+        for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
+            table.add_column(heading, justify="right")
+        for card in self._cards:
+            size, shown, fits = _size(card), _planned(card), card.decision.found is not None
+            table.add_row(
+                size,
+                *(_choices(shown, card.decision.engine) if fits else ("[red]too small[/]", "", "")),
+                *map(_gib, shown.parts.summary().values()),
+                _gib(shown.total),
+                style=None if fits else "dim",
+            )
+        return table
+
+    def _lines(self, card: PlannedCard) -> str:
+        shown, decision = _planned(card), card.decision
+        parts = ", ".join(f"{part} {_gib(size)}" for part, size in shown.parts.summary().items())
+        head = f"[bold]{_size(card)} GiB[/]: "
+        if decision.found is None:
+            head += "[red]too small[/]"
+        else:
+            trains, micro_batch, answers = _choices(shown, decision.engine)
+            head += f"trains {trains}, micro-batch {micro_batch.strip()}, {answers} answers at once"
+        return f"{head}\n  peak {_gib(shown.total)}: {parts}"
+
+
+def _planned(card: PlannedCard) -> Plan:
+    assert card.decision.plan is not None
+    return card.decision.plan
+
+
+def _size(card: PlannedCard) -> str:
+    assert card.machine.gpu is not None
+    return f"{card.machine.gpu.free / _GIB:.4g}"
+
+
 def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> RenderableType:
-    """One row per card; below it, advice for cards that nothing fits."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
-        table.add_column(heading, justify="left" if heading == "trains" else "right")
-    for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
-        table.add_column(heading, justify="right")
-    advice = []
+    """The cards; below them, advice for those that nothing fits."""
+    advice = [
+        f"{_size(card)} GiB: {escape(card.decision.advice)}."
+        for card in cards
+        if card.decision.found is None
+    ]
     engines = [card.decision.engine for card in cards]
-    for machine, decision in cards:
-        shown = decision.plan
-        assert machine.gpu is not None
-        assert shown is not None
-        size = f"{machine.gpu.free / _GIB:.4g}"
-        fits = decision.found is not None
-        table.add_row(
-            size,
-            *(_choices(shown, decision.engine) if fits else ("[red]too small[/]", "", "")),
-            *map(_gib, shown.parts.summary().values()),
-            _gib(shown.total),
-            style=None if fits else "dim",
-        )
-        if not fits:
-            advice.append(f"{size} GiB: {escape(decision.advice)}.")
     built_in = next((engine for engine in engines if not engine.vllm), None)
     notes = [
         *([f"† sampled by the built-in sampler: {built_in.why}."] if built_in else []),
@@ -60,7 +97,7 @@ def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> R
     ]
     lines = [""] * bool(advice) + advice
     return Group(
-        _title(name, shape, cards[0].decision.job), "", table, *lines, "", *map(_dim, notes)
+        _title(name, shape, cards[0].decision.job), "", _Cards(cards), *lines, "", *map(_dim, notes)
     )
 
 
@@ -74,8 +111,9 @@ def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableTyp
         return Group(title, "", _on_cpu(machine, decision), sampled)
     job, shown, vram = decision.job, decision.plan, machine.gpu.free
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="crop")
     scale = max(vram, shown.total)
     explained = _explained(shown, job)
     for part, bytes_of in shown.parts.summary().items():

@@ -142,6 +142,8 @@ def choices_view() -> RenderableType:
     for key, choices in _CHOICES.items():
         lines.append(escape(f"[training] {key} = …"))
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+        table.add_column()
+        table.add_column(overflow="fold")  # an address is of use as a whole only
         for name, choice in choices.items():
             table.add_row(name, f"{escape(choice.summary)}\n[dim]{escape(choice.source)}[/dim]")
         lines.append(table)

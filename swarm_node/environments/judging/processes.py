@@ -73,8 +73,14 @@ _VARIABLES = frozenset(
 )
 _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: Some generators iterate over sets of strings, so a fixed hash seed makes all nodes agree. Threads
-#: of a numerics library would not survive the fork.
-_FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+#: of a numerics library would not survive the fork. A text that an environment prints ends no
+#: process where the locale lacks its characters.
+_FIXED = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONIOENCODING": ":backslashreplace",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _Reply = TypeVar(
     "_Reply", Derived, Scored, ScoredGroups, Replayed, Checked, Surveyed, AnswersScored

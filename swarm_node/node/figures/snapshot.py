@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
+from swarm_node.errors import CheckpointError
 from swarm_node.node.figures.history import GroupCounts, HistoryRow
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.p2p.membership.members import Members
@@ -77,6 +79,18 @@ class Saved(msgspec.Struct):
     mixture: MixtureState | None = None
     dropped: list[DroppedRow] = []
     taught: list[TaughtRow] = []
+
+
+def saved_in(extra: Mapping[str, Any]) -> Saved | None:
+    """What a node stored in a checkpoint besides the trainer's state; None in a trainer's own.
+
+    Raises:
+        CheckpointError: it is no node's.
+    """
+    try:
+        return msgspec.convert(extra, Saved) if extra else None
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"another program wrote the newest checkpoint: {error}") from None
 
 
 class PeerRow(msgspec.Struct, frozen=True):

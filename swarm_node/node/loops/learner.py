@@ -14,7 +14,7 @@ import structlog
 
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
 from swarm_node.node.figures.curve import add
-from swarm_node.node.figures.snapshot import Saved, UpdateRow
+from swarm_node.node.figures.snapshot import Saved, UpdateRow, saved_in
 from swarm_node.node.figures.style import Style
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.loops.consequences import kept, recall
@@ -84,13 +84,7 @@ class Learner:
         weights, version = await trainer.start()
         on_step("sampler")
         await self._parts.sampler.load(weights, version)
-        if trainer.extra:
-            try:
-                saved = msgspec.convert(trainer.extra, Saved)
-            except msgspec.ValidationError as error:
-                raise CheckpointError(
-                    f"another program wrote the newest checkpoint: {error}"
-                ) from None
+        if (saved := saved_in(trainer.extra)) is not None:
             tally = self._tally
             tally.updates, tally.groups = saved.updates, saved.groups
             for point in saved.evals:

@@ -109,7 +109,7 @@ def tickets_line(names: Sequence[str], endpoints: Sequence[str]) -> Line:
     return Line("tickets", told, {"names": names, "endpoints": endpoints}, True)
 
 
-def invite_line(swarm: str, home: Path, default: Path) -> Line:
+def invite_line(swarm: str, home: Path, default: Path | None) -> Line:
     """Return the founder's command that admits the next node."""
     option = "" if home == default else f" --home {home}"
     command = f"swarm-node invite{option} --name NAME --out NAME.ticket"

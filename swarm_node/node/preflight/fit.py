@@ -45,6 +45,7 @@ from swarm_node.policy.placement import (
     torch_version,
 )
 from swarm_node.policy.sampling.vllm.engine import (
+    MAX_TEMPERATURE,
     VLLM_VERSION,
     EngineChoice,
     VllmBuild,
@@ -254,7 +255,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1
 
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
-        ConfigError: `training.base` cannot be had here.
+        ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
     decided = decide(settings, shape, machine, turns)
     if decided.found is None:
@@ -267,7 +268,7 @@ def decide(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int 
 
     Raises:
         ModelError: `sampling.engine` cannot be had here.
-        ConfigError: `training.base` cannot be had here.
+        ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
     decided = _decided(settings, shape, machine, turns)
     if decided.found is not None:
@@ -280,6 +281,8 @@ def _decided(settings: Settings, shape: Qwen2Config, machine: Machine, turns: in
     where, numbers = typed(settings, shape, machine.where, machine.products)
     machine = replace(machine, where=where)
     engine = engine_of(settings, machine, shape, turns)
+    if engine.vllm and settings.sampling.temperature > MAX_TEMPERATURE:
+        raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
     job = job_of(settings, machine, engine, shape, turns)
     _check_base(settings, machine)
     made, ipc = None, False

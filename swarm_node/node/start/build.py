@@ -22,7 +22,7 @@ from swarm_node.config.model import public_values
 from swarm_node.config.reloading import Reloaded, Reloading
 from swarm_node.durable import Journal
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.errors import ConfigError, ModelError, UnmappedError
+from swarm_node.errors import UnmappedError
 from swarm_node.node.control.control import ControlServer
 from swarm_node.node.control.openai import OpenAIServer, model_name
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
@@ -35,6 +35,7 @@ from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.fit import Fit, shared_bytes
+from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble, assemble_member
 from swarm_node.node.start.derive import (
     Resolved,
@@ -54,7 +55,7 @@ from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
+from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
@@ -75,11 +76,7 @@ def build_parts(
     """
     sampler = make_sampler(settings, model, found)
     codec = model.codec.within(sampler.positions)
-    if not codec.fits((), settings.sampling.max_new_tokens + 1):
-        raise ModelError(
-            f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
-            f"{codec.positions} positions, for prompt and answer together: lower it"
-        )
+    check_positions(codec, settings.sampling.max_new_tokens)  # the sampler's may be fewer
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
     reach = Reach()
     transport = _make_transport(settings, home, membership, reach)
@@ -223,8 +220,6 @@ def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler |
     """
     if not found.vllm:
         return make_built_in(settings, model, found)
-    if settings.sampling.temperature > MAX_TEMPERATURE:
-        raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
     plan = engine_plan(settings, model.config, found)
     engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
     return FallbackSampler(engine, partial(make_built_in, settings, model, found))

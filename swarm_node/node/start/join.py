@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import SecretStr
 
-from swarm_node.config import Settings, Sources, default_home
+from swarm_node.config import Settings, Sources, usual_home
 from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
-from swarm_node.environments.presets import Tried, check_choice, try_environment
+from swarm_node.environments.presets import Tried, try_environment
 from swarm_node.errors import (
     ConfigError,
     MachineError,
@@ -48,6 +48,7 @@ from swarm_node.node.preflight.first_lines import (
 )
 from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.preflight.right_answers import check_rows
+from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
@@ -106,7 +107,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     home.refuse_in_use()
     environment = given.environment
     tried = try_environment(environment.name, environment.options)
-    check_choice(environment.name, environment.options, environment.families)
+    _require(of_choice(given))
     if tried.lists:
         screen.step("rows")
         screen.tell([finding_line(each) for each in check_rows(environment)])
@@ -127,27 +128,17 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
-                screen.tell([invite_line(membership.swarm.name, home.path, default_home())])
+                screen.tell([invite_line(membership.swarm.name, home.path, usual_home())])
             notify("READY=1")
 
         reloading = Reloading(sources, given)
         run_loop(run_node(start, home, membership, model, screen, reloading, on_running))
 
 
-def read_model(directory: Path, settings: Settings, tried: Tried) -> Model:
-    """Read the model, and refuse one that cannot hold the environment's dialogues.
-
-    Raises:
-        ModelError, ConfigError: see `Model.read` and `check_groups`.
-    """
-    from swarm_node.node.loops.dialogues import check_groups  # imports torch
-
-    model = Model.read(settings.model, directory)
-    try:
-        check_groups(tried, model.codec, settings.sampling)
-    except ModelError as error:
-        raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
-    return model
+def _require(checks: Iterable[Check]) -> None:
+    """Raise what the first check that refuses this start raises."""
+    for check in checks:
+        check.judge()
 
 
 def _admitted(
@@ -188,6 +179,7 @@ def _admitted(
         started.append(start)
 
     def download(wanted: Download) -> None:
+        home.create()  # it may have the cache of the download, and only its owner may read it
         downloads.append(wanted)
         screen.tell([download_line(wanted)])
 
@@ -197,7 +189,9 @@ def _admitted(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
     (start,) = started
-    return start, read_model(directory, start.settings, tried)
+    model = Model.read(start.settings.model, directory)
+    _require(of_model(start.settings, model, tried, home.checkpoints))
+    return start, model
 
 
 def join_as_member(
@@ -220,7 +214,7 @@ def join_as_member(
     if ticket is not None and not home.has_swarm:
         parse_ticket(ticket, time.time())  # before what takes longer
     tried = try_environment(environment.name, environment.options)
-    check_choice(environment.name, environment.options, environment.families)
+    _require(of_choice(given))
     if tried.lists:
         wrong = [each for each in check_rows(environment) if each.level != "ok"]
         Screen().tell([finding_line(each) for each in wrong])

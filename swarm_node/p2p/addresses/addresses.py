@@ -121,6 +121,17 @@ def is_endpoint(text: str) -> bool:
     return split_endpoint(text) is not None
 
 
+def require_endpoints(texts: Iterable[str]) -> None:
+    """Refuse texts that are no addresses to listen on, or to tell peers.
+
+    Raises:
+        TransportError: one is none.
+    """
+    for text in texts:
+        if not is_endpoint(text):
+            raise TransportError(f"{text!r} is not an address like /ip4/0.0.0.0/tcp/31330")
+
+
 def split_endpoint(text: str) -> tuple[str, str, int] | None:
     """(ip4|ip6|dns4|dns6, host, port) of a TCP multiaddr without a peer id."""
     parts = text.split("/")

@@ -20,10 +20,10 @@ from swarm_node.errors import OversizeError, SlowStartError, TransportError
 from swarm_node.p2p.addresses.addresses import (
     Address,
     accepts,
-    is_endpoint,
     is_peer_id,
     parse_address,
     pin_ports,
+    require_endpoints,
     resolve,
 )
 from swarm_node.p2p.limits.admission import Admission, BusyError
@@ -155,9 +155,7 @@ class StreamTransport(ABC, Generic[Node]):
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        for text in (*listen, *announce):
-            if not is_endpoint(text):
-                raise TransportError(f"{text!r} is not an address like /ip4/0.0.0.0/tcp/31330")
+        require_endpoints((*listen, *announce))
         self._identity = identity
         self._listen = tuple(listen)
         self._announce = tuple(announce)

@@ -147,6 +147,11 @@ class _File:
     cached: bool
 
 
+def is_cached(model: HubModel) -> bool:
+    """Check that all files of a model are in the cache. The hub is not asked."""
+    return _cached(model) is not None
+
+
 def _cached(model: HubModel) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -14,7 +14,7 @@ from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
-from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, to_stderr
+from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, is_cached, to_stderr
 from swarm_node.rollout import PolicyRef
 
 TINY, TALK = "tiny", "tiny-talk"
@@ -63,6 +63,15 @@ def resolve(
     if name not in SHIPPED:
         check_directory(path, config)
     return path.resolve()
+
+
+def local(name: str) -> bool:
+    """Check that the model `name` is on this machine, so that `resolve` fetches nothing."""
+    path = Path(name).expanduser()
+    if name in SHIPPED or path.is_dir():
+        return name in SHIPPED or (path / "config.json").is_file()
+    wanted = hub_model(name)
+    return wanted is not None and is_cached(wanted)
 
 
 def policy_digests(path: Path) -> tuple[bytes, bytes]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from swarm_node.environments.judging.processes import variables
@@ -18,3 +21,10 @@ def test_an_environment_inherits_what_it_needs_and_no_secret(
     assert given.items() <= found.items()
     assert not kept.keys() & found.keys()
     assert found["PYTHONHASHSEED"] == "0", "nodes agree on what iterates over a set"
+
+
+def test_what_an_environment_prints_fits_every_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    printing = [sys.executable, "-c", "print('✓')"]
+    done = subprocess.run(printing, env=variables() | {"PYTHONUTF8": "0"}, capture_output=True)
+    assert done.returncode == 0

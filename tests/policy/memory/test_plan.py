@@ -463,6 +463,24 @@ def test_the_views_say_what_the_plan_says_in_80_columns(flags: dict[str, object]
         assert (decision.plan.described() if decision.found else decision.advice) in text
 
 
+def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:
+    console = Console(width=40, file=io.StringIO(), record=True)
+    model, settings = shape("qwen2.5-1.5b"), load_settings({}, environ={})
+    machines = [card(settings, size * GIB) for size in CARDS]
+    cards = [PlannedCard(machine, decide(settings, model, machine)) for machine in machines]
+    console.print(cards_view("qwen2.5-1.5b", model, cards))
+    text = " ".join(console.export_text().split())
+    assert "…" not in text
+    for size, (_, decision) in zip(CARDS, cards, strict=True):
+        (line,) = re.findall(rf"\b{size} GiB: ((?!Fits).*?peak [\d.]+)", text)
+        assert ("too small" in line) == (decision.found is None)
+        if decision.found is not None:
+            assert (
+                f" {decision.plan.rows}† answers at once peak {decision.plan.total / GIB:.1f}"
+                in line
+            )
+
+
 def test_a_machine_without_a_gpu_is_planned_for_by_its_main_memory() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
     model, settings = shape("qwen2.5-0.5b"), load_settings({}, environ={})

@@ -39,6 +39,8 @@ _TOLERANCE = {
     ("cuda", "float16"): 0.02,
 }
 VLLM_VERSION = "0.32.0"
+#: The highest temperature that vLLM takes.
+MAX_TEMPERATURE = 2.0
 #: vLLM's name for the loader in loader.py.
 LOAD_FORMAT = "swarm_base"
 _INSTALL = extra_of("vllm")

@@ -34,6 +34,7 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, check_request, extended, finished
 from swarm_node.policy.sampling.vllm.engine import (
+    MAX_TEMPERATURE,
     Deadlines,
     EnginePlan,
     engine_arguments,
@@ -61,7 +62,6 @@ from swarm_node.process import Child, ReportedError
 from swarm_node.rollout import Completion
 
 TRIES = 3
-MAX_TEMPERATURE = 2.0
 _log = structlog.get_logger(__name__)
 
 

@@ -33,6 +33,7 @@ from swarm_node.policy.training.checkpoints.stored import (
     OPTIMIZER,
     STATE,
     checkpoints,
+    newest_readable,
     read_state,
     sha256,
 )
@@ -117,13 +118,8 @@ def save(
 def stored_rank(root: Path) -> int | None:
     """The rank of the adapters (0: all weights) in the newest readable checkpoint; None without
     one. This verifies nothing; restoring the checkpoint does."""
-    for path in checkpoints(root):
-        try:
-            rank: int = read_state(path).rank
-        except (OSError, ValueError):
-            continue  # an older one may be readable
-        return rank
-    return None
+    state = newest_readable(root)
+    return None if state is None else int(state.rank)
 
 
 def read(path: Path) -> TrainingState:

@@ -26,6 +26,11 @@ FILES = (MODEL, OPTIMIZER, STATE)
 MANIFEST = "manifest.msgpack"
 #: The version of checkpoints, which is read before the rest.
 FORMAT = 2
+#: The refusal of a checkpoint that was made from another model.
+OTHER_BASE = (
+    "the checkpoint was made from another base model: use that model, or move the checkpoints away "
+    "to start anew"
+)
 _NAME = re.compile(r"v\d{10,19}")
 
 _log = logging.getLogger(__name__)
@@ -104,6 +109,26 @@ class StoredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rank(self) -> Any:
         return self.settings.get("lora_rank", 0)
 
+    def require(self, rank: int, base: bytes) -> None:
+        """See `require_same`."""
+        require_same((self.rank, self.model), (rank, base))
+
+
+def require_same(stored: tuple[Any, bytes], wanted: tuple[int, bytes]) -> None:
+    """Refuse to go on from a checkpoint whose rank and base model are not the `wanted` ones.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if stored[0] != wanted[0]:
+        raise CheckpointError(
+            f"the checkpoint was made with training.lora_rank = {stored[0]}, not {wanted[0]}: set "
+            "that again, or move the checkpoints away to start anew (`swarm-node export` keeps "
+            "what was learnt)"
+        )
+    if stored[1] != wanted[1]:
+        raise CheckpointError(OTHER_BASE)
+
 
 class CheckpointHead(NamedTuple):
     """Facts of a checkpoint that are known without its tensors. `model` is the digest of its base.
@@ -149,6 +174,18 @@ def read_state(path: Path) -> StoredState:
     if not (isinstance(state.rank, int) and 0 <= state.rank <= MAX_RANK):
         raise ValueError(f"a lora_rank of {state.rank!r:.40}")
     return state
+
+
+def newest_readable(root: Path) -> StoredState | None:
+    """The state of the newest checkpoint under `root` whose files are all there; None without one.
+    Their contents are not verified, which takes half a second a GB: restoring one does it."""
+    for path in checkpoints(root):
+        try:
+            if fault_of(path, digests=False) is None:
+                return read_state(path)
+        except (OSError, ValueError):
+            continue  # an older one may be readable
+    return None
 
 
 def _log_damaged(path: Path, fault: str) -> None:

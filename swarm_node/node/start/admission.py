@@ -1,0 +1,87 @@
+"""What a start is refused for besides its machine (`preflight.doctor`): the choice of tasks, a
+model on this disk, and the checkpoint to go on from.
+
+One list for both: `join` refuses the first that raises, and `swarm-node doctor` shows all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from swarm_node.config import Settings
+from swarm_node.environments.presets import Tried, check_choice
+from swarm_node.errors import ModelError, SwarmNodeError
+from swarm_node.node.figures.snapshot import saved_in
+from swarm_node.node.loops.dialogues import check_groups
+from swarm_node.node.preflight.doctor import Finding
+from swarm_node.p2p.addresses.addresses import require_endpoints
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import Model
+from swarm_node.policy.training.checkpoints.stored import newest_readable
+
+
+class Check(NamedTuple):
+    """One reason to refuse a start: `judge` raises a `SwarmNodeError`, or returns."""
+
+    subject: str
+    judge: Callable[[], object]
+
+
+def of_choice(settings: Settings) -> Iterator[Check]:
+    """The checks of what the settings name."""
+    network, table = settings.network, settings.environment
+    yield Check("port", partial(require_endpoints, (*network.listen, *network.announce)))
+    choice = partial(check_choice, table.name, table.options, table.families)
+    yield Check("environment", choice)
+
+
+def of_model(settings: Settings, model: Model, tried: Tried, checkpoints: Path) -> Iterator[Check]:
+    """The checks of a model that was read, for an environment that was `tried`, and of what is
+    stored under `checkpoints`. `settings` are those of the start."""
+    yield Check("dialogues", partial(_check_dialogues, settings, model, tried))
+    longest = settings.sampling.max_new_tokens
+    yield Check("positions", partial(check_positions, model.codec, longest))
+    rank, base = settings.training.lora_rank, model.policy.model
+    yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
+
+
+def refused(checks: Iterable[Check]) -> Iterator[Finding]:
+    """The findings of the checks that refuse a start."""
+    for check in checks:
+        try:
+            check.judge()
+        except SwarmNodeError as error:
+            text, colon, remedy = str(error).rpartition(": ")
+            yield Finding(check.subject, "error", text or remedy, remedy if colon else "")
+
+
+def check_positions(codec: Codec, longest: int) -> None:
+    """Refuse answers of `longest` tokens that leave no room for a prompt.
+
+    Raises:
+        ModelError: they do.
+    """
+    if not codec.fits((), longest + 1):
+        raise ModelError(
+            f"sampling.max_new_tokens is {longest} and the model has {codec.positions} positions, "
+            "for prompt and answer together: lower it"
+        )
+
+
+def _check_dialogues(settings: Settings, model: Model, tried: Tried) -> None:
+    try:
+        check_groups(tried, model.codec, settings.sampling)
+    except ModelError as error:
+        raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
+
+
+def _check_newest(checkpoints: Path, rank: int, base: bytes) -> None:
+    """Refuse to go on from the newest checkpoint with adapters of another `rank`, or on another
+    `base`."""
+    state = newest_readable(checkpoints)
+    if state is not None:
+        state.require(rank, base)
+        saved_in(state.extra)
