@@ -8,7 +8,7 @@ those that GSM8K, MATH, MMLU, ARC, AQuA, CommonsenseQA, SVAMP, MAWPS, ASDiv and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -27,8 +27,10 @@ ANSWERS: Final = (
 )
 #: Where a worked solution is found that ends in its answer, if a row has no answer by itself.
 SOLUTIONS: Final = ("solution", "rationale")
-#: A text before the question that belongs to it, as SVAMP and ASDiv have.
-_BODY: Final = "body"
+#: Texts that a question is about and that belong before it: SVAMP's, BoolQ's, RACE's, COPA's.
+_BEFORE: Final = ("body", "passage", "article", "context", "story", "premise", "paragraph")
+#: Fields of questions that are whole prompts already.
+_PROMPTS: Final = ("prompt", "ctx", "input")
 #: Fields that only ASDiv's rows have, whose answers are such as "9 (apples)".
 _WITH_UNIT: Final = ("formula", "solution_type")
 _UNIT: Final = re.compile(r"(.+?)\s*\([^()]*\)")
@@ -126,8 +128,27 @@ def question_of(row: Mapping[str, Any], name: str) -> str:
         raise null(found)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{found!r} must be a text, or one message of the user")
-    body = look(row, _BODY) if found == QUESTIONS[0] and not name else ABSENT
-    return f"{body.strip()} {value}" if isinstance(body, str) and body.strip() else value
+    return value if name or found in _PROMPTS else " ".join([*_before(row, value), value])
+
+
+def _before(row: Mapping[str, Any], question: str) -> Iterator[str]:
+    """The texts that a row has for its question to be about, without those that it quotes.
+
+    Raises:
+        ValueError: such a field has no text.
+    """
+    for name in present(tuple(row), _BEFORE):
+        value = look(row, name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise ValueError(
+                f"{name!r} seems to belong before the question and is no text: make it one, or say "
+                "that the question is enough: --question-field, environment.options.question"
+            )
+        text = value.strip()
+        if text and text not in question:
+            yield text
 
 
 def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:

@@ -77,6 +77,8 @@ class SplitEnvironment:
         self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
         #: Sentences about its tasks that the owner should read.
         self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
+        #: The same of what is probably wrong with them.
+        self.warnings: tuple[str, ...] = tuple(getattr(inner, "warnings", ()))
         #: By family of a list, its numbers of rows for training and held out.
         self.sizes: Mapping[str, tuple[int, int]] = dict(getattr(inner, "sizes", {}))
         self._has_question = hasattr(inner, "question")
