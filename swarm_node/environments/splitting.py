@@ -139,8 +139,18 @@ class SplitEnvironment:
 
     def written(self, task: Task) -> str | None:
         """The right answer of a task in the form that its prompt asks for, None where none is
-        known."""
-        return None if self._written is None else self._written(_inner(task))
+        known.
+
+        Raises:
+            UnknownTaskError: the environment gives something else than a text.
+        """
+        right = None if self._written is None else self._written(_inner(task))
+        if right is not None and not isinstance(right, str):
+            raise UnknownTaskError(
+                f"{self.name}: answer() must return a text or None, and written() too, and not "
+                f"{type(right).__name__}: return str(...)"
+            )
+        return right
 
     def place(self, task: Task) -> str:
         """Where the row of a task stands in a list, "" for a task of no list."""

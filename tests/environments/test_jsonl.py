@@ -253,6 +253,22 @@ def test_one_question_with_two_right_answers_is_warned_of(tmp_path: Path) -> Non
     assert "line 14:" in warning
 
 
+def test_a_key_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q", "answer": 1}\n{"question": "r", "answer": 1, "answer": 2}')
+    with pytest.raises(ConfigError, match=r"line 2: .*'answer'"):
+        create(str(path))
+
+
+def test_names_of_families_are_plain_and_different(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files = [write(tmp_path / name, sums()) for name in ("é.jsonl", "a.jsonl", "other/a.jsonl")]
+    with pytest.raises(ConfigError, match="rename the file: letters"):
+        create(str(files[0]))
+    with pytest.raises(ConfigError, match="same name, 'a'"):
+        create([str(file) for file in files[1:]])
+
+
 def test_choices_are_shown_and_judged_by_letter(tmp_path: Path) -> None:
     rows = [
         {"question": f"Capital {n}?", "choices": ["Rome", f"Paris {n}", "Oslo"], "answer": answer}
