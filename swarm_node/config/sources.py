@@ -416,4 +416,5 @@ def _explain(error: ValidationError) -> Iterator[str]:
         if item["type"] == "extra_forbidden":
             yield _unknown(key, known)
         else:
-            yield f"{key}: {item['msg'][:1].lower()}{item['msg'][1:]}"
+            why = item["msg"].removeprefix("Value error, ")
+            yield f"{key}: {why[:1].lower()}{why[1:]}"

@@ -94,12 +94,14 @@ def unshown_choices(row: Mapping[str, Any], name: str, question: str) -> Choices
     return None if all(text in question for text in choices.texts) else choices
 
 
-def points_at(right: str, choices: Choices) -> bool:
-    """Check that a right answer is a letter, a label or an index of a choice, and not its text: it
-    says nothing to who does not see the choices."""
+def points_at(given: Any, right: str, choices: Choices) -> bool:
+    """Check that a right answer, `given` as `right` is read, is a letter, a label or an index of a
+    choice, and not its text: it says nothing to who does not see the choices."""
     if right.casefold() in (text.casefold() for text in choices.texts):
         return False
-    return _index(right, choices) is not None
+    # Digits in a text may count otherwise than a number, so both are looked at.
+    number = given if isinstance(given, int | Decimal) else right
+    return _index(number, choices) is not None or _index(right, choices) is not None
 
 
 def right_letter(given: Any, name: str, choices: Choices) -> str:
@@ -115,7 +117,8 @@ def right_letter(given: Any, name: str, choices: Choices) -> str:
         raise null(name)
     index = _index(given, choices) if isinstance(given, str | int | Decimal) else None
     if index is None:
-        raise ValueError("the answer is no letter, index (from 0) or text of a choice")
+        digits = f"; digits in quotes count from {choices.first}" if choices.first else ""
+        raise ValueError(f"the answer is no letter, index (from 0) or text of a choice{digits}")
     return _LETTERS[index]
 
 

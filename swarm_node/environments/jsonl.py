@@ -200,7 +200,8 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
     if not with_choices:
         right = right_text(value, names.answer)
         unshown = unshown_choices(value, names.choices, question)
-        pointing = unshown is not None and points_at(right, unshown)
+        _, given = answer_of(value, names.answer)
+        pointing = unshown is not None and points_at(given, right, unshown)
         return Example(question, right, unshown=unshown is not None, pointing=pointing)
     choices = choices_of(value, names.choices)
     field, given = answer_of(value, names.answer)

@@ -136,8 +136,8 @@ def read_families(
         if not _FAMILY.fullmatch(source.family):
             raise refuse(
                 "path",
-                f"{source.place}: its family has its name: rename the file: letters without accents"
-                ", digits, space and _.:+@=,- only, at most 64 of them",
+                f"{source.place}: its name becomes a family's: rename the file: letters A to Z, "
+                "digits, space and _.:+@=,- only, at most 64 of them",
             )
         if source.family in families:
             raise refuse(

@@ -111,6 +111,9 @@ def test_choices_are_unshown_where_the_question_does_not_quote_them() -> None:
 
 def test_an_answer_points_at_a_choice_if_it_is_not_its_text() -> None:
     choices = choices_of({"choices": ["1", "2", "blue"]}, "")
-    assert [points_at(right, choices) for right in ("B", "0", "1", "Blue", "7")] == [
+    assert [points_at(right, right, choices) for right in ("B", "0", "1", "Blue", "7")] == [
         True, True, False, False, False,
     ]  # fmt: skip
+    apart = choices_of({"choice1": "x", "choice2": "y"}, "")
+    assert all(points_at(int(index), index, apart) for index in ("0", "1"))
+    assert not points_at("0", "0", apart)
