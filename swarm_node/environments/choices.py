@@ -87,6 +87,8 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
 
 def unshown_choices(row: Mapping[str, Any], name: str, question: str) -> Choices | None:
     """The choices that a row has and its question does not show; None if there are none."""
+    if not name and _found(row)[1] is ABSENT:  # most rows, and no error is made for each
+        return None
     try:
         choices = choices_of(row, name)
     except ValueError:

@@ -200,9 +200,10 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
     if not with_choices:
         right = right_text(value, names.answer)
         unshown = unshown_choices(value, names.choices, question)
+        if unshown is None:
+            return Example(question, right)
         _, given = answer_of(value, names.answer)
-        pointing = unshown is not None and points_at(given, right, unshown)
-        return Example(question, right, unshown=unshown is not None, pointing=pointing)
+        return Example(question, right, unshown=True, pointing=points_at(given, right, unshown))
     choices = choices_of(value, names.choices)
     field, given = answer_of(value, names.answer)
     return Example(question, right_letter(given, field, choices), choices.texts)
