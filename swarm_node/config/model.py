@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
 from swarm_node.errors import ConfigError
@@ -73,6 +73,23 @@ class EnvironmentTable(Table):
     accept: bool = Field(
         False, description="Take a list although over 1% of its right answers do not score 1."
     )
+
+    @field_validator("options")
+    @classmethod
+    def _is_text(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for text in _texts_in(options):
+            # The name of a file that is no UTF-8, which no environment can be sent.
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise ValueError(f"{text!a} is no UTF-8: rename the file, or say it otherwise")
+        return options
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts_in(each)
 
 
 class Sampling(Table):

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -37,6 +37,9 @@ _ENV_OTHER = {"SWARM_NODE_CONFIG", "SWARM_NODE_API_KEY"}
 HOME_SOURCE = "the home"
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
+#: What a home remembers of this key was said of these tasks alone, and goes with them.
+_ACCEPTED: Final = "environment.accept"
+_TASKS: Final = ("environment.name", "environment.options")
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,22 @@ class Sources:
         change_remembered(home, kept)
 
     def _recalled(self, home: Path) -> dict[str, Remembered]:
-        return {
-            key: kept
-            for key, kept in recall(home).items()
-            if not (self.file and kept.origin == "file")
+        before = recall(home)
+        kept = {
+            key: each for key, each in before.items() if not (self.file and each.origin == "file")
         }
+        if _ACCEPTED in kept and self._tasks(before, given=False) != self._tasks(kept):
+            del kept[_ACCEPTED]
+        return kept
+
+    def _tasks(self, kept: Mapping[str, Remembered], *, given: bool = True) -> list[Any]:
+        """The environment and its options by what the home remembers and, if `given`, by all that
+        is stronger."""
+        merged = _nest({key: kept[key].value for key in _TASKS if key in kept})
+        for _, values in self._given(text_of(self.file)) if given else ():
+            _merge(merged, {"environment": values.get("environment", {})})
+        settings = validated(merged)
+        return [portable(settings, key) for key in _TASKS]
 
     def _check_remembered(self, named: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Refuse what the home remembers and this release does not take, unless a stronger source
@@ -196,8 +210,13 @@ def forget(home: Path, keys: Sequence[str]) -> None:
     for key in keys:
         if key not in known:
             raise ConfigError(f"--forget: {_unknown(key, known)}")
-    if held.keys() & set(keys):
-        change_remembered(home, dict.fromkeys(keys))
+    if gone := held.keys() & set(keys):
+        change_remembered(home, dict.fromkeys(gone | _accepted_with(gone)))
+
+
+def _accepted_with(keys: Iterable[str]) -> set[str]:
+    """What a home forgets when these keys change: that the list before was accepted."""
+    return {_ACCEPTED} if set(_TASKS).intersection(keys) else set()
 
 
 def keys_of(changes: Mapping[str, Any]) -> list[str]:
@@ -222,9 +241,9 @@ def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
     for key in keys:
         if key in UNWRITABLE:
             raise ConfigError(f"{key} is not remembered in a home: give it to `swarm-node join`")
-    change_remembered(
-        home, {key: Remembered(portable(settings, key), "config set") for key in keys}
-    )
+    kept: dict[str, Remembered | None] = dict.fromkeys(_accepted_with(keys))
+    kept |= {key: Remembered(portable(settings, key), "config set") for key in keys}
+    change_remembered(home, kept)
 
 
 def load_settings(
@@ -397,4 +416,5 @@ def _explain(error: ValidationError) -> Iterator[str]:
         if item["type"] == "extra_forbidden":
             yield _unknown(key, known)
         else:
-            yield f"{key}: {item['msg'][:1].lower()}{item['msg'][1:]}"
+            why = item["msg"].removeprefix("Value error, ")
+            yield f"{key}: {why[:1].lower()}{why[1:]}"

@@ -36,10 +36,11 @@ class TaskMaker(Protocol):
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
     # `written(task)`, the right answer in the form that the prompt asks for, where that is not the
     # answer alone; `place(task)`, where the row of a list stands, such as "line 3";
-    # `notes`, sentences for the owner; `held_out_bounds`, for a list of questions that is split
-    # already: by family the `split.position` below which its questions are held out; `sizes`, for
-    # a list: by family its numbers of rows for training and held out, of which a seed names the
-    # one at the seed modulo their number;
+    # `notes`, sentences for the owner, and `warnings`;
+    # `held_out_bounds`, for a list of questions that is split already: by family the
+    # `split.position` below which its questions are held out; `sizes`, for a list: by family
+    # its numbers of rows for training and held out, of which a seed names the one at the seed
+    # modulo their number;
     # `score_seconds`, the processor time of a group of eight, where the usual is too short.
 
     def derive(self, ref: TaskRef) -> Task:

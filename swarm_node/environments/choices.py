@@ -1,8 +1,8 @@
 """The choices of a row, and the letter of the right one, in the forms of public sets. Pure.
 
 Choices are a list of texts (MMLU), with labels in the texts (AQuA) or beside them (ARC,
-CommonsenseQA), an object from labels to texts, fields A, B, C …, or one text with a label before
-each choice or a choice a line.
+CommonsenseQA), an object from labels to texts, fields A, B, C …, fields such as `choice1` and
+`choice2` (COPA), or one text with a label before each choice or a choice a line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from swarm_node.environments.fields import (
@@ -26,20 +27,41 @@ from swarm_node.environments.fields import (
 MAX_CHOICES: Final = 26
 #: Where lists and texts of choices are found, the first that a row has.
 CHOICES: Final = ("choices", "options", "question.choices", "endings")
+#: Where lists of choices are found if the row has a `label` too (ReClor). By itself such a list has
+#: several right answers.
+_BESIDE_LABEL: Final = "answers"
+#: Beginnings of the names of fields that have a choice each, and their ends, in order.
+_BEFORE: Final = ("choice", "option", "answer", "ending", "sol", "op")
+_AFTER: Final = ("012345678", "123456789", "abcdefghi")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 #: A label before a choice. A digit needs more than a point, which begins a fraction.
 _LABEL: Final = re.compile(r"\s*\(?\s*([A-Za-z]\s*[).:]|[0-9]{1,2}\s*(?:\)|[.:](?=\s)))\s*")
 #: The same within a text of several choices, at its beginning or after a space or a comma.
 _LABELS: Final = re.compile(r"(?:^|(?<=[\s,;|]))\(?([A-Za-z])\s?([).:])", re.MULTILINE)
+#: What begins like a choice with a label, and is a choice by itself.
+_RATIO: Final = re.compile(r"\s*[0-9]+\s*:\s*[0-9]+(?:[.,][0-9]+)*\s*")
 _WORDS: Final = {True: ("yes", "true"), False: ("no", "false")}
 _BETWEEN: Final = " \t\r\n,;|"
+#: By the first, the names of such fields, and what a text of digits calls the first one.
+_APART: Final[Mapping[str, tuple[Sequence[str], int]]] = {
+    f"{before}{joint}{after[0]}": (
+        [f"{before}{joint}{each}" for each in after],
+        0 if after[0] == "0" else 1,
+    )
+    for before in _BEFORE
+    for joint in ("", "_")
+    for after in _AFTER
+}
+_APART_FIRST: Final = tuple(_APART)
 
 
 class Choices(NamedTuple):
-    """The texts of 2 to 26 choices, and the labels that the row gives them, () for none."""
+    """The texts of 2 to 26 choices, and the labels that the row gives them, () for none. `first` is
+    what digits in a text call the first one: 1 for the fields `option1` and `option2`."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
+    first: int = 0
 
 
 def choices_of(row: Mapping[str, Any], name: str) -> Choices:
@@ -48,17 +70,12 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
     Raises:
         ValueError: there are none, or they cannot be told apart.
     """
-    if name:
-        found, value = name, look(row, name)
-    else:
-        found, value = first_of(row, CHOICES)
-        if value is ABSENT:  # the only ones that are objects
-            found = next((each for each in CHOICES if look(row, each) is not ABSENT), "")
-            value = look(row, found) if found else _lettered(row)
+    found, value, first = (name, look(row, name), 0) if name else _found(row)
     if value is ABSENT:
         raise missing(row, "choices", name)
-    found = found or "A"
-    choices = _read(value, found)
+    choices = _read(value, found)._replace(first=first)
+    if found in _APART:
+        choices = choices._replace(labels=())
     if not 2 <= len(choices.texts) <= MAX_CHOICES:
         raise ValueError(f"{found!r} must be a list of 2 to {MAX_CHOICES} texts")
     if not all(text.strip() for text in choices.texts):
@@ -68,11 +85,25 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
     return choices
 
 
-def has_choices(row: Mapping[str, Any], name: str) -> bool:
-    """Check that a row has choices at all."""
-    names = (name,) if name else present(tuple(row), CHOICES)
-    found = [look(row, each) for each in names]
-    return any(isinstance(each, list | dict) and len(each) > 1 for each in found)
+def unshown_choices(row: Mapping[str, Any], name: str, question: str) -> Choices | None:
+    """The choices that a row has and its question does not show; None if there are none."""
+    if not name and _found(row)[1] is ABSENT:  # most rows, and no error is made for each
+        return None
+    try:
+        choices = choices_of(row, name)
+    except ValueError:
+        return None
+    return None if all(text in question for text in choices.texts) else choices
+
+
+def points_at(given: Any, right: str, choices: Choices) -> bool:
+    """Check that a right answer, `given` as `right` is read, is a letter, a label or an index of a
+    choice, and not its text: it says nothing to who does not see the choices."""
+    if right.casefold() in (text.casefold() for text in choices.texts):
+        return False
+    # Digits in a text may count otherwise than a number, so both are looked at.
+    number = given if isinstance(given, int | Decimal) else right
+    return _index(number, choices) is not None or _index(right, choices) is not None
 
 
 def right_letter(given: Any, name: str, choices: Choices) -> str:
@@ -88,7 +119,8 @@ def right_letter(given: Any, name: str, choices: Choices) -> str:
         raise null(name)
     index = _index(given, choices) if isinstance(given, str | int | Decimal) else None
     if index is None:
-        raise ValueError("the answer is no letter, index (from 0) or text of a choice")
+        digits = f"; digits in quotes count from {choices.first}" if choices.first else ""
+        raise ValueError(f"the answer is no letter, index (from 0) or text of a choice{digits}")
     return _LETTERS[index]
 
 
@@ -99,8 +131,9 @@ def _index(given: str | int | Decimal, choices: Choices) -> int | None:
     bare = text.strip(" ().:").casefold()
     if bare in labels:
         return labels.index(bare)
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < count:
-        return given
+    # A float is an index too if it is whole: columns of tables are often floats.
+    if not isinstance(given, str | bool) and given == int(given) and 0 <= given < count:
+        return int(given)
     texts = [" ".join(each.split()) for each in choices.texts]
     if isinstance(given, bool):
         fitting = (at for at, each in enumerate(texts) if each.casefold() in _WORDS[given])
@@ -112,17 +145,36 @@ def _index(given: str | int | Decimal, choices: Choices) -> int | None:
     if 0 <= letter < count:
         return letter
     digits = re.fullmatch(r"[0-9]{1,2}", bare)
-    return int(bare) if digits and int(bare) < count else None
+    index = int(bare) - choices.first if digits else -1
+    return index if 0 <= index < count else None
 
 
-def _lettered(row: Mapping[str, Any]) -> Any:
-    """The fields A, B, C … of a row as an object."""
-    found: dict[str, Any] = {}
-    for letter in _LETTERS:
-        if letter not in row:
-            break
-        found[letter] = row[letter]
-    return found if len(found) > 1 else ABSENT
+def _found(row: Mapping[str, Any]) -> tuple[str, Any, int]:
+    """The choices that a row has by the names of public sets: the field, `ABSENT` or its value, and
+    what a text of digits calls the first one."""
+    found, value = first_of(row, CHOICES)
+    if value is not ABSENT:
+        return found, value, 0
+    for found in CHOICES:  # the only ones that are objects
+        if (value := look(row, found)) is not ABSENT:
+            return found, value, 0
+    value = look(row, _BESIDE_LABEL)
+    if isinstance(value, list) and look(row, "label") is not ABSENT:
+        return _BESIDE_LABEL, value, 0
+    letters = list(takewhile(row.__contains__, _LETTERS))
+    if len(letters) > 1:
+        return "A", {letter: row[letter] for letter in letters}, 0
+    for name in present(tuple(row), _APART_FIRST):
+        names, first = _APART[name]
+        if len(fields := _in_a_row(row, names)) > 1:
+            return name, fields, first
+    return "", ABSENT, 0
+
+
+def _in_a_row(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The fields of these names up to the first one that a row does not have."""
+    values = ((name, look(row, name)) for name in names)
+    return dict(takewhile(lambda each: each[1] is not ABSENT, values))
 
 
 def _read(value: Any, name: str) -> Choices:
@@ -160,7 +212,7 @@ def _unlabelled(texts: tuple[str, ...]) -> Choices:
     """Choices without the labels in their texts, if these count from A or 1 on in every one."""
     found = [_LABEL.match(text) for text in texts]
     labels = tuple(each[1].strip(" ).:") for each in found if each)
-    if not _in_order(labels, len(texts)):
+    if not _in_order(labels, len(texts)) or any(map(_RATIO.fullmatch, texts)):
         return Choices(texts)
     return Choices(
         tuple(t[each.end() :] for t, each in zip(texts, found, strict=True) if each), labels

@@ -8,7 +8,7 @@ those that GSM8K, MATH, MMLU, ARC, AQuA, CommonsenseQA, SVAMP, MAWPS, ASDiv and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -25,15 +25,25 @@ ANSWERS: Final = (
     *("answer", "answerkey", "final_answer", "expected_answer", "correct", "correct_answer"),
     *("ground_truth", "reward_model.ground_truth", "result", "target", "lsolutions", "label"),
 )
+#: Those of them that say whether something else was right, where they are true or false.
+_OF_ANOTHER: Final = ("correct", "result")
 #: Where a worked solution is found that ends in its answer, if a row has no answer by itself.
 SOLUTIONS: Final = ("solution", "rationale")
-#: A text before the question that belongs to it, as SVAMP and ASDiv have.
-_BODY: Final = "body"
+#: Texts that a question is about and that belong before it: SVAMP's, BoolQ's, RACE's, COPA's.
+_BEFORE: Final = ("body", "passage", "article", "context", "story", "premise", "paragraph")
+#: Fields of questions that are whole prompts already.
+_PROMPTS: Final = ("prompt", "ctx", "input")
 #: Fields that only ASDiv's rows have, whose answers are such as "9 (apples)".
 _WITH_UNIT: Final = ("formula", "solution_type")
 _UNIT: Final = re.compile(r"(.+?)\s*\([^()]*\)")
 _BOXED: Final = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _MARK: Final = "####"
+#: What stands after it where it begins a heading of Markdown.
+_HEADING: Final = re.compile(
+    r"\W*(?:(?:the|my)\s+)?(?:final\s+|correct\s+)?"
+    r"(?:answer|solution|conclusion|result|explanation|summary|step\W*\d.*)\W*",
+    re.IGNORECASE,
+)
 #: Names of fields in an error, and characters of each.
 _SHOWN_FIELDS: Final = 12
 _SHOWN_CHARS: Final = 40
@@ -126,8 +136,27 @@ def question_of(row: Mapping[str, Any], name: str) -> str:
         raise null(found)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{found!r} must be a text, or one message of the user")
-    body = look(row, _BODY) if found == QUESTIONS[0] and not name else ABSENT
-    return f"{body.strip()} {value}" if isinstance(body, str) and body.strip() else value
+    return value if name or found in _PROMPTS else " ".join([*_before(row, value), value])
+
+
+def _before(row: Mapping[str, Any], question: str) -> Iterator[str]:
+    """The texts that a row has for its question to be about, without those that it quotes.
+
+    Raises:
+        ValueError: such a field has no text.
+    """
+    for name in present(tuple(row), _BEFORE):
+        value = look(row, name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise ValueError(
+                f"{name!r} seems to belong before the question and is no text: make it one, or say "
+                "that the question is enough: --question-field, environment.options.question"
+            )
+        text = value.strip()
+        if text and text not in question:
+            yield text
 
 
 def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
@@ -137,7 +166,7 @@ def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
     Raises:
         ValueError: there is none.
     """
-    found, value = (name, look(row, name)) if name else first_of(row, ANSWERS)
+    found, value = (name, look(row, name)) if name else first_of(row, _answers_in(row))
     if value is not ABSENT:
         return found, value
     found, value = ("", ABSENT) if name else first_of(row, SOLUTIONS)
@@ -151,10 +180,17 @@ def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
     raise missing(row, "answer", name)
 
 
+def _answers_in(row: Mapping[str, Any]) -> Sequence[str]:
+    names = present(tuple(row), ANSWERS)
+    return [
+        name for name in names if name not in _OF_ANOTHER or not isinstance(look(row, name), bool)
+    ]
+
+
 def right_text(row: Mapping[str, Any], name: str) -> str:
-    """The right answer of a row as a text: see `answer_of`. Of a text, what stands after its last
-    "####", or in its last \\boxed{}, if it has one. Numbers are written by `number_text`, true and
-    false as Yes and No, and a list of one has its one.
+    """The right answer of a row as a text: see `answer_of`. Of a text, what it marks (`marked`).
+    Numbers are written by `number_text`, true and false as Yes and No, and a list of one has its
+    one.
 
     Raises:
         ValueError: there is none, or it is none of these.
@@ -197,10 +233,18 @@ def null(name: str) -> ValueError:
 
 
 def marked(text: str) -> str | None:
-    """The answer that a worked solution marks: what stands after its last "####" (GSM8K), else what
-    its last \\boxed{} or \\fbox{} holds (MATH). None if it has neither."""
+    """The answer that a worked solution marks: the line after its last "####" (GSM8K), else what
+    its last \\boxed{} or \\fbox{} holds (MATH). A box after the mark counts before the line, and so
+    does any after a heading, which else has the answer in its next line. None if it has neither."""
     _, mark, after = text.rpartition(_MARK)
-    return after.strip() if mark else last_boxed(text)
+    if not mark:
+        return last_boxed(text)
+    lines = [line.strip() for line in after.splitlines() if line.strip()] or [""]
+    if (box := last_boxed(after)) is not None:
+        return box
+    if not _HEADING.fullmatch(lines[0]):
+        return lines[0]
+    return last_boxed(text) or "".join(lines[1:2])
 
 
 def last_boxed(text: str) -> str | None:

@@ -31,7 +31,10 @@ _UNPACK: Final = "unpack it"
 _EXPORTED: Final = (
     "write one JSON object a line, as pandas does: `to_json(FILE, orient='records', lines=True)`"
 )
-_UTF_16: Final = Kind("in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > rows.jsonl`")
+_UTF_16, _UTF_16LE, _UTF_16BE = (
+    Kind(f"in {name}", f"save it as UTF-8: `iconv -f {name} -t UTF-8 FILE > rows.jsonl`")
+    for name in ("UTF-16", "UTF-16LE", "UTF-16BE")
+)
 _UTF_32: Final = Kind("in UTF-32", "save it as UTF-8: `iconv -f UTF-32 -t UTF-8 FILE > rows.jsonl`")
 _BINARY: Final = Kind("a binary file", "give JSON Lines: one JSON object a line, in UTF-8")
 _ARRAY: Final = Kind(
@@ -101,8 +104,11 @@ def _with_nulls(head: bytes) -> Kind:
     empty = [bool(column) and not any(column) for column in columns]
     if empty in ([False, True, True, True], [True, True, True, False]):
         return _UTF_32
-    fewer, more = sorted((head[::2].count(0), head[1::2].count(0)))
-    return _UTF_16 if more >= _LEAST_NULLS and more >= 8 * fewer else _BINARY
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if max(even, odd) < _LEAST_NULLS or max(even, odd) < 8 * min(even, odd):
+        return _BINARY
+    # Without a mark iconv would guess the order of the bytes.
+    return _UTF_16BE if even > odd else _UTF_16LE
 
 
 def plain(data: bytes, most: int) -> bytes:

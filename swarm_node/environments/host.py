@@ -66,10 +66,11 @@ _Given = TypeVar("_Given")
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
     """The description of an environment. `sandbox` confines its judges; None if they run in the
-    node's own process. `notes` are sentences about its tasks that the owner should read. `turns` is
-    the most turns of a model in a dialogue, 1 for an answer to one question. `score_seconds` is the
-    time that SAID_TEXTS texts may take, as the environment says, and 0 if it does not say. For a
-    list of questions `sizes` has by family the numbers of rows for training and held out."""
+    node's own process. `notes` are sentences about its tasks that the owner should read, and
+    `warnings` of what is probably wrong with them. `turns` is the most turns of a model in a
+    dialogue, 1 for an answer to one question. `score_seconds` is the time that SAID_TEXTS texts may
+    take, as the environment says, and 0 if it does not say. For a list of questions `sizes` has by
+    family the numbers of rows for training and held out."""
 
     name: str
     version: str
@@ -79,6 +80,7 @@ class EnvironmentInfo:
     turns: int = 1
     score_seconds: float = 0.0
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class EnvironmentHost(Protocol):
@@ -208,6 +210,7 @@ class ProcessEnvironmentHost:
             turns=said.turns,
             score_seconds=said.score_seconds,
             sizes=said.sizes,
+            warnings=said.warnings,
         )
 
     def _seconds(self, texts: int) -> float:

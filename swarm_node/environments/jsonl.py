@@ -8,15 +8,16 @@ With the scoring "choice" a row also has choices: see `choices.py`.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from swarm_node.environments import hub
 from swarm_node.environments.answers import SCORERS, UNMARKED, final_answer, only_answer
 from swarm_node.environments.asked import tagged, written
 from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.choices import choices_of, has_choices, right_letter
+from swarm_node.environments.choices import choices_of, points_at, right_letter, unshown_choices
 from swarm_node.environments.fields import Fields, answer_of, question_of, right_text
 from swarm_node.environments.mathematics.equality import load
 from swarm_node.environments.rows import (
@@ -28,6 +29,7 @@ from swarm_node.environments.rows import (
     refuse,
     same_number,
 )
+from swarm_node.environments.split import canonical
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -37,17 +39,21 @@ from swarm_node.rollout import TaskRef
 #: public sets, and the value of a number.
 SCHEME = 4
 MAX_ROW_BYTES = 64 << 10
+#: Lines that a warning names.
+_SHOWN_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """One question with its right answer, which is a letter if there are `choices`. `unshown` is
-    true for a row whose choices the scoring does not use."""
+    true for a row whose choices the prompt does not show, and `pointing` if its right answer only
+    says which of them it is."""
 
     question: str
     answer: str
     choices: tuple[str, ...] = ()
     unshown: bool = False
+    pointing: bool = False
 
 
 def create(
@@ -104,7 +110,9 @@ def create(
         load()
     options = [digests, scoring, template, held_out, *names, *["strict"] * strict]
     notes = tuple(_note(name, family, commits.get(name)) for name, family in families.items())
-    return _Jsonl(families, notes, _version(options, scoring), scoring, template, strict=strict)
+    warnings = tuple(each for item in families.items() for each in _warnings(*item))
+    version = _version(options, scoring)
+    return _Jsonl(families, (notes, warnings), version, scoring, template, strict=strict)
 
 
 class _Jsonl:
@@ -115,7 +123,7 @@ class _Jsonl:
     def __init__(
         self,
         families: Mapping[str, Family[Example]],
-        notes: tuple[str, ...],
+        said: tuple[tuple[str, ...], tuple[str, ...]],
         version: str,
         scoring: str,
         template: str,
@@ -126,7 +134,7 @@ class _Jsonl:
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
         self.sizes = {name: family.size for name, family in families.items()}
-        self.notes = notes
+        self.notes, self.warnings = said
         self._rows = families
         self._score = _exact if scoring == "exact" else SCORERS[scoring]
         self._unmarked = UNMARKED.get(scoring)
@@ -190,8 +198,12 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
     """
     question = question_of(value, names.question)
     if not with_choices:
-        unshown = has_choices(value, names.choices)
-        return Example(question, right_text(value, names.answer), unshown=unshown)
+        right = right_text(value, names.answer)
+        unshown = unshown_choices(value, names.choices, question)
+        if unshown is None:
+            return Example(question, right)
+        _, given = answer_of(value, names.answer)
+        return Example(question, right, unshown=True, pointing=points_at(given, right, unshown))
     choices = choices_of(value, names.choices)
     field, given = answer_of(value, names.answer)
     return Example(question, right_letter(given, field, choices), choices.texts)
@@ -207,12 +219,49 @@ def _note(name: str, family: Family[Example], commit: str | None) -> str:
     text = family.note(name)
     if commit is not None:
         text += f"; all members need environment.options.revision={commit}"
-    unshown = sum(each.unshown for each in (*family.training, *family.held_out))
-    if unshown:
-        text += (
-            f"; {unshown} rows have choices, which only environment.options.scoring=choice shows"
-        )
     return text
+
+
+def _warnings(name: str, family: Family[Example]) -> Iterator[str]:
+    """Sentences about rows of a family that are not what they seem.
+
+    Raises:
+        ConfigError: most right answers say which choice is right, and no prompt shows choices.
+    """
+    rows = [*family.training, *family.held_out]
+    unshown, pointing = sum(row.unshown for row in rows), sum(row.pointing for row in rows)
+    if 2 * pointing > len(rows):
+        raise refuse(
+            "scoring",
+            f"{name}: {pointing:,} right answers are letters or indices of choices, which only "
+            "environment.options.scoring=choice shows",
+        )
+    if unshown:
+        yield (
+            f"{name}: {unshown:,} rows have choices, which only environment.options.scoring=choice "
+            f"shows; {pointing:,} right answers are letters or indices of them"
+        )
+    if family.repeated and (lines := _contradicting(family)):
+        shown = ", ".join(map(str, lines[:_SHOWN_LINES]))
+        yield (
+            f"{name}: {len(lines):,} rows repeat a question with another right answer, such as "
+            f"line {shown}: mend them, or leave them out"
+        )
+
+
+def _contradicting(family: Family[Example]) -> list[int]:
+    """The lines whose question, with its choices, has another right answer in a row before."""
+    first: dict[tuple[str, tuple[str, ...]], str] = {}
+    found = []
+    lined = zip(
+        (*family.lines[0], *family.lines[1]), (*family.training, *family.held_out), strict=True
+    )
+    for line, row in sorted(lined, key=itemgetter(0)):
+        answer = " ".join(row.answer.casefold().split())
+        before = first.setdefault((canonical(row.question), row.choices), answer)
+        if answer != before and not same_number(answer, before):
+            found.append(line)
+    return found
 
 
 def _letter(index: int) -> str:

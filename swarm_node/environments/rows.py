@@ -33,6 +33,8 @@ HUB: Final = "hub:"
 _MOST_ZEROS: Final = 30
 #: Digits of a number, and powers of ten: more are a mistake, and slow to compute with.
 _MOST_DIGITS: Final = 1000
+#: Characters of a key that an error shows.
+_SHOWN_CHARS: Final = 40
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d{1,3})?", re.ASCII
 )
@@ -131,8 +133,18 @@ def read_families(
     families, digests = {}, {}
     for item in listed:
         source = _source(item, fetch)
-        if not _FAMILY.fullmatch(source.family) or source.family in families:
-            raise refuse("path", f"{source.place}: names of families must be plain and different")
+        if not _FAMILY.fullmatch(source.family):
+            raise refuse(
+                "path",
+                f"{source.place}: its name becomes a family's: rename the file: letters A to Z, "
+                "digits, space and _.:+@=,- only, at most 64 of them",
+            )
+        if source.family in families:
+            raise refuse(
+                "path",
+                f"{source.place}: another file has the same name, {source.family!r}, and each is a "
+                "family: rename one",
+            )
         digests[source.family] = hashlib.sha256(source.pinned.encode() + source.data).hexdigest()
         rows = list(_rows(source, parse, row_bytes, exact=exact))
         families[source.family] = _split(source.place, rows, share)
@@ -316,10 +328,25 @@ def _float(literal: str) -> float:
     return value
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which each key stands once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:_SHOWN_CHARS]!a} stands twice: leave one out")
+    return found
+
+
 _EXACT: Final = json.JSONDecoder(
-    parse_float=_decimal, parse_int=_integer, parse_constant=_no_number
+    parse_float=_decimal,
+    parse_int=_integer,
+    parse_constant=_no_number,
+    object_pairs_hook=_once,
 )
-_FLOATS: Final = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_no_number)
+_FLOATS: Final = json.JSONDecoder(
+    parse_float=_float, parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_once
+)
 
 
 def _split(place: str, rows: Sequence[tuple[int, _Row]], share: float) -> Family[_Row]:

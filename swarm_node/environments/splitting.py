@@ -77,6 +77,8 @@ class SplitEnvironment:
         self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
         #: Sentences about its tasks that the owner should read.
         self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
+        #: The same of what is probably wrong with them.
+        self.warnings: tuple[str, ...] = tuple(getattr(inner, "warnings", ()))
         #: By family of a list, its numbers of rows for training and held out.
         self.sizes: Mapping[str, tuple[int, int]] = dict(getattr(inner, "sizes", {}))
         self._has_question = hasattr(inner, "question")
@@ -137,8 +139,18 @@ class SplitEnvironment:
 
     def written(self, task: Task) -> str | None:
         """The right answer of a task in the form that its prompt asks for, None where none is
-        known."""
-        return None if self._written is None else self._written(_inner(task))
+        known.
+
+        Raises:
+            UnknownTaskError: the environment gives something else than a text.
+        """
+        right = None if self._written is None else self._written(_inner(task))
+        if right is not None and not isinstance(right, str):
+            raise UnknownTaskError(
+                f"{self.name}: answer() must return a text or None, and written() too, and not "
+                f"{type(right).__name__}: return str(...)"
+            )
+        return right
 
     def place(self, task: Task) -> str:
         """Where the row of a task stands in a list, "" for a task of no list."""

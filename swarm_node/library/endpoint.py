@@ -6,7 +6,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,8 +23,9 @@ from swarm_node.node.home.home import Home
 from swarm_node.page.entrance import bearer, is_local, is_one_of
 from swarm_node.page.listening import Listening
 
-#: Not the node's own file: a node that starts meanwhile writes that.
-_KEY_FILE: Final = "serve.token"
+#: One for each that serves from a home, and not the node's own: a node that starts meanwhile writes
+#: that.
+_KEY_FILE: Final = "serve-{}.token"
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 _MAX_KEY_FILE: Final = 4096
 #: What listens on all addresses is reached at one.
@@ -85,11 +86,12 @@ async def listening(
         HomeError: the file cannot be written.
         MachineError: the address cannot be used.
     """
-    key, file = at.api_key or secrets.token_urlsafe(32), home.path / _KEY_FILE
+    key = at.api_key or secrets.token_urlsafe(32)
     app = web.Application(middlewares=[_guard(at, key)], client_max_size=MAX_BODY)
     app.add_routes(routes)
     server = Listening(app, at.host, at.port, ends_with_client=True)
     port = await server.start()
+    file = home.path / _KEY_FILE.format(port)
     try:
         try:
             home.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,9 +101,17 @@ async def listening(
         try:
             yield at.url(port), file
         finally:
-            file.unlink(missing_ok=True)
+            _unlink(file, key)
     finally:
         await server.close()
+
+
+def _unlink(file: Path, key: str) -> None:
+    """Remove the file if it has this key: who serves at the same port of another address writes the
+    same file."""
+    with suppress(ConfigError):
+        if read_key(file) == key:
+            file.unlink(missing_ok=True)
 
 
 def _guard(at: Endpoint, key: str) -> Middleware:

@@ -41,9 +41,10 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 def bearer(header: str) -> str:
-    """The token in a header `Authorization: Bearer TOKEN`, "" in any other."""
+    """The token in a header `Authorization: Bearer TOKEN`, the scheme in letters of any case; "" in
+    any other."""
     scheme, _, token = header.partition(" ")
-    return token if scheme == "Bearer" else ""
+    return token if scheme.casefold() == "bearer" else ""
 
 
 def is_local(host: str) -> bool:

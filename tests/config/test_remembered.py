@@ -93,6 +93,33 @@ def test_names_of_files_hold_in_every_directory(
     assert recall(tmp_path)["model"].value == "qwen2.5-0.5b"
 
 
+def test_a_list_is_accepted_and_not_the_next_one(tmp_path: Path) -> None:
+    first, second = {"path": "one.jsonl"}, {"path": "two.jsonl"}
+
+    def accepted(**flags: Any) -> bool:
+        return sources(tmp_path, **flags).load().environment.accept
+
+    sources(tmp_path, environment__options=first, environment__accept=True).remember()
+    assert accepted()
+    assert accepted(environment__options=first, run__seed=3)
+    assert not accepted(environment__options=second)
+    assert not accepted(environment__name="games")
+    assert accepted(environment__options=second, environment__accept=True)
+    sources(tmp_path, environment__options=second).remember()
+    assert not accepted()
+    assert not accepted(environment__options=first)
+
+
+def test_commands_that_change_the_list_take_its_acceptance_with_it(tmp_path: Path) -> None:
+    for change in (
+        lambda: set_remembered(tmp_path, {"environment.options.path": "two.jsonl"}),
+        lambda: forget(tmp_path, ["environment.options"]),
+    ):
+        set_remembered(tmp_path, {"environment.options.path": "a", "environment.accept": True})
+        change()
+        assert not sources(tmp_path).load().environment.accept
+
+
 def test_a_key_is_forgotten_and_an_unknown_one_refused(tmp_path: Path) -> None:
     sources(tmp_path, experience__own=6, run__seed=3).remember()
     with pytest.raises(ConfigError, match=r"experience\.owns"):

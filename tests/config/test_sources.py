@@ -10,6 +10,12 @@ from swarm_node.config.model import public_values
 from swarm_node.errors import ConfigError
 
 
+def test_a_name_of_a_file_that_is_no_utf_8_is_refused() -> None:
+    for options in ({"path": "na\udcefme.jsonl"}, {"path": ["a", "na\udcefme.jsonl"]}):
+        with pytest.raises(ConfigError, match=r"environment\.options.*rename"):
+            load_settings({"environment.options": options}, environ={})
+
+
 def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[experience]\nown = 5\nexternal = 5\nmax_lag = 5\n")

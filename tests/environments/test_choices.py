@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm_node.environments.choices import choices_of, has_choices, right_letter
+from swarm_node.environments.choices import choices_of, points_at, right_letter, unshown_choices
 from swarm_node.environments.fields import answer_of
 
 XYZ = ["x", "y", "z"]
@@ -35,6 +35,14 @@ XYZ = ["x", "y", "z"]
         ({"options": {"A": "x", "B": "y", "C": "z"}, "answer": "z"}, "C"),
         ({"A": "x", "B": "y", "C": "z", "answer": "C"}, "C"),
         ({"ctx": "q", "endings": XYZ, "label": "2"}, "C"),
+        ({"choice1": "x", "choice2": "y", "choice3": "z", "label": 2}, "C"),
+        ({"option1": "x", "option2": "y", "option3": "z", "answer": "3"}, "C"),
+        ({"answerA": "x", "answerB": "y", "answerC": "z", "label": "3"}, "C"),
+        ({"answer0": "x", "answer1": "y", "answer2": "z", "label": "2"}, "C"),
+        ({"opa": "x", "opb": "y", "opc": "z", "answer": 2}, "C"),
+        ({"answers": XYZ, "label": 2}, "C"),
+        ({"choices": XYZ, "answer": Decimal("2.0")}, "C"),
+        ({"choices": ["1 : 2", "2 : 3", "3 : 4"], "answer": "3 : 4"}, "C"),
         ({"options": "A) x B) y C) z", "answer": "C"}, "C"),
         ({"options": "a ) x , b ) y , c ) z", "correct": "c"}, "C"),
         ({"options": "A. x\nB. y\nC. z", "answer": 2}, "C"),
@@ -88,7 +96,24 @@ def test_an_answer_that_is_no_choice_is_refused(given: Any) -> None:
         right_letter(given, "answer", choices_of({"choices": XYZ}, ""))
 
 
-def test_rows_with_choices_are_told_from_others() -> None:
-    assert has_choices({"options": XYZ}, "")
-    assert has_choices({"q": {"c": XYZ}}, "q.c")
-    assert not any(has_choices(row, "") for row in ({}, {"choices": None}, {"choices": []}))
+def test_choices_are_unshown_where_the_question_does_not_quote_them() -> None:
+    for row, name in (
+        ({"options": XYZ}, ""),
+        ({"q": {"c": XYZ}}, "q.c"),
+        ({"options": "A) x B) y"}, ""),
+        ({"choice1": "x", "choice2": "y"}, ""),
+    ):
+        assert unshown_choices(row, name, "Which?")
+        assert not unshown_choices(row, name, "Which? x, y or z?")
+    for row in ({}, {"choices": None}, {"choices": []}, {"answers": XYZ}, {"option1": "x"}):
+        assert not unshown_choices(row, "", "Which?")
+
+
+def test_an_answer_points_at_a_choice_if_it_is_not_its_text() -> None:
+    choices = choices_of({"choices": ["1", "2", "blue"]}, "")
+    assert [points_at(right, right, choices) for right in ("B", "0", "1", "Blue", "7")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+    apart = choices_of({"choice1": "x", "choice2": "y"}, "")
+    assert all(points_at(int(index), index, apart) for index in ("0", "1"))
+    assert not points_at("0", "0", apart)

@@ -15,8 +15,8 @@ ROWS = '{"question": "Wie viel?", "answer": "7"}\n{"question": "é", "answer": "
     ("data", "what"),
     [
         (ROWS.encode("utf-16"), "UTF-16"),
-        (ROWS.encode("utf-16-le"), "UTF-16"),
-        (ROWS.encode("utf-16-be"), "UTF-16"),
+        (ROWS.encode("utf-16-le"), "UTF-16LE"),
+        (ROWS.encode("utf-16-be"), "UTF-16BE"),
         (ROWS.encode("utf-32"), "UTF-32"),
         (ROWS.encode("utf-32-le"), "UTF-32"),
         (ROWS.encode("utf-32-be"), "UTF-32"),

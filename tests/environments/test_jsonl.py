@@ -234,9 +234,39 @@ def test_rows_of_public_sets_are_tasks_as_they_are(tmp_path: Path) -> None:
     task = environment.derive(ref_to(environment, 1))
     assert environment.render(task).endswith("\nA. x\nB. y")
     assert environment.score(task, "B") == 1.0
-    assert "20 rows have choices" in create(path).notes[0]
+    with pytest.raises(ConfigError, match="scoring=choice"):
+        create(path)
+    by_text = [{**row, "answerKey": "y"} for row in questions]
+    (warning,) = create(str(write(tmp_path / "text.jsonl", by_text))).warnings
+    assert "20 rows have choices" in warning
     named = create(path, scoring="choice", question="question.stem", choices="question.choices")
     assert named.version != environment.version
+
+
+def test_one_question_with_two_right_answers_is_warned_of(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n % 10}", "answer": f"{n % 10}"} for n in range(20)]
+    path = tmp_path / "twice.jsonl"
+    assert create(str(write(path, rows))).warnings == ()
+    rows[13]["answer"], rows[14]["answer"] = "7", "4.0"
+    (warning,) = create(str(write(path, rows))).warnings
+    assert "1 rows" in warning
+    assert "line 14:" in warning
+
+
+def test_a_key_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q", "answer": 1}\n{"question": "r", "answer": 1, "answer": 2}')
+    with pytest.raises(ConfigError, match=r"line 2: .*'answer'"):
+        create(str(path))
+
+
+def test_names_of_families_are_plain_and_different(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files = [write(tmp_path / name, sums()) for name in ("é.jsonl", "a.jsonl", "other/a.jsonl")]
+    with pytest.raises(ConfigError, match="rename the file: letters"):
+        create(str(files[0]))
+    with pytest.raises(ConfigError, match="same name, 'a'"):
+        create([str(file) for file in files[1:]])
 
 
 def test_choices_are_shown_and_judged_by_letter(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
 from swarm_node.environments.jsonl import create as jsonl
+from swarm_node.environments.judging.judge import right_answer
 from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
@@ -190,6 +191,31 @@ def test_a_question_of_two_short_files_is_never_on_both_sides(tmp_path: Path) ->
         jsonl(path)
     with pytest.raises(ConfigError, match=r"in a .* in b\b"):
         jsonl(paths)
+
+
+class Unwritten:
+    """Its right answer is no text."""
+
+    name, version, families = "unwritten", "1", ("plain",)
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, ref.seed)
+
+    def render(self, task: Task) -> str:
+        return f"Say {task.payload}"
+
+    def answer(self, task: Task) -> int:
+        return int(task.payload)
+
+    def score(self, task: Task, text: str) -> float:
+        return float(text == str(task.payload))
+
+
+def test_a_right_answer_that_is_no_text_is_named() -> None:
+    environment = SplitEnvironment(Unwritten())
+    task = environment.derive(ref_to(environment, "plain", 1))
+    with pytest.raises(UnknownTaskError, match=r"answer\(\).* int\b"):
+        right_answer(environment, task)
 
 
 def test_a_reference_moves_on_by_a_rule_that_every_receiver_repeats(own: str) -> None:

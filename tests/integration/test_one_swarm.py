@@ -169,7 +169,8 @@ def test_openais_client_hears_each_new_version_and_the_node_goes_on_learning(
             assert stored.stdout is not None
             url = _url(stored.stdout.readline())
             stored.stdout.readline()
-            with openai.OpenAI(base_url=url, api_key=_key(tmp_path, "serve.token")) as client:
+            (kept,) = tmp_path.glob("serve-*.token")
+            with openai.OpenAI(base_url=url, api_key=_key(tmp_path, kept.name)) as client:
                 (model,) = client.models.list()
                 assert model.version == int(checkpoint.name.removeprefix("v"))
                 assert client.completions.create(model="tiny", prompt="Sort 3 1 2.").choices
@@ -177,7 +178,7 @@ def test_openais_client_hears_each_new_version_and_the_node_goes_on_learning(
             stored.send_signal(signal.SIGINT)
             stored.communicate(timeout=60)
     assert stored.returncode == 0
-    assert not (tmp_path / "serve.token").exists()
+    assert not kept.exists()
 
 
 def _url(shown: str) -> str:

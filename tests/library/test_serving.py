@@ -97,6 +97,7 @@ async def test_a_stored_policy_is_served_where_and_for_whom_one_says(tmp_path: P
             for headers, status, code in (
                 ({"Authorization": f"Bearer {KEY}x"}, 401, "invalid_api_key"),
                 ({"Authorization": ""}, 401, "invalid_api_key"),
+                ({"Authorization": f"bearer {KEY}"}, 200, None),
                 ({"Host": "attacker.example"}, 403, None),
             ):
                 async with session.get("models", headers=headers) as refused:
@@ -105,7 +106,10 @@ async def test_a_stored_policy_is_served_where_and_for_whom_one_says(tmp_path: P
                         assert (await refused.json())["error"]["code"] == code
             with pytest.raises(MachineError, match=str(at.port)):
                 await serve_stored("base", print, at=at, home=tmp_path)
-            assert found.key.exists()
+            async with served(lambda told: serve_stored("base", told, home=tmp_path)) as other:
+                assert other.key.read_text() not in ("", KEY)
+            assert not other.key.exists()
+            assert found.key.read_text() == KEY
         assert not found.key.exists()
 
 

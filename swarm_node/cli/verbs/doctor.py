@@ -16,13 +16,18 @@ import typer
 
 from swarm_node.cli.options import (
     AcceptOption,
+    AnswerFieldOption,
     AssignOption,
+    ChoicesFieldOption,
     ConfigOption,
+    EnvironmentOption,
     FactsOption,
     HomeOption,
     JsonOption,
     ModelOption,
+    QuestionFieldOption,
     TicketFileOption,
+    task_flags,
 )
 from swarm_node.errors import ConfigError, ModelError, SwarmNodeError, TicketError
 
@@ -43,6 +48,10 @@ def doctor(
     ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
+    environment: EnvironmentOption = None,
+    question: QuestionFieldOption = None,
+    answer: AnswerFieldOption = None,
+    choices: ChoicesFieldOption = None,
     assign: AssignOption = None,
     accept: AcceptOption = None,
     network: Annotated[
@@ -70,7 +79,7 @@ def doctor(
     flags = {
         "home": home,
         "model": model,
-        "environment.accept": accept,
+        **task_flags(environment, None, None, question, answer, choices, accept),
         "ticket": None if ticket_file is None else f"@{ticket_file}",
         **parse_assignments(assign or []),
     }
@@ -86,18 +95,22 @@ def doctor(
         findings = [*find_network(settings), *kept]
     elif facts is None:
         findings += find_reach(settings)
-    if json:
+    _show(findings, looked if json else None)
+    raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
+
+
+def _show(findings: Sequence[Finding], looked: Facts | None) -> None:
+    """Print findings, with the facts that they follow from as JSON."""
+    if looked is not None:
         from swarm_node.cli.home import json_of
         from swarm_node.node.preflight.stored import SCHEMA, stored
 
         rows = [finding._asdict() for finding in findings]
-        told = {"schema": SCHEMA, "checks": rows, "facts": stored(looked)}
-        typer.echo(json_of(told))
+        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored(looked)}))
     else:
         from rich.console import Console
 
         Console(highlight=False).print(findings_view(findings))
-    raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
 
 
 def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]]:

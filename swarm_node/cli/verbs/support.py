@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -32,10 +33,10 @@ _PACKAGES: Final = (
     *("swarm-node", "torch", "vllm", "transformers", "hivemind", "libp2p", "msgspec", "aiohttp"),
     *("reasoning-gym", "cryptography", "peft", "bitsandbytes"),
 )
-#: Files that are a secret, or hold some as texts of JSON.
+#: Patterns of files that are a secret, or hold some as texts of JSON.
 _KEYS: Final = (
     *("node.key", "root.key", "issuer.key", "site.key"),
-    *("metrics.token", "openai.token", "serve.token"),
+    *("metrics.token", "openai.token", "serve-*.token"),
 )
 _HOLDERS: Final = ("swarm.json", "control.json")
 _SECRET_FIELDS: Final = ("secret", "token")
@@ -158,9 +159,9 @@ def _tail(path: Path) -> list[bytes]:
 def known_secrets(home: Path) -> list[bytes]:
     """Every secret in a home, in the notations in which it could be written."""
     found: list[bytes] = []
-    for name in _KEYS:
+    for path in chain.from_iterable(map(home.glob, _KEYS)):
         with suppress(OSError):
-            held = (home / name).read_bytes()
+            held = path.read_bytes()
             found += [*_notations(held), *_notations(held.strip())]
     for name in _HOLDERS:
         with suppress(OSError, ValueError):

@@ -217,6 +217,8 @@ def right_answer(environment: SplitEnvironment, task: Task) -> tuple[str, str] |
     try:
         text, place = environment.written(task), environment.place(task)
         return None if text is None else (str(text), place[:_MAX_NAME])
+    except UnknownTaskError:
+        raise
     except Exception as error:
         raise UnknownTaskError(
             f"{environment.name} fails to say the right answer of {task.ref.family}/{task.ref.seed}"

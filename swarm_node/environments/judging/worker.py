@@ -50,9 +50,9 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
-    """The environment's description. `notes` are for its owner. `shares_memory` is true if judges
-    share writable memory with others. `score_seconds` is the least processor time for a group of
-    eight. `sizes` has the numbers of its rows, if it is a list."""
+    """The environment's description. `notes` and `warnings` are for its owner. `shares_memory` is
+    true if judges share writable memory with others. `score_seconds` is the least processor time
+    for a group of eight. `sizes` has the numbers of its rows, if it is a list."""
 
     name: str
     version: str
@@ -62,6 +62,7 @@ class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     turns: int = 1
     score_seconds: float = 0.0
     sizes: dict[str, tuple[int, int]] = {}
+    warnings: tuple[str, ...] = ()
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +119,7 @@ class _Worker:
             environment.turns,
             environment.score_seconds,
             dict(environment.sizes),
+            environment.warnings,
         )
 
     def _fork(self, request: Fork) -> int:

@@ -138,6 +138,8 @@ async def _questions(
     """Judge questions and right answers, before a model is asked."""
     for note in info.notes:
         yield Said("rows", "good", note)
+    for warning in info.warnings:
+        yield Said("rows", "warning", warning)
     for family in families:
         if info.turns == 1:
             said = judged(await score_family(host, info, family, tell=tell), accept)

@@ -40,7 +40,7 @@ def written(place: Path, count: int, *wrong: int) -> Path:
 
 
 def options(path: Path) -> list[str]:
-    return ["--set", "environment.name=jsonl", "--set", f"environment.options.path={path}"]
+    return ["--environment", str(path)]
 
 
 def table(path: Path, *, accept: bool = False) -> EnvironmentTable:
