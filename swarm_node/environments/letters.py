@@ -41,9 +41,11 @@ def letter_of(answer: str, choices: Sequence[str]) -> str | None:
     agree. None if it names none, or two."""
     plain = _plain(answer)
     folded = [_folded(choice) for choice in choices]
+    known = {_letter(place) for place in range(len(choices))}
+    if plain in known:  # also where it is the text of another choice: letters are asked for
+        return plain
     if folded.count(_folded(answer)) == 1:
         return _letter(folded.index(_folded(answer)))
-    known = {_letter(place) for place in range(len(choices))}
     leading = _LEADING.fullmatch(plain)
     if leading and leading["letter"].upper() in known:
         # A small letter is one only where nothing but a sign or its choice's text follows.

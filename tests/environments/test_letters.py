@@ -168,3 +168,4 @@ def test_signs_and_units_are_of_the_text() -> None:
     assert letter_of("The speed is 10 m/s", speeds) == "A"
     assert letter_of("12.5", ("5", "12", "8", "7")) is None
     assert letter_of("The answer is B, not A.", CITIES) == "B"
+    assert letter_of("C", ("A", "C", "B", "D")) == "C"
