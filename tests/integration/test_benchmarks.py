@@ -65,6 +65,7 @@ ELSEWHERE = {
     "gpu_wheels": "it downloads packages",
     "gpu_call": "it downloads packages: tests/tools/test_gpu_call.py has the parts",
     "gpu_rehearsal": "bundles of gpu_proof.sh: tests/tools/test_gpu_rehearsal.py has the parts",
+    "answers": "it is given files of public sets",
     "figures": "tests/cli/test_gpu_page.py runs it",
 }
 

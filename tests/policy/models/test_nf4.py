@@ -292,7 +292,7 @@ def test_a_checkpoint_names_the_files_and_goes_on_as_if_nothing_had_been(
     whole = host(random_qwen2, tmp_path, base="whole", published="adapter")
     assert whole.core.version == 1, "adapters fit either base"
     target = tmp_path / "export"
-    write_export(state, random_qwen2, target, "hf", base="b", card="")
+    write_export(state, random_qwen2, target, "hf", base=None, card="")
     exported = Qwen2.from_directory(target).hf_state()
     for name, value in whole.core.weights().items():  # of the whole base
         torch.testing.assert_close(exported[name], value)
