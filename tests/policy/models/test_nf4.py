@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -291,8 +292,10 @@ def test_a_checkpoint_names_the_files_and_goes_on_as_if_nothing_had_been(
     assert same(first.core.weights(), resumed.core.weights())
     whole = host(random_qwen2, tmp_path, base="whole", published="adapter")
     assert whole.core.version == 1, "adapters fit either base"
-    target = tmp_path / "export"
-    write_export(state, random_qwen2, target, "hf", base=None, card="")
+    target, base = tmp_path / "export", shutil.copytree(random_qwen2, tmp_path / "base")
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # an export names the ends of answers
+        shutil.copyfile(resolve("tiny") / name, base / name)
+    write_export(state, base, target, "hf", base=None, card="")
     exported = Qwen2.from_directory(target).hf_state()
     for name, value in whole.core.weights().items():  # of the whole base
         torch.testing.assert_close(exported[name], value)
