@@ -14,7 +14,13 @@ from operator import itemgetter
 from typing import Any
 
 from swarm_node.environments import hub
-from swarm_node.environments.answers import SCORERS, UNMARKED, final_answer, only_answer
+from swarm_node.environments.answers import (
+    SCORERS,
+    UNMARKED,
+    final_answer,
+    last_tagged,
+    only_answer,
+)
 from swarm_node.environments.asked import tagged, written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.choices import choices_of, points_at, right_letter, unshown_choices
@@ -173,6 +179,9 @@ class _Jsonl:
         if self._strict:
             only = only_answer(text)
             return 0.0 if only is None else self._score(only, example.answer, example.choices)
+        content = last_tagged(text)
+        if (text if content is None else content).split() == example.answer.split():
+            return 1.0  # also where the right answer itself holds a mark of answers
         answer, marked = final_answer(text)
         parts = [answer] if marked or self._unmarked is None else self._unmarked(answer)
         return max(self._score(part, example.answer, example.choices) for part in parts)

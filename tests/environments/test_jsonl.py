@@ -323,3 +323,13 @@ def test_options_can_be_set_one_by_one() -> None:
     assert loaded.environment.options == {"path": "a.jsonl", "held_out": 0.2}
     with pytest.raises(ConfigError, match=r"experience\.own\.more"):
         load_settings({"experience.own.more": 1}, environ={})
+
+
+@pytest.mark.parametrize("scoring", ["exact", "math"])
+def test_the_same_words_are_right_whatever_they_are(tmp_path: Path, scoring: str) -> None:
+    right = "The answer is \\boxed{7}.\n#### 8, or so"
+    rows = [{"question": each, "answer": f"{each} {right}"} for each in "abcdefgh"]
+    environment = create(str(write(tmp_path / "rows.jsonl", rows)), scoring=scoring)
+    task = environment.derive(ref_to(environment, 1))
+    for form in ("{}", "<answer>{}</answer>", "so <ANSWER> {}</ANSWER>"):
+        assert environment.score(task, form.format(task.payload.answer)) == 1.0

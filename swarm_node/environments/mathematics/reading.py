@@ -114,7 +114,7 @@ def readings(text: str, *, right: bool = False) -> Iterator[Reading]:
         yield from map(Words, times)
         return
     plain = spelled(text)
-    if len(plain) > 4 * MAX_MATH_CHARS:  # one sign may stand for a sentence
+    if len(plain) > 2 * MAX_MATH_CHARS:  # one sign may stand for a sentence
         yield Words((text,))
         return
     grouped = stripped(tokens_of(plain))
