@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from swarm_node.environments import drills, games
-from swarm_node.environments.extras import EXTRAS
 from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
 from swarm_node.environments.registry import available, factory_taking, unknown_name
@@ -34,11 +33,8 @@ try:
 except ConfigError as error:
     sys.exit(str(error))
 """
-#: Most turns of the environments that ship. Others are asked.
-_TURNS: Mapping[str, int] = {
-    **dict.fromkeys(("drills", "jsonl", "programs", "reasoning_gym", "verifiers"), 1),
-    "games": games.TURNS,
-}
+#: Most turns of the environments that ship and need no other package. Others are asked.
+_TURNS: Mapping[str, int] = {"drills": 1, "jsonl": 1, "games": games.TURNS}
 #: Of these, lists of questions with right answers.
 _LISTS = frozenset({"jsonl"})
 
@@ -76,15 +72,15 @@ def environment_name(name: str, version: str) -> str:
 
 def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
     """Refuse an environment that cannot be had, before anything starts for it. A name without a
-    module must be that of an installed environment. Any other environment than the shipped ones is
-    imported and made in a process like the environment's.
+    module must be that of an installed environment. It is imported and made in a process like the
+    environment's, unless it ships and has no options, or is a list, whose rows a start has scored.
 
     Raises:
         ConfigError: the message says what there is, or why it cannot be had.
     """
     if (":" not in name and name not in available()) or name.startswith(HUB):
         raise unknown_name(name)
-    if name in _TURNS:
+    if name in _LISTS or (name in _TURNS and not options):
         return Tried(name, _TURNS[name], name in _LISTS)
     command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
     try:
@@ -111,7 +107,7 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
     Raises:
         ConfigError: the message names what there is.
     """
-    if name in _TURNS and name not in EXTRAS:  # others are asked, or need a package
+    if name in _TURNS:  # others are asked
         factory_taking(name, options)
     if name == "games":
         _check_families(name, families, games.FAMILIES)
