@@ -19,7 +19,7 @@ MAX_JUDGED_CHARS = 4096
 
 #: A letter anywhere in a text of so many characters is an answer, in a longer one perhaps not.
 _SHORT_CHARS: Final = 200
-_TAG: Final = re.compile(r"<\s?(/?)\s?answer\s?>", re.IGNORECASE | re.ASCII)
+_TAG: Final = re.compile(r"< ?(/?) ?answer ?>", re.IGNORECASE | re.ASCII)
 _BARE_BOX: Final = re.compile(r"\\boxed\s+([^\s{}$]{1,32})")
 _BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s?\{|\\.|[{}]", re.DOTALL)
 #: What may stand between the boxes of one answer.
