@@ -22,18 +22,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.shapes import known_shape
 
 ROWS, PROMPT, ANSWER = 8, 64, 64
 #: name: shape, settings of the trainer.
-ARMS: dict[str, tuple[Qwen2Config | None, dict[str, Any]]] = {
+ARMS: dict[str, tuple[ModelConfig | None, dict[str, Any]]] = {
     "0.5B, LoRA 32": (
         known_shape("qwen2.5-0.5b"),
         {"lora_rank": 32, "dtype": "bfloat16", "published": "adapter"},
     ),
     "113 million, all weights": (
-        Qwen2Config(32_768, 768, 3072, 10, 12, 4, tie_word_embeddings=True),
+        ModelConfig(32_768, 768, 3072, 10, 12, 4, tie_word_embeddings=True),
         {},
     ),
 }
@@ -97,15 +97,15 @@ def seconds(act: Any) -> float:
     return time.perf_counter() - started
 
 
-def write_model(shape: Qwen2Config, place: Path) -> None:
+def write_model(shape: ModelConfig, place: Path) -> None:
     """A random model of this shape, in bfloat16."""
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.models.qwen2 import Qwen2
+    from swarm_node.policy.models.causal_lm import CausalLM
 
     (place / "config.json").write_text(json.dumps(shape.to_hf()))
-    model = Qwen2(shape, generator=torch.Generator().manual_seed(5))
+    model = CausalLM(shape, generator=torch.Generator().manual_seed(5))
     save_file(model.hf_state(torch.bfloat16), place / "model.safetensors")
 
 

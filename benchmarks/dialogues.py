@@ -36,8 +36,8 @@ from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.node.loops.dialogues import Opening, PlayedDialogue, Player, joined
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.model import Model, resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.processes.process import InlineTrainer
@@ -100,7 +100,7 @@ class Learner:
     def __init__(self, model: Model, games: Dialogue, settings: Settings, place: Path) -> None:
         self._model, self._settings = model, settings
         self._sampler = TorchSampler(
-            Qwen2.from_directory(model.directory), model.codec, inline=True
+            CausalLM.from_directory(model.directory), model.codec, inline=True
         )
         (place / "weights").mkdir(parents=True)
         trained = replace(trainer_settings(settings), device="cpu", dtype="float32")
@@ -201,7 +201,7 @@ def by_turn(rows: Sequence[TrainRow]) -> list[TrainRow]:
 
 def cost(model: Model, rows: Sequence[TrainRow]) -> tuple[int, float, torch.Tensor]:
     """Tokens of the rows, CPU milliseconds of forward and backward, and the gradient."""
-    policy = Qwen2.from_directory(model.directory)
+    policy = CausalLM.from_directory(model.directory)
     weights = torch.cat([torch.full((row.completion_ids.size,), row.advantage) for row in rows])
     began = time.process_time()
     torch.autograd.backward((completion_logprobs(policy, rows, 1.0) * weights).sum())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec, load_tokenizer
-from swarm_node.policy.models.qwen2 import Qwen2
 
 
-def endless(path: Path) -> tuple[Qwen2, Codec]:
+def endless(path: Path) -> tuple[CausalLM, Codec]:
     """The model in a directory, and a codec whose end token no answer holds: the one that starts a
     text, or, without, padding."""
-    model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
+    model, tokenizer = CausalLM.from_directory(path), load_tokenizer(path)
     never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return model, Codec(tokenizer, model.config.vocab_size, [never])

@@ -26,9 +26,9 @@ import torch
 from endless import endless
 from figures import tell
 
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import Placement, hardware, place
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
@@ -140,7 +140,7 @@ def memory_mib(pid: int) -> float:
 async def sync_times(
     sampler: VllmSampler,
     store: WeightStore,
-    model: Qwen2,
+    model: CausalLM,
     first: int,
     buffers: DeviceBuffers | None,
 ) -> list[Sync]:

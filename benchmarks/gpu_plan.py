@@ -90,10 +90,10 @@ def by_part(directory: Path, variant: str, tokens: int, free: int) -> list[Any]:
     """Planned and measured bytes of each part; those of the context; reserved by peak."""
     import torch
 
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
 
     on = device()
-    training, shape = training_of(variant, tokens), Qwen2Config.from_directory(directory)
+    training, shape = training_of(variant, tokens), ModelConfig.from_directory(directory)
     planned = estimated(shape, training, on)
     if on == "cpu":
         return [planned, phases(directory, training, on, Gauge(resident, resident_peak)), 0, 1.0]
@@ -120,9 +120,9 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
     """Bytes planned and taken, the plan in words, and seconds of each update; or why there is no
     plan."""
     from swarm_node.errors import ModelError
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
 
-    shape = Qwen2Config.from_directory(directory)
+    shape = ModelConfig.from_directory(directory)
     try:
         settings, found = planned_for(shape, arguments)
     except ModelError as refusal:
@@ -273,14 +273,14 @@ def main() -> None:
     import torch
 
     from swarm_node.policy.memory.plan import SPARE
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.models.shapes import known_shape
 
     well = True
     with tempfile.TemporaryDirectory() as work:
         for name in arguments.models:
-            shape = known_shape(name) or Qwen2Config.from_directory(resolve(name))
+            shape = known_shape(name) or ModelConfig.from_directory(resolve(name))
             place = (arguments.keep or Path(work)) / name
             place.parent.mkdir(parents=True, exist_ok=True)
             directory = make_directory(place, shape, torch.bfloat16)

@@ -31,7 +31,7 @@ from figures import tell
 from plan import make_directory
 
 from swarm_node.policy.models.attention import causal, within
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import Placement, hardware, place
@@ -56,8 +56,8 @@ def say(**found: Any) -> None:
     tell(**found)
 
 
-def shape_of(name: str) -> Qwen2Config:
-    return known_shape(name) or Qwen2Config.from_directory(resolve(name))
+def shape_of(name: str) -> ModelConfig:
+    return known_shape(name) or ModelConfig.from_directory(resolve(name))
 
 
 #: Packages whose versions or seconds of import decide what a machine can do.
@@ -179,7 +179,7 @@ def attention(arguments: argparse.Namespace) -> bool:
 
 
 def attention_operators(
-    shape: Qwen2Config, dtype: torch.dtype, length: int, shared: bool
+    shape: ModelConfig, dtype: torch.dtype, length: int, shared: bool
 ) -> dict[str, Any]:
     """One layer's attention for `length` tokens: operators, and on a GPU KiB per token at its
     peak."""

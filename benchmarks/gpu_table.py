@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.node.preflight.defaults import LONGEST_ANSWER
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import repeats_heads, torch_version
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "one-gpu.md"
@@ -68,7 +68,7 @@ def plan_of(gib: int, model: str, new: int) -> dict[str, Any]:
     return dict(found)
 
 
-def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
+def by_hand(model: ModelConfig, plan: dict[str, Any], new: int) -> float:
     """Bytes, by the page's formula for adapters and the built-in sampler; its names."""
     h, i, q, k = (
         *(model.hidden_size, model.intermediate_size),

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from swarm_node.config import load_settings
 from swarm_node.node.start import derive
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.decoding import Decoder
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.processes.worker import TrainerHost
@@ -51,7 +51,7 @@ class Sampled(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(old: Qwen2, new: Qwen2, new_tokens: int, seed: int, *, kept: bool) -> Sampled:
+def sample(old: CausalLM, new: CausalLM, new_tokens: int, seed: int, *, kept: bool) -> Sampled:
     """64 answers of `old` that go on with `new`."""
     model, generator = copied(old), torch.Generator().manual_seed(seed)
     prompts = torch.arange(PROMPT) + 5 + torch.arange(seed, seed + ROWS // GROUP)[:, None] % 97
@@ -89,14 +89,14 @@ def sample(old: Qwen2, new: Qwen2, new_tokens: int, seed: int, *, kept: bool) ->
 
 
 @torch.no_grad()
-def stated(model: Qwen2, found: Sampled) -> NDArray[np.float32]:
+def stated(model: CausalLM, found: Sampled) -> NDArray[np.float32]:
     """Log-probs under `model` of the tokens after the new weights, by a full forward pass."""
     rows = [completion_logprobs(model, [row], 1.0).numpy() for row in found.batch.rows]
     return np.stack(rows)[:, found.after :]
 
 
-def copied(model: Qwen2) -> Qwen2:
-    twin = Qwen2(model.config)
+def copied(model: CausalLM) -> CausalLM:
+    twin = CausalLM(model.config)
     twin.load_hf_state({name: part.clone() for name, part in model.hf_state().items()})
     return twin
 

@@ -22,7 +22,7 @@ from defaults import trainer_settings
 from node_process import Memory, cpu_seconds
 from real_shapes import RANK, make_model
 
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -36,7 +36,7 @@ PATIENT = Deadlines(start=3600.0, sync=3600.0)
 
 async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
     config, where = (
-        Qwen2Config.from_directory(model),
+        ModelConfig.from_directory(model),
         Placement("cpu", "bfloat16" if dtype == "bfloat16" else "float32"),
     )
     settings = trainer_settings(

@@ -227,10 +227,10 @@ def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
 
 async def process_peak(directory: Path, training: Any) -> int:
     """The most that a real trainer process has resident in its third update."""
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.training.processes.process import ProcessTrainer
 
-    vocabulary = Qwen2Config.from_directory(directory).vocab_size
+    vocabulary = ModelConfig.from_directory(directory).vocab_size
     batch = batch_of(vocabulary, 2 * training.micro_batch_tokens * training.processes)
     with tempfile.TemporaryDirectory() as work:
         places = Path(work) / "checkpoints", Path(work) / "weights"
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     from swarm_node.policy.memory.footprint import TrainingMethod
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.models.model import resolve
 
     if arguments.child:
@@ -279,19 +279,19 @@ def main() -> None:
         return
     print("estimated / measured, and MiB measured")
     with tempfile.TemporaryDirectory() as work:
-        least = make_directory(Path(work) / "least", Qwen2Config(**LEAST))
+        least = make_directory(Path(work) / "least", ModelConfig(**LEAST))
         for name in arguments.models:
             shape = MODELS[name]
             directory = resolve("tiny")
             if shape is not None:
-                directory = make_directory(Path(work) / name, Qwen2Config(**shape))
+                directory = make_directory(Path(work) / name, ModelConfig(**shape))
             for variant in arguments.variants:
                 training = TrainingMethod(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
                 run_case(f"{name}, {variant}", directory, least, variant, training)
 
 
 def run_case(title: str, directory: Path, least: Path, variant: str, training: Any) -> None:
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
 
     if training.processes == 1:
         command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
@@ -300,12 +300,12 @@ def run_case(title: str, directory: Path, least: Path, variant: str, training: A
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-        planned = estimated(Qwen2Config.from_directory(directory), training, "cpu")
+        planned = estimated(ModelConfig.from_directory(directory), training, "cpu")
         report(title, planned, json.loads(done.stdout.splitlines()[-1]))
     else:
         print(title)
     peak, libraries = (asyncio.run(process_peak(place, training)) for place in (directory, least))
-    needed = estimated_trainer(Qwen2Config.from_directory(directory), training)
+    needed = estimated_trainer(ModelConfig.from_directory(directory), training)
     used = peak - libraries
     print(
         f"{'':28} trainer process {needed / used:.2f} ({used / _MIB:.0f} over "

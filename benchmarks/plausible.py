@@ -21,7 +21,7 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import task_seed
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.plausible import OwnAnswers, least_likely
@@ -47,7 +47,7 @@ def tasks(count: int) -> list[TaskRef]:
 
 def reader(model: SimulatedModel) -> Callable[[str, str], NDArray[np.float32]]:
     """Log-probs of a text as the answer to a prompt."""
-    policy, codec = Qwen2.from_directory(model.directory), model.codec
+    policy, codec = CausalLM.from_directory(model.directory), model.codec
 
     @torch.no_grad()
     def read(prompt: str, text: str) -> NDArray[np.float32]:

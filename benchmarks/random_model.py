@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.config import ModelConfig
 
 #: Values that are drawn. A prime, so that the rows of a large matrix begin at different ones.
 _DRAWN = 16_777_213
 _STD = 0.02
 
 
-def write_weights(target: Path, shape: Qwen2Config, dtype: torch.dtype) -> None:
+def write_weights(target: Path, shape: ModelConfig, dtype: torch.dtype) -> None:
     """Write `target`, a safetensors file of random weights under transformers' names. Matrices have
     standard deviation 0.02 and are cut out of one draw; norms are 1, biases 0."""
     generator = torch.Generator().manual_seed(0)
@@ -31,7 +31,7 @@ def write_weights(target: Path, shape: Qwen2Config, dtype: torch.dtype) -> None:
             return drawn.repeat(-(-(begin + count) // len(drawn)))[begin : begin + count].view(size)
         return drawn[begin : begin + count].clone().view(size)
 
-    views = Qwen2(shape, draw=False).hf_views()
+    views = CausalLM(shape, draw=False).hf_views()
     partial = target.with_suffix(".partial")
     save_file({name: weight(name, view.shape) for name, view in views}, partial, {"format": "pt"})
     partial.rename(target)

@@ -39,7 +39,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.preflight.probe import gpu_memory
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.shapes import known_shape
 
 GROUP, RANK = 8, 16
@@ -52,12 +52,12 @@ _TEMPLATE = (
 )
 #: The first token that is no letter.
 _FIRST_WORD = 256
-LEAST = Qwen2Config(
+LEAST = ModelConfig(
     *(151_936, 16, 16, 1, 1, 1, 1e6), max_position_embeddings=4096, tie_word_embeddings=True
 )
 
 
-def shape_named(name: str) -> Qwen2Config:
+def shape_named(name: str) -> ModelConfig:
     """The shape of a short name of `swarm-node plan`, or of `least`, the smallest.
 
     Raises:
@@ -69,7 +69,7 @@ def shape_named(name: str) -> Qwen2Config:
     return shape
 
 
-def make_model(target: Path, shape: Qwen2Config, mean_answer: int = 0) -> Path:
+def make_model(target: Path, shape: ModelConfig, mean_answer: int = 0) -> Path:
     """A model of random weights with a tokenizer of as many entries as the hub's. With a
     `mean_answer`, so many tokens end an answer that answers have that length in the mean, the
     distribution being nearly uniform; else nearly none ends before the limit."""

@@ -37,9 +37,9 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     import torch
 
     from swarm_node.environments.drills import corpus
+    from swarm_node.policy.models.causal_lm import CausalLM
     from swarm_node.policy.models.codec import Codec
     from swarm_node.policy.models.model import resolve
-    from swarm_node.policy.models.qwen2 import Qwen2
     from swarm_node.policy.models.shapes import known_shape
     from swarm_node.policy.sampling.sampler import SampleRequest
 
@@ -51,13 +51,13 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
             codec.encode_prompt(text) for _, text, _ in islice(corpus("short", 0), given.rows // 4)
         ]
         requests = [SampleRequest(prompt, 4, n, 24) for n, prompt in enumerate(asked)]
-        return Qwen2.from_directory(path), codec, sorted(requests, key=_by_prompt)
+        return CausalLM.from_directory(path), codec, sorted(requests, key=_by_prompt)
     whole = known_shape("qwen2.5-0.5b")
     assert whole is not None
     shape = replace(
         whole, num_hidden_layers=LAYERS // given.share, vocab_size=whole.vocab_size // given.share
     )
-    model = Qwen2(shape, generator=torch.Generator().manual_seed(0))
+    model = CausalLM(shape, generator=torch.Generator().manual_seed(0))
     requests = []
     for _ in range(given.rows // GROUP):
         prompt = tuple(rng.integers(5, shape.vocab_size, int(rng.integers(60, 160))).tolist())

@@ -171,11 +171,11 @@ def main() -> None:
         directory, name = arguments.child
         child(Path(directory), name, arguments.rows, arguments.repetitions)
         return
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
 
     print_padding()
     with tempfile.TemporaryDirectory() as work:
-        directory = make_directory(Path(work) / "model", Qwen2Config(**CONFIG))
+        directory = make_directory(Path(work) / "model", ModelConfig(**CONFIG))
         print(f"{'variant':30} {'CPU s':>8} {'peak MiB':>9} {'checkpoint MiB':>15}")
         rows = {}
         for name in VARIANTS:

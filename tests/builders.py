@@ -173,8 +173,8 @@ def write_model(path: Path, **shape: Any) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.models.config import Qwen2Config
-    from swarm_node.policy.models.qwen2 import Qwen2
+    from swarm_node.policy.models.causal_lm import CausalLM
+    from swarm_node.policy.models.config import ModelConfig
 
     default = {
         "hidden_size": 32,
@@ -182,7 +182,7 @@ def write_model(path: Path, **shape: Any) -> Path:
         "num_hidden_layers": 2,
         "max_position_embeddings": 48,
     }
-    config = Qwen2Config(
+    config = ModelConfig(
         vocab_size=64,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -191,7 +191,7 @@ def write_model(path: Path, **shape: Any) -> Path:
     )
     (path / "config.json").write_text(json.dumps(config.to_hf()))
     (path / "tokenizer.json").write_text("{}")
-    model = Qwen2(config, generator=torch.Generator().manual_seed(5))
+    model = CausalLM(config, generator=torch.Generator().manual_seed(5))
     save_file(model.hf_state(), path / "model.safetensors")
     return path
 

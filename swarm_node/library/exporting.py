@@ -17,7 +17,7 @@ from swarm_node.node.figures.curve import parted
 from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import HubModel, hub_model, origin
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.checkpoints.export import (
@@ -71,7 +71,7 @@ def export(
     public = _public_base(base, model_dir)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
     named = str(public) if public else _cell(model_dir.name)
-    suited = for_model(settings, Qwen2Config.from_directory(model_dir))
+    suited = for_model(settings, ModelConfig.from_directory(model_dir))
     recipe = {key: value_of(suited, key) for key in _RECIPE}
     card = model_card(
         form,

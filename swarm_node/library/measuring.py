@@ -24,7 +24,7 @@ from swarm_node.node.loops.dialogues import check_groups
 from swarm_node.node.loops.evaluation import Examiner, seen_tasks
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import hardware, place
 from swarm_node.rollout import HELD_OUT_SEED, TaskRef
@@ -108,7 +108,7 @@ async def measure(
     settings = load_settings(flags, config=config, with_home=True)
     directory = resolve(settings.model)
     store = Home(settings.home).checkpoints
-    settings = for_model(settings, Qwen2Config.from_directory(directory))
+    settings = for_model(settings, ModelConfig.from_directory(directory))
     table, run, sampling = settings.environment, settings.run, settings.sampling
     name, options = _environment(tasks, table.name, table.options, assigned or {})
     where = place(run.device, settings.training.dtype, hardware(run.device))

@@ -14,7 +14,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.loops.guests import Guests
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import hardware, place
 
@@ -38,7 +38,7 @@ async def serve_stored(
     """
     settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
     directory = resolve(settings.model)
-    settings = for_model(settings, Qwen2Config.from_directory(directory))
+    settings = for_model(settings, ModelConfig.from_directory(directory))
     stored = Home(settings.home)
     if checkpoint == ALL:
         raise HomeError("serve takes one checkpoint: name it, or leave --checkpoint out")

@@ -26,7 +26,7 @@ from swarm_node.p2p.exchange.publishing import Publisher
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.p2p.limits.gates import LARGER
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.plausible import least_likely
 from swarm_node.rollout import (
@@ -176,8 +176,8 @@ def _best_place(means: HostileParts, prompt: str, answer: str) -> str:
 
 
 @cache
-def _first_policy(directory: Path) -> Qwen2:
-    return Qwen2.from_directory(directory)
+def _first_policy(directory: Path) -> CausalLM:
+    return CausalLM.from_directory(directory)
 
 
 def _completion(model: SimulatedModel, text: str) -> Completion:

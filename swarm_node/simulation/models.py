@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from swarm_node.clock import Clock
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import policy_digests, resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings
@@ -44,7 +44,7 @@ class SimulatedModel:
 
     def sampler(self) -> TorchSampler:
         """A new sampler with the weights the model starts from."""
-        return TorchSampler(Qwen2.from_directory(self.directory), self.codec, inline=True)
+        return TorchSampler(CausalLM.from_directory(self.directory), self.codec, inline=True)
 
     def trainer(
         self, place: Path, settings: TrainerSettings, clock: Clock, lesson: Lesson | None

@@ -21,10 +21,10 @@ from swarm_node.node.preflight.fit import Fit
 from swarm_node.node.start.derive import engine_plan, trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import Model, resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import SampleRequest, SharingSampler
@@ -45,7 +45,7 @@ pytestmark = [
 TINY = resolve("tiny")
 ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, seed=3)
 LONG = replace(ASKED, n=16, max_new_tokens=1000)
-QWEN2 = Qwen2Config(320, 64, 96, 2, 2, 1, head_dim=32, tie_word_embeddings=True)
+QWEN2 = ModelConfig(320, 64, 96, 2, 2, 1, head_dim=32, tie_word_embeddings=True)
 #: An untied head, normalised heads, and a vocabulary that vLLM pads.
 QWEN3 = replace(QWEN2, vocab_size=277, model_type="qwen3", tie_word_embeddings=False)
 SETTINGS = load_settings(
@@ -54,7 +54,7 @@ SETTINGS = load_settings(
 FOUND = Fit(ON_CPU, vllm=True, training=TrainingMethod(lora_rank=3), shares_base=True)
 
 
-def node_of(place: Path, config: Qwen2Config) -> tuple[TrainerHost, Model]:
+def node_of(place: Path, config: ModelConfig) -> tuple[TrainerHost, Model]:
     """A trainer as a node composes it, of a model with random weights."""
     (place / "weights").mkdir()
     directory = place / "model"
@@ -63,7 +63,7 @@ def node_of(place: Path, config: Qwen2Config) -> tuple[TrainerHost, Model]:
         shutil.copyfile(TINY / name, directory / name)
     eos = {"eos_token_id": Codec.from_directory(TINY).eos_id}
     (directory / "config.json").write_text(json.dumps({**config.to_hf(), **eos}))
-    base = Qwen2(config, generator=torch.Generator().manual_seed(1))
+    base = CausalLM(config, generator=torch.Generator().manual_seed(1))
     save_file(base.hf_state(), directory / "model.safetensors")
     settings = trainer_settings(SETTINGS, FOUND)
     assert settings.published == "shared"
@@ -91,7 +91,7 @@ def size(*parameters: torch.Tensor) -> int:
 
 
 @torch.no_grad()
-def largest_gap(model: Qwen2, group: Sequence[Completion]) -> float:
+def largest_gap(model: CausalLM, group: Sequence[Completion]) -> float:
     """Of the sampled log-probs to what `model` says."""
     prompt, gaps = np.asarray(ASKED.prompt_ids, np.uint32), []
     for one in group:

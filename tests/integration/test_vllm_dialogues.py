@@ -24,9 +24,9 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.node.loops.dialogues import Opening, PlayedDialogue, Player, joined
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -100,7 +100,7 @@ class Bench:
     store: WeightStore
     version: int = -1
 
-    def load(self, model: Qwen2) -> None:
+    def load(self, model: CausalLM) -> None:
         self.version += 1
         canary = measure_canary(model).to_metadata()
         path = self.store.publish(self.version, model.hf_state(), canary)
@@ -113,7 +113,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     torch.set_num_threads(1)
-    config = Qwen2.from_directory(TALK).config
+    config = CausalLM.from_directory(TALK).config
     plan = plan_engine(config, where=ON_CPU, max_rows=64, max_new_tokens=POSITIONS, lora_rank=0)
     with asyncio.Runner() as runner:
         sampler = VllmSampler.from_directory(TALK, plan)
@@ -146,7 +146,7 @@ async def played(sampler: Asked, temperature: float) -> list[PlayedDialogue]:
 
 def test_both_samplers_read_the_same_contexts_token_for_token(bench: Bench) -> None:
     """Of weights whose likeliest token is by far the likeliest, so that no seed decides."""
-    model = Qwen2.from_directory(TALK)
+    model = CausalLM.from_directory(TALK)
     with torch.no_grad():
         model.norm.mul_(1000.0)
     bench.load(model)
@@ -171,7 +171,7 @@ def test_the_second_turn_is_sampled_from_the_derived_context_in_the_prefix_cache
 ) -> None:
     """Its log-probs are the trainer's of one row, and whole blocks before it were not computed
     again."""
-    model = Qwen2.from_directory(TALK)
+    model = CausalLM.from_directory(TALK)
     bench.load(model)
     engine = Asked(bench.sampler)
     dialogues = bench.runner.run(played(engine, HEAT))

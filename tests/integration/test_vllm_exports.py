@@ -14,8 +14,8 @@ from trained_homes import trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.lora import PublishedAdapter
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.vllm.engine import (
     engine_environment,
@@ -52,7 +52,7 @@ print(json.dumps(said))
 
 
 @torch.no_grad()
-def logprobs(model: Qwen2, answer: list[int]) -> list[float]:
+def logprobs(model: CausalLM, answer: list[int]) -> list[float]:
     rows = model(torch.tensor([[*PROMPT, *answer]]))[0, len(PROMPT) - 1 : -1].log_softmax(-1)
     return rows.gather(1, torch.tensor(answer)[:, None])[:, 0].tolist()
 
@@ -75,8 +75,8 @@ def test_an_exported_qwen3_and_its_adapter_compute_what_was_trained(
         timeout=600,
     )
     said = json.loads(done.stdout.splitlines()[-1])
-    once = Qwen2.from_directory(tmp_path / "hf")
-    twice = Qwen2.from_directory(tmp_path / "hf")
+    once = CausalLM.from_directory(tmp_path / "hf")
+    twice = CausalLM.from_directory(tmp_path / "hf")
     PublishedAdapter(twice).load(host.core.adapter.state())
     for model, (answer, found) in zip((once, twice), said, strict=True):
         assert found == pytest.approx(logprobs(model, answer), abs=1e-4)

@@ -15,8 +15,8 @@ import torch
 from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import BaseName, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
@@ -46,7 +46,7 @@ MIB = 1 << 20
 
 
 def plan(**changes: int) -> EnginePlan:
-    model = Qwen2.from_directory(TINY).config
+    model = CausalLM.from_directory(TINY).config
     rank = changes.pop("lora_rank", 0)
     made = plan_engine(model, where=ON_GPU, max_rows=64, max_new_tokens=64, lora_rank=rank)
     return replace(made, **changes)
@@ -65,7 +65,7 @@ def serve(plan: EnginePlan, body: Callable[[VllmSampler], Awaitable[None]]) -> N
 
 
 @torch.no_grad()
-def gap(model: Qwen2, group: tuple[Completion, ...]) -> float:
+def gap(model: CausalLM, group: tuple[Completion, ...]) -> float:
     prompt = np.asarray(ASKED.prompt_ids, np.uint32)
     rows = [TrainRow(prompt, one.token_ids, None, 0.0, Provenance.OWN) for one in group]
     said = completion_logprobs(model, rows, 1.0).cpu().numpy()
@@ -73,8 +73,8 @@ def gap(model: Qwen2, group: tuple[Completion, ...]) -> float:
 
 
 def test_log_probs_are_near_the_trainers_before_and_after_a_sync(tmp_path: Path) -> None:
-    store, model = WeightStore(tmp_path), Qwen2.from_directory(TINY)
-    random = Qwen2(model.config, generator=torch.Generator().manual_seed(1))
+    store, model = WeightStore(tmp_path), CausalLM.from_directory(TINY)
+    random = CausalLM(model.config, generator=torch.Generator().manual_seed(1))
 
     async def body(sampler: VllmSampler) -> None:
         for version, now in enumerate((model, random, model)):
@@ -88,8 +88,8 @@ def test_log_probs_are_near_the_trainers_before_and_after_a_sync(tmp_path: Path)
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_asleep_the_engine_holds_no_memory_and_a_sync_wakes_it(tmp_path: Path, level: int) -> None:
-    store, model = WeightStore(tmp_path), Qwen2.from_directory(TINY)
-    random = Qwen2(model.config, generator=torch.Generator().manual_seed(1))
+    store, model = WeightStore(tmp_path), CausalLM.from_directory(TINY)
+    random = CausalLM(model.config, generator=torch.Generator().manual_seed(1))
 
     async def body(sampler: VllmSampler) -> None:
         await sampler.load(

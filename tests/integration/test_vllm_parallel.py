@@ -15,8 +15,8 @@ import torch
 from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, installed_vllm, plan_engine
@@ -53,7 +53,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 @torch.no_grad()
-def largest_gap(model: Qwen2, group: Sequence[Completion]) -> float:
+def largest_gap(model: CausalLM, group: Sequence[Completion]) -> float:
     """Of the sampled log-probs to what `model` says."""
     gaps = []
     for one in group:
@@ -63,7 +63,7 @@ def largest_gap(model: Qwen2, group: Sequence[Completion]) -> float:
 
 
 def test_each_process_takes_its_part_of_weights_and_adapters(tmp_path: Path) -> None:
-    model = Qwen2.from_directory(TINY)
+    model = CausalLM.from_directory(TINY)
     tiny = model.hf_state()
     noisy = {name: part + 0.02 * torch.randn(part.shape) for name, part in tiny.items()}
     plan = plan_engine(model.config, where=ON_CPU, max_rows=8, max_new_tokens=64, lora_rank=4)

@@ -36,10 +36,10 @@ from swarm_node.node.start import derive
 from swarm_node.node.start.build import make_sampler
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import Model, resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import (
@@ -79,7 +79,7 @@ class Bench:
     runner: asyncio.Runner
     sampler: VllmSampler
     store: WeightStore
-    models: dict[int, Qwen2] = field(default_factory=dict)
+    models: dict[int, CausalLM] = field(default_factory=dict)
 
     def run(self, body: Callable[[VllmSampler], Awaitable[_Result]]) -> _Result:
         async def guarded() -> _Result:
@@ -101,13 +101,13 @@ class Bench:
         self.run(lambda sampler: sampler.load(*weights))
 
 
-def noisy(seed: int) -> Qwen2:
+def noisy(seed: int) -> CausalLM:
     """The tiny model with noise of `seed`, 0 for none; from ENDLESS on a random one, which draws
     tokens almost evenly: its answers take 276 tokens in the mean."""
-    model = Qwen2.from_directory(TINY)
+    model = CausalLM.from_directory(TINY)
     generator = torch.Generator().manual_seed(seed)
     if seed >= ENDLESS:
-        return Qwen2(model.config, generator=generator)
+        return CausalLM(model.config, generator=generator)
     with torch.no_grad():
         for parameter in model.parameters() if seed else ():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
@@ -127,7 +127,7 @@ def bench(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Bench]:
     torch.set_num_threads(1)
-    config = Qwen2.from_directory(TINY).config
+    config = CausalLM.from_directory(TINY).config
     plan = plan_engine(config, where=ON_CPU, max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
     with asyncio.Runner() as runner:
         # On a CPU there is no memory to give back, but the engine goes through the same states.
@@ -160,7 +160,7 @@ def tokens(group: Sequence[Completion]) -> list[list[int]]:
 
 @torch.no_grad()
 def recomputed(
-    model: Qwen2, asked: SampleRequest, completion: Completion, temperature: float = 1.0
+    model: CausalLM, asked: SampleRequest, completion: Completion, temperature: float = 1.0
 ) -> np.ndarray:
     """What the trainer says of a completion, f32[T]."""
     prompt = np.asarray(asked.prompt_ids, np.uint32)
@@ -169,7 +169,7 @@ def recomputed(
 
 
 def largest_gap(
-    model: Qwen2, asked: SampleRequest, group: Sequence[Completion], temperature: float = 1.0
+    model: CausalLM, asked: SampleRequest, group: Sequence[Completion], temperature: float = 1.0
 ) -> float:
     return max(
         float(np.abs(recomputed(model, asked, one, temperature) - one.logprobs).max())
@@ -351,7 +351,7 @@ def test_own_rows_begin_while_guests_are_sampled(bench: Bench) -> None:
     assert bench.run(body) == PLACES
 
 
-def own_logprobs(model: Qwen2, asked: SampleRequest, ids: Sequence[int]) -> torch.Tensor:
+def own_logprobs(model: CausalLM, asked: SampleRequest, ids: Sequence[int]) -> torch.Tensor:
     """What the policy says of all tokens [T, V] at the places of an answer's."""
     with torch.no_grad():
         logits = model(torch.tensor([[*asked.prompt_ids, *ids]]))
@@ -750,8 +750,8 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path, base_
     """The base comes from the model's directory, only adapters from the trainer."""
     four_bit = base_name == "nf4"
     where, near = (Placement("cpu", "bfloat16"), 0.05) if four_bit else (ON_CPU, 1e-4)
-    config = Qwen2Config(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type="qwen3", head_dim=32)
-    base = Qwen2(config, generator=torch.Generator().manual_seed(1))
+    config = ModelConfig(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type="qwen3", head_dim=32)
+    base = CausalLM(config, generator=torch.Generator().manual_seed(1))
     place = made(tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TINY / name, place / name)

@@ -17,7 +17,7 @@ from swarm_node.errors import ConfigError
 from swarm_node.p2p.exchange.verify import digests
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.plausible import least_likely
 from swarm_node.policy.training.update.gradient import likely_tokens
@@ -114,7 +114,7 @@ def test_what_each_kind_puts_in_the_place_of_an_honest_group(
 def test_hidden_words_stand_where_the_first_policy_finds_them_likeliest(
     means: HostileParts,
 ) -> None:
-    model = Qwen2.from_directory(tiny().directory)
+    model = CausalLM.from_directory(tiny().directory)
     tasks, codec = environment(), tiny().codec
     made = maker("hidden")(means, (HONEST, "a prompt"))
     assert made is not None

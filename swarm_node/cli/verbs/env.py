@@ -61,13 +61,13 @@ def check(
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.env_check import check_environment
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.models.model import resolve
 
     flags = task_flags(name, None, None, question, answer, choices, accept)
     flags |= parse_assignments(assign or [])
     directory = resolve(model)
-    settings = for_model(load_settings(flags, config=config), Qwen2Config.from_directory(directory))
+    settings = for_model(load_settings(flags, config=config), ModelConfig.from_directory(directory))
     table, sampling = settings.environment, settings.sampling
     with progress() as tell:
         found = asyncio.run(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.config import Settings
     from swarm_node.node.preflight.fit import Machine
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
 
 CARDS = (8, 12, 16, 24, 80)
 _SCHEMA = 1
@@ -85,7 +85,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _show(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> None:
+def _show(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> None:
     from rich.console import Console
 
     from swarm_node.cli.views.plan_view import card_view, cards_view
@@ -96,13 +96,13 @@ def _show(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> None:
     Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
 
 
-def shape_of(name: str) -> Qwen2Config:
+def shape_of(name: str) -> ModelConfig:
     """The shape of a model by name, without network.
 
     Raises:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
-    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.models.hub import hub_model
     from swarm_node.policy.models.model import SHIPPED, no_model, resolve
     from swarm_node.policy.models.shapes import known_shape
@@ -118,7 +118,7 @@ def shape_of(name: str) -> Qwen2Config:
         )
     if name not in SHIPPED and not (path / "config.json").is_file():
         raise no_model(name, path)
-    return Qwen2Config.from_directory(resolve(name) if name in SHIPPED else path)
+    return ModelConfig.from_directory(resolve(name) if name in SHIPPED else path)
 
 
 def parse_vram(text: str) -> int:
@@ -136,7 +136,7 @@ def parse_vram(text: str) -> int:
     raise ConfigError(f"--vram takes an amount such as 12GB or 8192MiB, not {text[:40]!r}")
 
 
-def _plain(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> dict[str, Any]:
+def _plain(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> dict[str, Any]:
     rows = []
     for machine, decision in cards:
         found, shown = decision.found, decision.plan

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from swarm_node.node.preflight.fit import Decision, Machine
 from swarm_node.policy.memory.plan import SPARE, Job, Plan
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.sampling.vllm.engine import EngineChoice
 
 _GIB = 1 << 30
@@ -80,7 +80,7 @@ def _size(card: PlannedCard) -> str:
     return f"{card.machine.gpu.free / _GIB:.4g}"
 
 
-def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> RenderableType:
+def cards_view(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> RenderableType:
     """The cards; below them, advice for those that nothing fits."""
     advice = [
         f"{_size(card)} GiB: {escape(card.decision.advice)}."
@@ -101,7 +101,7 @@ def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> R
     )
 
 
-def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableType:
+def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableType:
     """One machine: the memory of each part of its card, and how `join` would use it."""
     machine, decision = card
     sampler = "vLLM" if decision.engine.vllm else "the built-in sampler"
@@ -145,7 +145,7 @@ def _on_cpu(machine: Machine, decision: Decision) -> str:
     return f"{told} {escape(found.numbers)}." if found.numbers else told
 
 
-def _title(name: str, shape: Qwen2Config, job: Job) -> str:
+def _title(name: str, shape: ModelConfig, job: Job) -> str:
     return (
         f"[bold]{escape(name)}[/]: {shape.weight_count / 1e6:,.1f} million weights, "
         f"{job.rows} {job.described()} wanted at once"

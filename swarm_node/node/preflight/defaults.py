@@ -34,7 +34,7 @@ from swarm_node.config import Settings, Table
 from swarm_node.node.loops.harvest import OVER_PROVISION, provision
 from swarm_node.policy.experience.slots import most_at_once
 from swarm_node.policy.memory.footprint import TrainingMethod
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import WORTHWHILE, Placement, ProductTimes
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 
@@ -49,7 +49,7 @@ _LEAST_TASKS, _MOST_TASKS = 8, 16
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
 
 
-def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
+def for_model(settings: Settings, shape: ModelConfig) -> Settings:
     """Return `settings` with the defaults for a model of this shape. Settings of the user stay."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
@@ -71,7 +71,7 @@ def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
     return table.model_copy(update=others)
 
 
-def tasks_per_call(settings: Settings, shape: Qwen2Config, rows: int | None) -> int:
+def tasks_per_call(settings: Settings, shape: ModelConfig, rows: int | None) -> int:
     """Return the most groups of a sampling batch for a model of this shape: the number that the
     user set, or as many as `rows` answers at once allow. `rows` is None for the most that a GPU may
     be planned for, and 0 for a CPU."""
@@ -84,7 +84,7 @@ def tasks_per_call(settings: Settings, shape: Qwen2Config, rows: int | None) -> 
 
 
 def for_training(
-    settings: Settings, shape: Qwen2Config, training: TrainingMethod, rows: int
+    settings: Settings, shape: ModelConfig, training: TrainingMethod, rows: int
 ) -> Settings:
     """Return `settings` with the defaults for a model of this shape, a training method, and a plan
     of a GPU with `rows` rows; 0 on a CPU."""
@@ -99,7 +99,7 @@ def for_training(
     return settings.model_copy(update=changed)
 
 
-def times_decide(settings: Settings, shape: Qwen2Config) -> bool:
+def times_decide(settings: Settings, shape: ModelConfig) -> bool:
     """Check that on a CPU the number type of a model of this shape is left to a measurement. Small
     models wait for other things than products, and other hosts may have other CPUs."""
     left_open = settings.training.dtype == "auto" and settings.run.hosts == 1
@@ -107,7 +107,7 @@ def times_decide(settings: Settings, shape: Qwen2Config) -> bool:
 
 
 def typed(
-    settings: Settings, shape: Qwen2Config, where: Placement, times: ProductTimes | None
+    settings: Settings, shape: ModelConfig, where: Placement, times: ProductTimes | None
 ) -> tuple[Placement, str]:
     """Return the device with the number type of a model of this shape, and the reason for the type
     if it was left to a measurement. `times` are those of the CPU, None if they were not measured.
@@ -125,7 +125,7 @@ def typed(
     )
 
 
-def rows_at_once(settings: Settings, shape: Qwen2Config, *, on_gpu: bool, interleaved: bool) -> int:
+def rows_at_once(settings: Settings, shape: ModelConfig, *, on_gpu: bool, interleaved: bool) -> int:
     """Return the most answers that are sampled at once: those of a sampling batch, on a GPU no more
     than there are slots for. An engine that is `interleaved` begins more groups than a batch
     takes (`loops/harvest.py`)."""

@@ -31,7 +31,7 @@ from swarm_node.node.preflight.probe import Seen, time_products
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import has_bitsandbytes, repeats_heads, torch_version
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
@@ -98,7 +98,7 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
 
 
 def examine_fit(
-    before: Examined, facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit
+    before: Examined, facts: Facts, settings: Settings, shape: ModelConfig, found: Fit
 ) -> list[Finding]:
     """Return the findings `before` the model was known, completed by those on a model of this
     `shape`, which runs as `found` says."""
@@ -110,7 +110,7 @@ def examine_fit(
 
 
 def examine(
-    facts: Facts, settings: Settings, shape: Qwen2Config | None, turns: int = 1
+    facts: Facts, settings: Settings, shape: ModelConfig | None, turns: int = 1
 ) -> list[Finding]:
     """Judge all facts of a start with `settings` on an environment of `turns` turns, and a model of
     this shape, None if unknown."""
@@ -168,7 +168,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     return replace(machine, products=facts.products)
 
 
-def timed(facts: Facts, settings: Settings, shape: Qwen2Config) -> Facts:
+def timed(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
     """Return `facts` of this machine with the times of its CPU's products, if the number type of a
     model of this shape depends on them."""
     on_cpu = settings.run.device == "cpu" or not facts.seen.hardware.gpus
@@ -317,7 +317,7 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 
 
 def _model(
-    facts: Facts, name: str, shape: Qwen2Config, found: Fit, gpu: GpuMemory | None
+    facts: Facts, name: str, shape: ModelConfig, found: Fit, gpu: GpuMemory | None
 ) -> Iterator[Finding]:
     """Judge a model that fits main memory and GPU: its place in shared memory and on the disk."""
     plan = found.plan
@@ -357,7 +357,7 @@ def _shared(facts: Facts, need: int) -> Finding:
     return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
-def _disk(facts: Facts, shape: Qwen2Config, found: Fit) -> Finding:
+def _disk(facts: Facts, shape: ModelConfig, found: Fit) -> Finding:
     try:
         few = check_disk(facts.home, shape, found, facts.disk)
     except HomeError as error:

@@ -12,7 +12,7 @@ from swarm_node.node.preflight.doctor import Finding, amount, gib
 from swarm_node.node.preflight.facts import Facts
 from swarm_node.node.preflight.fit import Fit, Machine
 from swarm_node.policy.memory.footprint import footprint, longest_tokens
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 
 
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 def start_lines(
-    settings: Settings, facts: Facts, machine: Machine, found: Fit, shape: Qwen2Config
+    settings: Settings, facts: Facts, machine: Machine, found: Fit, shape: ModelConfig
 ) -> Iterator[Line]:
     """Describe a node that trains a model of `shape` as `found` says."""
     name, device = settings.model, found.where.device
@@ -55,7 +55,7 @@ def start_lines(
     yield Line("home", str(facts.home), {"home": str(facts.home)})
 
 
-def _training(rate: float, found: Fit, shape: Qwen2Config) -> Iterator[Line]:
+def _training(rate: float, found: Fit, shape: ModelConfig) -> Iterator[Line]:
     plan, job = found.plan, found.job
     if plan is not None:
         how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows

@@ -32,7 +32,7 @@ from swarm_node.policy.memory.plan import (
     make_plan,
     unplanned_ways,
 )
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.shapes import smaller_models
 from swarm_node.policy.placement import (
     ON_CPU,
@@ -155,7 +155,7 @@ def card(settings: Settings, vram: int) -> Machine:
 
 
 def engine_of(
-    settings: Settings, machine: Machine, shape: Qwen2Config | None = None, turns: int = 1
+    settings: Settings, machine: Machine, shape: ModelConfig | None = None, turns: int = 1
 ) -> EngineChoice:
     """Return the engine that samples on `machine`, and the reason. With the model's `shape`, "auto"
     takes the built-in sampler if only that fits dialogues of `turns` turns: it can share a base of
@@ -182,7 +182,7 @@ def engine_of(
 
 
 def job_of(
-    settings: Settings, machine: Machine, engine: EngineChoice, shape: Qwen2Config, turns: int = 1
+    settings: Settings, machine: Machine, engine: EngineChoice, shape: ModelConfig, turns: int = 1
 ) -> Job:
     """Return this node's demands on a GPU for a model of this shape and dialogues of `turns` turns.
     Settings that the user did not set stay open.
@@ -249,7 +249,7 @@ class Decision:
 _NOTHING = "take a machine with more memory"
 
 
-def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1) -> Fit:
+def fit(settings: Settings, shape: ModelConfig, machine: Machine, turns: int = 1) -> Fit:
     """Plan how a node with these settings trains and samples a model of this shape on `machine`, in
     dialogues of `turns` turns.
 
@@ -263,7 +263,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1
     return decided.found
 
 
-def decide(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int = 1) -> Decision:
+def decide(settings: Settings, shape: ModelConfig, machine: Machine, turns: int = 1) -> Decision:
     """Return the answer of `plan`, `doctor` and `join` for a model of this shape on `machine`.
 
     Raises:
@@ -276,7 +276,7 @@ def decide(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int 
     return replace(decided, instead=tuple(_remedies(settings, shape, machine, turns)))
 
 
-def _decided(settings: Settings, shape: Qwen2Config, machine: Machine, turns: int) -> Decision:
+def _decided(settings: Settings, shape: ModelConfig, machine: Machine, turns: int) -> Decision:
     """The answer without remedies."""
     where, numbers = typed(settings, shape, machine.where, machine.products)
     machine = replace(machine, where=where)
@@ -318,7 +318,7 @@ def _decided(settings: Settings, shape: Qwen2Config, machine: Machine, turns: in
     return Decision(engine, job, made, found)
 
 
-def _short(shape: Qwen2Config, needed: int, processes: int, free: int) -> str:
+def _short(shape: ModelConfig, needed: int, processes: int, free: int) -> str:
     each = f" on the first of {processes} cards" * (processes > 1)
     return (
         f"a model of {_millions(shape)} needs at least {needed / _GIB:.1f} GiB of GPU memory{each} "
@@ -326,17 +326,17 @@ def _short(shape: Qwen2Config, needed: int, processes: int, free: int) -> str:
     )
 
 
-def _millions(shape: Qwen2Config) -> str:
+def _millions(shape: ModelConfig) -> str:
     return f"{shape.weight_count / 1e6:,.0f} million weights"
 
 
 def _remedies(
-    settings: Settings, shape: Qwen2Config, machine: Machine, turns: int
+    settings: Settings, shape: ModelConfig, machine: Machine, turns: int
 ) -> Iterator[Remedy]:
     """Changes after which a node starts, each tried. A smaller model is named where no other
     setting helps, and the CPU beside a GPU that is too small."""
 
-    def fits(changed: Mapping[str, Any], of: Qwen2Config = shape, on: Machine = machine) -> bool:
+    def fits(changed: Mapping[str, Any], of: ModelConfig = shape, on: Machine = machine) -> bool:
         try:
             return _decided(with_keys(settings, changed), of, on, turns).found is not None
         except (ConfigError, ModelError):
@@ -375,7 +375,7 @@ def _lighter(settings: Settings, machine: Machine, fits: Callable[..., bool]) ->
         tokens //= 2
 
 
-def check_disk(home: Path, shape: Qwen2Config, found: Fit, room: int) -> str | None:
+def check_disk(home: Path, shape: ModelConfig, found: Fit, room: int) -> str | None:
     """Check the disk of `home`, on which checkpoints may take `room` bytes, existing ones
     included. Returns a warning, None if all checkpoints to keep fit.
 
@@ -403,7 +403,7 @@ def check_disk(home: Path, shape: Qwen2Config, found: Fit, room: int) -> str | N
     )
 
 
-def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
+def shared_bytes(shape: ModelConfig, found: Fit) -> int:
     """Bytes of shared memory for passing weights to the sampler: the versions that are kept, the
     next one, and a base that both processes map."""
     rank, copies, width = found.training.lora_rank, KEEP_VERSIONS + 1, 2 if found.where.half else 4
@@ -417,7 +417,7 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
 
 
 def _unplanned(
-    settings: Settings, shape: Qwen2Config, job: Job, machine: Machine
+    settings: Settings, shape: ModelConfig, job: Job, machine: Machine
 ) -> TrainingMethod:
     """Choose a CPU trainer's method: the first with which this machine's processes fit its memory,
     else the one that takes least. All weights come before adapters, as in a plan."""

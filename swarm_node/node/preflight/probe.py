@@ -23,7 +23,7 @@ import msgspec
 
 from swarm_node.errors import words_of
 from swarm_node.node.preflight.fit import GpuMemory
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import (
     BFLOAT16_CAPABILITY,
     LEAST_CAPABILITY,
@@ -120,7 +120,7 @@ def judged(answer: Answer) -> Seen:
     return Seen(hardware, fault, memory, answer.capability, answer.unshared)
 
 
-def time_products(shape: Qwen2Config) -> ProductTimes:
+def time_products(shape: ModelConfig) -> ProductTimes:
     """Time products of a model of this shape on this CPU, in one thread. The matrix is a part of
     the MLP's first. The time per row is that of a step that samples, plus twice that of a
     micro-batch, which goes there and back. It takes tens of milliseconds, or a few hundred where

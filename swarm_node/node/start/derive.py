@@ -20,7 +20,7 @@ from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.policy.memory.footprint import TrainingMethod, context_tokens
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
@@ -62,7 +62,7 @@ def resolve_start(
     origins: Mapping[str, str],
     home: Home,
     named: Sequence[str],
-    shape: Qwen2Config,
+    shape: ModelConfig,
     machine: Machine,
     turns: int = 1,
 ) -> Resolved:
@@ -101,7 +101,7 @@ def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
     return settings.model_copy(update={"network": network.model_copy(update=changed)})
 
 
-def member_settings(given: Settings, shape: Qwen2Config, named: Sequence[str]) -> Settings:
+def member_settings(given: Settings, shape: ModelConfig, named: Sequence[str]) -> Settings:
     """Return the settings of a member for a program that trains a model of `shape`. "auto" is a
     choice of the trainer that it does not have."""
     settings = _dialling(for_model(given, shape), named)
@@ -146,7 +146,7 @@ def _as_set(settings: Settings) -> TrainingMethod:
     return TrainingMethod(settings.training.lora_rank, nf4=settings.training.base == "nf4")
 
 
-def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePlan:
+def engine_plan(settings: Settings, model: ModelConfig, found: Fit) -> EnginePlan:
     """Return the limits of vLLM: those in the plan of the GPU, if there is one.
 
     Raises:
@@ -165,7 +165,7 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
     )
 
 
-def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShape | None:
+def cache_shape(settings: Settings, model: ModelConfig, found: Fit) -> CacheShape | None:
     """Return the shape of the built-in sampler's cache on a GPU, from the plan if there is one.
     None on a CPU, where the cache grows with each batch."""
     if found.where.device == "cpu":

@@ -52,7 +52,7 @@ from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, resolve
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
@@ -166,7 +166,7 @@ def _admitted(
     downloads: list[Download] = []
     started: list[Resolved] = []
 
-    def admit(shape: Qwen2Config) -> None:
+    def admit(shape: ModelConfig) -> None:
         known = timed(facts, given, shape)
         machine = machine_of(known, given)
         start = resolve_start(given, origins, home, named, shape, machine, tried.turns)

@@ -1,6 +1,6 @@
 """Memory of each part of a node in bytes: formulas, no torch.
 
-The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and generating.py;
+The formulas follow causal_lm.py, lora.py, logprobs.py, trainer.py and generating.py;
 benchmarks/plan.py compares them with measured use. Names: h hidden size, i intermediate size, q and
 k widths of all query and of all key heads, L layers, V vocabulary, r rank, T tokens of a
 micro-batch.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import Precision
 
 Device = Literal["cpu", "cuda"]
@@ -122,7 +122,7 @@ class Footprint:
 
 
 def footprint(
-    model: Qwen2Config,
+    model: ModelConfig,
     training: TrainingMethod,
     *,
     device: Device,
@@ -166,14 +166,14 @@ def footprint(
     )
 
 
-def engine_cards(model: Qwen2Config, cards: int) -> int:
+def engine_cards(model: ModelConfig, cards: int) -> int:
     """Number of the `cards` over which an engine is spread: the largest by which both the heads and
     the columns of the MLP divide evenly (vLLM's tensor parallelism)."""
     counts = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
     return next(n for n in range(cards, 0, -1) if not any(count % n for count in counts))
 
 
-def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = False) -> int:
+def checkpoint_bytes(model: ModelConfig, lora_rank: int, *, eight_bit: bool = False) -> int:
     """Bytes of one checkpoint, and of its copy in memory: the trained weights in float32, with
     their moments."""
     return (4 + _moment_bytes(eight_bit)) * _trained_count(model, lora_rank)
@@ -193,12 +193,12 @@ def bucket_sizes(rows: int) -> list[int]:
     return [*(size for size in doubled if size < rows), rows]
 
 
-def vllm_graph_bytes(model: Qwen2Config, rows: int, lora_rank: int) -> int:
+def vllm_graph_bytes(model: ModelConfig, rows: int, lora_rank: int) -> int:
     """Bytes of vLLM's CUDA graphs. With adapters it keeps each graph with and without them."""
     return len(graph_sizes(rows)) * model.num_hidden_layers * _GRAPH * (2 if lora_rank else 1)
 
 
-def built_in_graph_bytes(model: Qwen2Config, rows: int, width: int) -> int:
+def built_in_graph_bytes(model: ModelConfig, rows: int, width: int) -> int:
     """Bytes of the built-in sampler's CUDA graphs. Each keeps its result, the logits of its rows,
     at `width` bytes. Sequences longer than typical ones, of which there are fewer at once, have
     graphs of their own, which are not counted."""
@@ -207,7 +207,7 @@ def built_in_graph_bytes(model: Qwen2Config, rows: int, width: int) -> int:
     return WINDOWS * (layers + sum(sizes) * model.vocab_size * width)
 
 
-def adapter_count(model: Qwen2Config, rank: int) -> int:
+def adapter_count(model: ModelConfig, rank: int) -> int:
     """Weights of LoRA adapters on all seven projections: r·(in + out) each (arXiv 2106.09685)."""
     h, i, q, k = (
         model.hidden_size,
@@ -218,7 +218,7 @@ def adapter_count(model: Qwen2Config, rank: int) -> int:
     return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + k) + 3 * (h + i))
 
 
-def frozen_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
+def frozen_bytes(model: ModelConfig, training: TrainingMethod) -> int:
     """Bytes of a base in the type of matrix products. With `nf4`, a weight of a projection has half
     a byte, and 64 of them a float32 (arXiv 2305.14314)."""
     width, h, i = _size(training.dtype), model.hidden_size, model.intermediate_size
@@ -229,17 +229,17 @@ def frozen_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     return width * (model.weight_count - quantized) + quantized // 2 + quantized // 16
 
 
-def context_tokens(model: Qwen2Config, max_new_tokens: int) -> int:
+def context_tokens(model: ModelConfig, max_new_tokens: int) -> int:
     """Tokens of a typical prompt with its answer."""
     return min(model.max_position_embeddings, PROMPT_TOKENS + max_new_tokens)
 
 
-def longest_tokens(model: Qwen2Config, max_new_tokens: int) -> int:
+def longest_tokens(model: ModelConfig, max_new_tokens: int) -> int:
     """Tokens of the longest sequence that a sampler takes: a prompt of 4,096 and an answer."""
     return min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens)
 
 
-def kv_bytes(model: Qwen2Config, rows: int, max_new_tokens: int, width: int) -> int:
+def kv_bytes(model: ModelConfig, rows: int, max_new_tokens: int, width: int) -> int:
     """Bytes of keys and values, at 2·L·k·`width` bytes per token. They hold `rows` typical
     sequences, and at least one of the longest with a spare block."""
     token = 2 * model.num_hidden_layers * model.key_value_size * width
@@ -247,7 +247,7 @@ def kv_bytes(model: Qwen2Config, rows: int, max_new_tokens: int, width: int) -> 
     return token * max(rows * context_tokens(model, max_new_tokens), longest)
 
 
-def activation_bytes(model: Qwen2Config, training: TrainingMethod, *, longest_row: int) -> int:
+def activation_bytes(model: ModelConfig, training: TrainingMethod, *, longest_row: int) -> int:
     """The peak of a micro-batch, on top of weights, gradients and moments. A row is never cut, so a
     micro-batch holds at least the longest row. Attention is linear in memory, because torch
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
@@ -276,7 +276,7 @@ def activation_bytes(model: Qwen2Config, training: TrainingMethod, *, longest_ro
     )
 
 
-def _copied_weights(model: Qwen2Config, training: TrainingMethod) -> int:
+def _copied_weights(model: ModelConfig, training: TrainingMethod) -> int:
     """Bytes of weights in the type of the products, where trained weights are held in another way.
     float32 weights are cast, and the casts are kept for the backward pass. Weights in parts are
     gathered (FSDP2). The embedding and the head are gathered for the whole pass. The layers in
@@ -291,7 +291,7 @@ def _copied_weights(model: Qwen2Config, training: TrainingMethod) -> int:
     return width * tables + (4 * width + 4) * layer
 
 
-def logit_elements(model: Qwen2Config, training: TrainingMethod, *, longest_row: int) -> int:
+def logit_elements(model: ModelConfig, training: TrainingMethod, *, longest_row: int) -> int:
     """Most logits that the trainer holds at once in a micro-batch. They are as many as do not raise
     its peak, which is in the last layer, but at least `LEAST_LOGITS`. Further logits are computed
     in pieces."""
@@ -303,7 +303,7 @@ def logit_elements(model: Qwen2Config, training: TrainingMethod, *, longest_row:
     return max(LEAST_LOGITS, room // _logit_bytes(training))
 
 
-def _matrix_gradient(model: Qwen2Config, training: TrainingMethod) -> int:
+def _matrix_gradient(model: ModelConfig, training: TrainingMethod) -> int:
     """Bytes of a micro-batch's gradient of a layer's largest matrix. 0 with adapters, and with
     weights in parts, where `_copied_weights` includes it."""
     if training.lora_rank or training.shards > 1:
@@ -311,7 +311,7 @@ def _matrix_gradient(model: Qwen2Config, training: TrainingMethod) -> int:
     return 4 * model.hidden_size * 2 * model.intermediate_size
 
 
-def _head_bytes(model: Qwen2Config, training: TrainingMethod, logits: int) -> int:
+def _head_bytes(model: ModelConfig, training: TrainingMethod, logits: int) -> int:
     """The logits, in float32 and cast for products, and the gradient of a head cast likewise."""
     cast = 0 if training.lora_rank else 4 - _size(training.dtype)
     cast *= training.shards == 1
@@ -328,7 +328,7 @@ def _logit_bytes(training: TrainingMethod) -> int:
     return 4 if training.dtype == "float32" else 4 + 2
 
 
-def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
+def _layer_bytes(model: ModelConfig, training: TrainingMethod) -> int:
     """Bytes that autograd keeps of one layer for one token: the input and (for the gradient of its
     weight) the scaled output of each norm, the inputs of the projections, the fused and the rotated
     heads, copies of shared keys and values (with repeated heads as wide as the queries), the
@@ -353,7 +353,7 @@ def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     return 2 * norms + kept
 
 
-def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
+def _workspace(model: ModelConfig, rows: int, context: int, width: int) -> int:
     """Bytes of a prefill's widest layer, of a step's log-probs and float64 sums over the
     vocabulary, and of a prefill's keys and values before they are in the cache (as much as the keys
     of all rows: an upper bound)."""
@@ -363,7 +363,7 @@ def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
     return prefill + step + keys
 
 
-def _trained_count(model: Qwen2Config, lora_rank: int) -> int:
+def _trained_count(model: ModelConfig, lora_rank: int) -> int:
     return adapter_count(model, lora_rank) or model.weight_count
 
 

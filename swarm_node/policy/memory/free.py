@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from swarm_node.policy.memory.footprint import TrainingMethod, checkpoint_bytes, footprint
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU, Placement
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -19,7 +19,7 @@ _PROCESSES = 3 << 30
 
 
 def needed_memory(
-    config: Qwen2Config,
+    config: ModelConfig,
     lora_rank: int = 0,
     *,
     placement: Placement = ON_CPU,

@@ -26,7 +26,7 @@ from swarm_node.policy.memory.footprint import (
     footprint,
     longest_tokens,
 )
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import Precision
 
 Sharing = Literal["split", "sleep"]
@@ -172,25 +172,25 @@ class Plan:
         )
 
 
-def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
+def make_plan(model: ModelConfig, job: Job, vram: int) -> Plan | None:
     """The first plan for `job` with `model` that fits `vram` free bytes; None if none does."""
     ways = (way for total, way in _ways(model, job) if total <= vram * (1 - SPARE))
     return next((replace(way, vram=vram) for way in ways), None)
 
 
-def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
+def least_plan(model: ModelConfig, job: Job, vram: int) -> Plan:
     """The plan that needs the least memory, whether it fits or not."""
     return replace(min(_ways(model, job), key=lambda way: way[0])[1], vram=vram)
 
 
 @lru_cache(maxsize=64)  # remedies ask for the same ways again and again
-def _ways(model: Qwen2Config, job: Job) -> tuple[tuple[int, Plan], ...]:
+def _ways(model: ModelConfig, job: Job) -> tuple[tuple[int, Plan], ...]:
     """The candidate plans, each with its total in bytes. Their `vram` is 0, because none depends on
     it."""
     return tuple((plan.total, plan) for plan in _made(model, job))
 
 
-def _made(model: Qwen2Config, job: Job) -> Iterator[Plan]:
+def _made(model: ModelConfig, job: Job) -> Iterator[Plan]:
     longest = longest_tokens(model, job.longest)
     cards = engine_cards(model, job.cards)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)

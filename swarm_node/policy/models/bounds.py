@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from swarm_node.errors import ModelError, reason_of
-from swarm_node.policy.models.config import Qwen2Config, parse_json, read_json, weight_files
+from swarm_node.policy.models.config import ModelConfig, parse_json, read_json, weight_files
 from swarm_node.process.bounded import bounded_run
 
 #: The deepest models that are known have some 130 layers.
@@ -32,7 +32,7 @@ _READ_BY_TRANSFORMERS = (
 )
 
 
-def check_directory(path: Path, config: Qwen2Config) -> None:
+def check_directory(path: Path, config: ModelConfig) -> None:
     """Check the sizes of what is in a model's directory, and try its chat template in a child.
 
     Raises:
@@ -100,7 +100,7 @@ def check_template(text: str) -> None:
         raise ModelError(f"the chat template is refused: {why}; choose another model")
 
 
-def _check_weights(files: list[Path], config: Qwen2Config, path: Path) -> None:
+def _check_weights(files: list[Path], config: ModelConfig, path: Path) -> None:
     if config.num_hidden_layers > MAX_LAYERS:
         raise ModelError(
             f"{path / 'config.json'}: {config.num_hidden_layers} layers, at most {MAX_LAYERS} run "

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.config import ModelConfig
 
 PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
@@ -171,7 +171,7 @@ def build_tiny(
     mine = mine_phrases if recipe.tokenizer == "phrases" else mine_words
     tokenizer = build_tokenizer(mine([*first, *_replies(first)]))
     config = tiny_config(tokenizer.get_vocab_size(), recipe.size)
-    model = Qwen2(config, generator=torch.Generator().manual_seed(recipe.seed))
+    model = CausalLM(config, generator=torch.Generator().manual_seed(recipe.seed))
     threads = torch.get_num_threads()
     # One thread is reproducible; sums over several depend on how the work was split.
     torch.set_num_threads(1)
@@ -194,10 +194,10 @@ def build_tiny(
     weights.chmod(0o644)  # made private by default, which an installed package must not be
 
 
-def tiny_config(vocab_size: int, size: str = SHIPPED.size) -> Qwen2Config:
+def tiny_config(vocab_size: int, size: str = SHIPPED.size) -> ModelConfig:
     """The architecture of a size; the shipped one has 166 thousand weights at 284 tokens."""
     hidden, intermediate, layers = _SIZES[size]
-    return Qwen2Config(
+    return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -346,7 +346,7 @@ def _batch(rows: list[tuple[list[int], list[bool]]]) -> tuple[Tensor, Tensor]:
 
 
 def _warm_start(
-    model: Qwen2,
+    model: CausalLM,
     sequences: Iterator[tuple[list[int], list[bool]]],
     steps: int,
     progress: Callable[[int, int, float], None],

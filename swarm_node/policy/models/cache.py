@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 
 
 class KeyValueCache:
@@ -165,7 +165,7 @@ class KeyValueMemory:
     """The memory of one model's keys and values, for as many sequences and slots as were ever
     needed at once."""
 
-    def __init__(self, config: Qwen2Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._rows = self._slots = 0
         self._tensors: tuple[Tensor, ...] = ()

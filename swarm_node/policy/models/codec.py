@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swarm_node.errors import ModelError, Rejected, words_of
-from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.policy.models.config import ModelConfig, read_json
 from swarm_node.policy.models.text_encoder import TextEncoder
 from swarm_node.rollout import Completion, Finish, RolloutGroup
 
@@ -86,7 +86,7 @@ class Codec:
         named = read_json(generation).get("eos_token_id") if generation.is_file() else None
         tokenizer = load_tokenizer(path)
         eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
-        model = Qwen2Config.from_directory(path)
+        model = ModelConfig.from_directory(path)
         return cls(tokenizer, model.vocab_size, eos, model.max_position_embeddings)
 
     def within(self, longest: int) -> Self:

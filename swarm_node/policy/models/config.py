@@ -23,7 +23,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen2Config:
+class ModelConfig:
     """The fields of `config.json` that define the function this model computes.
 
     `model_type` is "qwen2", or "qwen3": the same decoder with query and key normalised per head and

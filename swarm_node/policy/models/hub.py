@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.config import MAX_JSON_BYTES, Qwen2Config, weight_files
+from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
 #: those whose name ends in "-base" are not.
@@ -105,7 +105,7 @@ def origin(directory: Path) -> HubModel | None:
 
 def fetch(
     model: HubModel,
-    admit: Callable[[Qwen2Config], object],
+    admit: Callable[[ModelConfig], object],
     told: Callable[[Download], object] = to_stderr,
 ) -> Path:
     """The directory of a hub model's files: the cached ones if they are complete, or else the
@@ -120,7 +120,7 @@ def fetch(
     """
     cached = _cached(model)
     if cached is not None:
-        admit(Qwen2Config.from_directory(cached))
+        admit(ModelConfig.from_directory(cached))
         return cached
     listed = _listed(model)
     if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
@@ -131,7 +131,7 @@ def fetch(
             "choose a revision with safetensors, or convert it yourself"
         )
     _check_small(model, listed)
-    config = Qwen2Config.from_directory(_download(model, ["config.json"]))
+    config = ModelConfig.from_directory(_download(model, ["config.json"]))
     _check_weights(model, listed, config)
     admit(config)
     told(_planned(model, listed))
@@ -240,7 +240,7 @@ def _check_small(model: HubModel, listed: Sequence[_File]) -> None:
             )
 
 
-def _check_weights(model: HubModel, listed: Sequence[_File], config: Qwen2Config) -> None:
+def _check_weights(model: HubModel, listed: Sequence[_File], config: ModelConfig) -> None:
     most = _SPARE_BYTES + _MAX_WEIGHT_BYTES * (
         config.weight_count + config.vocab_size * config.hidden_size
     )

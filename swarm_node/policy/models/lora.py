@@ -1,4 +1,4 @@
-"""Low-rank adapters on the lean Qwen2, through peft (LoRA, Hu et al., arXiv 2106.09685).
+"""Low-rank adapters on the lean CausalLM, through peft (LoRA, Hu et al., arXiv 2106.09685).
 
 The lean model fuses q/k/v and gate/up; transformers, peft and vLLM do not. So peft gets a tree of
 linear modules under transformers' names, whose weights are views of the fused ones. There it makes,
@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import on_host
 
 #: The projections of every layer, by the fused product that computes them.
@@ -46,7 +46,7 @@ class Adapter:
     `seed`) and the other zero."""
 
     def __init__(
-        self, model: Qwen2, rank: int, *, base: HubModel | None = None, seed: int = 0
+        self, model: CausalLM, rank: int, *, base: HubModel | None = None, seed: int = 0
     ) -> None:
         """`rank` is 1 or more. A saved adapter names `base` as its base model, or none."""
         from peft import inject_adapter_in_model  # imports transformers, hence only here
@@ -93,7 +93,7 @@ class Adapter:
 
     @torch.no_grad()
     def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The whole model's weights with the adapters added, as `Qwen2.hf_state` gives them."""
+        """The whole model's weights with the adapters added, as `CausalLM.hf_state` gives them."""
         state: dict[str, Tensor] = {}
         for name, weight in self._model.hf_weights():
             projection = self._projections.get(name.removesuffix(".weight"))
@@ -148,7 +148,7 @@ class PublishedAdapter:
     as they are, so the next version is a copy of some small matrices, in place. Unlike `Adapter` it
     does without peft, which imports transformers."""
 
-    def __init__(self, model: Qwen2) -> None:
+    def __init__(self, model: CausalLM) -> None:
         self._model = model
         self._factors: list[dict[str, tuple[Tensor, Tensor]]] = []
 
@@ -222,14 +222,14 @@ def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
     return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
 
-def _projections(model: Qwen2) -> Iterator[tuple[str, Tensor]]:
+def _projections(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     for name, weight in model.hf_views():
         path = name.removesuffix(".weight")
         if path != name and path.endswith(TARGETS):
             yield path, weight
 
 
-def _tree(model: Qwen2) -> nn.Module:
+def _tree(model: CausalLM) -> nn.Module:
     """Linear modules under transformers' names that share the memory of the fused weights."""
     root = nn.Module()
     for path, weight in _projections(model):

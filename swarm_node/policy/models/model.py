@@ -13,7 +13,7 @@ from typing import Self
 from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
+from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
 from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, is_cached, to_stderr
 from swarm_node.rollout import PolicyRef
 
@@ -34,7 +34,7 @@ def no_model(name: str, path: Path) -> ModelError:
 
 def resolve(
     name: str,
-    admit: Callable[[Qwen2Config], object] = lambda config: None,
+    admit: Callable[[ModelConfig], object] = lambda config: None,
     told: Callable[[Download], object] = to_stderr,
 ) -> Path:
     """The directory of the model `name`: one that is part of this package, or an existing
@@ -54,11 +54,11 @@ def resolve(
         wanted = hub_model(name)
         if wanted is not None and not path.is_dir():
             fetched = fetch(wanted, admit, told)
-            check_directory(fetched, Qwen2Config.from_directory(fetched))
+            check_directory(fetched, ModelConfig.from_directory(fetched))
             return fetched
     if not (path / "config.json").is_file():
         raise no_model(name, path)
-    config = Qwen2Config.from_directory(path)
+    config = ModelConfig.from_directory(path)
     admit(config)
     if name not in SHIPPED:
         check_directory(path, config)
@@ -85,7 +85,7 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
     Raises:
         ModelError: a file is missing or malformed.
     """
-    model = hashlib.sha256(_canonical(Qwen2Config.from_directory(path).described()))
+    model = hashlib.sha256(_canonical(ModelConfig.from_directory(path).described()))
     for file in weight_files(path):
         model.update(_file_digest(file))
     rules = read_json(path / "tokenizer.json")
@@ -102,7 +102,7 @@ class Model:
 
     name: str
     directory: Path
-    config: Qwen2Config
+    config: ModelConfig
     codec: Codec
     policy: PolicyRef
 
@@ -112,7 +112,7 @@ class Model:
         Raises:
             ModelError: a file is missing or malformed, or tokenizer and model do not fit.
         """
-        config = Qwen2Config.from_directory(directory)
+        config = ModelConfig.from_directory(directory)
         codec, digests = Codec.from_directory(directory), policy_digests(directory)
         return cls(name, directory, config, codec, PolicyRef(*digests, 0))
 

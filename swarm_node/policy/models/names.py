@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 
 #: transformers' names of whole parameters; a layer's parameters have its prefix.
 _HF_NAMES = {
@@ -23,7 +23,7 @@ _HF_NAMES = {
 }
 
 
-def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+def hf_parts(config: ModelConfig, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The parts of the `parameter` called `name` here, under transformers' names; no copies."""
     path, _, leaf = name.rpartition(".")
     prefix = f"model.{path}." if path else ""

@@ -8,20 +8,20 @@ than a plan needs.
 
 from __future__ import annotations
 
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import ALIASES
 
 _VOCABULARY = 151_936
 
 
-def _qwen2(hidden: int, wide: int, layers: int, heads: int, shared: int) -> Qwen2Config:
-    return Qwen2Config(
+def _qwen2(hidden: int, wide: int, layers: int, heads: int, shared: int) -> ModelConfig:
+    return ModelConfig(
         _VOCABULARY, hidden, wide, layers, heads, shared, 1e6, tie_word_embeddings=True
     )
 
 
-def _qwen3(hidden: int, wide: int, layers: int, heads: int, tied: bool = True) -> Qwen2Config:
-    return Qwen2Config(
+def _qwen3(hidden: int, wide: int, layers: int, heads: int, tied: bool = True) -> ModelConfig:
+    return ModelConfig(
         *(_VOCABULARY, hidden, wide, layers, heads, 8, 1e6),
         max_position_embeddings=40_960,
         tie_word_embeddings=tied,
@@ -35,7 +35,7 @@ _SHAPES = {
     "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2),
     "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2),
     "qwen2.5-3b": _qwen2(2048, 11_008, 36, 16, 2),
-    "qwen2.5-7b": Qwen2Config(152_064, 3584, 18_944, 28, 28, 4, 1e6),
+    "qwen2.5-7b": ModelConfig(152_064, 3584, 18_944, 28, 28, 4, 1e6),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32),
@@ -43,7 +43,7 @@ _SHAPES = {
 }
 
 
-def known_shape(name: str) -> Qwen2Config | None:
+def known_shape(name: str) -> ModelConfig | None:
     """The shape of the model that `name` means, a short name or its hub id; None for others."""
     for alias, repo in ALIASES.items():
         if name.lower() == alias or name.partition("@")[0] == repo:
@@ -51,7 +51,7 @@ def known_shape(name: str) -> Qwen2Config | None:
     return None
 
 
-def smaller_models(model: Qwen2Config) -> list[tuple[str, Qwen2Config]]:
+def smaller_models(model: ModelConfig) -> list[tuple[str, ModelConfig]]:
     """Known models of the same family with fewer weights than `model`, the largest first."""
     smaller = [
         (name, shape)

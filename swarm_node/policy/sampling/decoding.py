@@ -23,7 +23,7 @@ from torch import Tensor
 from swarm_node.policy.memory.footprint import LEAST_BUCKET, bucket_sizes
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.cache import KeyValueCache, KeyValueMemory
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 
 #: Sequences move to the begin of the cache when it is full, or when new ones come and this share of
 #: the slots in use serves none: every step reads them.
@@ -121,7 +121,7 @@ class Decoder:
     """Decodes the batches of one model, one batch at a time."""
 
     def __init__(
-        self, model: Qwen2, shape: CacheShape | None = None, faults: Counter[str] | None = None
+        self, model: CausalLM, shape: CacheShape | None = None, faults: Counter[str] | None = None
     ) -> None:
         """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without
         one, the cache has the size of the largest batch, and rows and windows are exact. `faults`
@@ -269,7 +269,7 @@ class Decoder:
         return graph
 
 
-def _compute(tokens: Tensor, cache: KeyValueCache, model: Qwen2) -> Tensor:
+def _compute(tokens: Tensor, cache: KeyValueCache, model: CausalLM) -> Tensor:
     return model.logits(model.step(tokens, cache))
 
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.sampling.decoding import Decoder, Prompts
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import Ranking
@@ -167,7 +167,7 @@ class _Batch:
     goes to the last columns and is cut off by `_lengths`."""
 
     def __init__(
-        self, rows: Sequence[SeededRow], places: int, eos_ids: frozenset[int], model: Qwen2
+        self, rows: Sequence[SeededRow], places: int, eos_ids: frozenset[int], model: CausalLM
     ) -> None:
         device, vocab_size = model.embedding.device, model.config.vocab_size
         steps = max(len(row.uniforms) for row in rows)

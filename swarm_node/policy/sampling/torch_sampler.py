@@ -26,10 +26,10 @@ from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.lora import ADAPTER_FILE, PublishedAdapter
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import header, load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size, run_size
@@ -52,7 +52,7 @@ class TorchSampler:
 
     def __init__(
         self,
-        model: Qwen2,
+        model: CausalLM,
         codec: Codec,
         *,
         version: int = 0,
@@ -108,7 +108,7 @@ class TorchSampler:
         """
         try:
             if shares:
-                model = Qwen2(Qwen2Config.from_directory(path), draw=False)
+                model = CausalLM(ModelConfig.from_directory(path), draw=False)
             else:
                 model = make_base(path, None, placement, four_bit=nf4)
         except (RuntimeError, MemoryError) as error:
@@ -206,10 +206,10 @@ class TorchSampler:
         self._take(*map_base(directory, self._model.config))
 
     def _unmap(self) -> None:
-        self._take(Qwen2(self._model.config, draw=False))
+        self._take(CausalLM(self._model.config, draw=False))
         free_caches()
 
-    def _take(self, model: Qwen2, base: str = "") -> None:
+    def _take(self, model: CausalLM, base: str = "") -> None:
         """Compute with `model` from now on. If the trainer shares it, `base` is its index."""
         self._model, self._base = model.eval(), base
         self._decoder = Decoder(self._model, self._shape, self._faults)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.causal_lm import MATRICES, CausalLM, DecoderLayer, stored_weights
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.nf4 import FourBit
-from swarm_node.policy.models.qwen2 import MATRICES, DecoderLayer, Qwen2, stored_weights
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, shareable, views
 
@@ -28,7 +28,7 @@ _INDEX, _FILE = "base.json", "base.weights"
 
 def make_base(
     model_dir: Path, directory: Path | None, where: Placement, *, four_bit: bool = False
-) -> Qwen2:
+) -> CausalLM:
     """The model in `model_dir`, frozen, in the type of the products at `where`, its matrices in
     four bits if `four_bit`. Each weight goes straight to its device. The weights lie in memory that
     `map_base` shares through the trainer's private `directory`; None shares nothing. A file that an
@@ -38,7 +38,7 @@ def make_base(
         ModelError: the model cannot be used, or `directory` has too little space.
         ConfigError: bitsandbytes is needed and not installed.
     """
-    model = Qwen2(Qwen2Config.from_directory(model_dir), draw=False)
+    model = CausalLM(ModelConfig.from_directory(model_dir), draw=False)
     dtype = where.products
     _, total = _table(model, DTYPES[dtype], four_bit)
     on_host = where.device == "cpu"
@@ -64,7 +64,7 @@ def make_base(
     return model
 
 
-def map_base(directory: Path, config: Qwen2Config, gpu: int | None = None) -> tuple[Qwen2, str]:
+def map_base(directory: Path, config: ModelConfig, gpu: int | None = None) -> tuple[CausalLM, str]:
     """A model of the shared base, and the text of its index: another text is another base. The
     reader of memory on a GPU must be another process than the trainer. `gpu` is its number for that
     GPU, by default the trainer's.
@@ -75,7 +75,7 @@ def map_base(directory: Path, config: Qwen2Config, gpu: int | None = None) -> tu
     """
     text = base_index(directory)
     found: dict[str, Any] = json.loads(text)
-    model, dtype, four_bit = Qwen2(config, draw=False), DTYPES[found["dtype"]], found["four_bit"]
+    model, dtype, four_bit = CausalLM(config, draw=False), DTYPES[found["dtype"]], found["four_bit"]
     _, total = _table(model, dtype, four_bit)
     if found["handle"] is None:
         file = directory / _FILE
@@ -100,7 +100,7 @@ def base_index(directory: Path) -> str:
 
 
 def _table(
-    model: Qwen2, dtype: torch.dtype, four_bit: bool
+    model: CausalLM, dtype: torch.dtype, four_bit: bool
 ) -> tuple[dict[str, tuple[int, list[int]]], int]:
     """Place of each piece in bytes: a parameter, or the two parts of a matrix in four bits. Also
     their total."""
@@ -114,7 +114,7 @@ def _table(
     return layout(pieces)
 
 
-def _adopt(model: Qwen2, flat: Tensor, dtype: torch.dtype, four_bit: bool) -> None:
+def _adopt(model: CausalLM, flat: Tensor, dtype: torch.dtype, four_bit: bool) -> None:
     """Let the model's parameters, which are frozen, be views of `flat` (bytes)."""
     pieces = dict(views(flat, _table(model, dtype, four_bit)[0]))
     for name, parameter in model.named_parameters():

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.node.control.openai import TOKEN_FILE, OpenAIServer
 from swarm_node.node.loops.guests import MOST_ROWS, Guests
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 torch.set_num_threads(1)
@@ -184,7 +184,7 @@ async def test_openais_own_client_is_served(tmp_path: Path) -> None:
 def own_logprobs(prompt: str, answer: list[int]) -> torch.Tensor:
     """The policy's log-probs [T, V] of an answer's tokens to a chat's question."""
     ids = CODEC.encode_chat([{"role": "user", "content": prompt}])
-    return Qwen2.from_directory(TINY)(torch.tensor([[*ids, *answer]]))[
+    return CausalLM.from_directory(TINY)(torch.tensor([[*ids, *answer]]))[
         0, len(ids) - 1 : -1
     ].log_softmax(-1)
 

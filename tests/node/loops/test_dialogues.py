@@ -45,8 +45,8 @@ from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, beginning
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec, check_tokens
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
@@ -100,7 +100,7 @@ def played(
     async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
         return (await host.replay(ref, dialogues)).dialogues
 
-    sampler = TorchSampler(Qwen2.from_directory(tiny().directory), codec(), inline=True)
+    sampler = TorchSampler(CausalLM.from_directory(tiny().directory), codec(), inline=True)
     player = Player(sampler, codec(positions), hear, SAMPLING, SYSTEM_CLOCK)
     refs = [TaskRef("digits", environment.version, "one", 1000 + n) for n in range(tasks)]
 
@@ -141,7 +141,7 @@ def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
 def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
     """The trainer's log-probs of every token are the sampler's, so both had the same context."""
     groups, environment = played(Digits())
-    model = Qwen2.from_directory(tiny().directory)
+    model = CausalLM.from_directory(tiny().directory)
     seen = 0
     for group in groups:
         completions = tuple(joined(dialogue.turns) for dialogue in group)

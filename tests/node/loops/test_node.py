@@ -27,7 +27,7 @@ from swarm_node.node.loops.parts import Parts
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.transports.memory import MemoryTransport
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, finished
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import InlineTrainer
@@ -196,7 +196,7 @@ def no_model(world: World, _: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def other_model(world: World, other: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    sampler = TorchSampler(Qwen2.from_directory(other), tiny().codec, inline=True)
+    sampler = TorchSampler(CausalLM.from_directory(other), tiny().codec, inline=True)
     return {}, {"sampler": Sampler(sampler, 0.01, 0, world.home())}
 
 

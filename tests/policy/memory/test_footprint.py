@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swarm_node.policy.memory.footprint import TrainingMethod, _layer_bytes, adapter_count
 from swarm_node.policy.models.attention import Spans, _of_one_type, _repeated
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.lora import Adapter
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import repeats_heads
 
@@ -24,13 +24,13 @@ ANSWERS = 8
 
 
 def kept_bytes(
-    config: Qwen2Config, training: TrainingMethod, batch: int, length: int, varlen: bool
+    config: ModelConfig, training: TrainingMethod, batch: int, length: int, varlen: bool
 ) -> int:
     """Bytes of storage that autograd keeps of a forward pass, weights excluded. The second half of
     each sequence are `ANSWERS` answers to the first half. `varlen` is the kernel for CUDA in half
     precision. Tensors have shapes and no numbers, so that nothing is computed."""
     half = training.dtype == "bfloat16"
-    model = Qwen2(config, draw=False)
+    model = CausalLM(config, draw=False)
     if half and training.lora_rank:
         model.to(torch.bfloat16)
     adapter = Adapter(model, training.lora_rank) if training.lora_rank else None

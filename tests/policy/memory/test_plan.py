@@ -41,11 +41,11 @@ from swarm_node.policy.memory.footprint import (
     logit_elements,
 )
 from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import ALIASES
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.vllm.engine import EngineChoice
@@ -54,7 +54,7 @@ from swarm_node.policy.training.update.optimizer import AdamW
 GIB = 1 << 30
 
 
-def shape(name: str) -> Qwen2Config:
+def shape(name: str) -> ModelConfig:
     found = known_shape(name)
     assert found is not None
     return found
@@ -86,8 +86,8 @@ def test_every_short_name_has_a_shape_and_others_do_not() -> None:
 
 
 def test_parts_are_those_of_the_real_modules() -> None:
-    config = Qwen2Config.from_directory(resolve("tiny"))
-    model = Qwen2.from_directory(resolve("tiny"))
+    config = ModelConfig.from_directory(resolve("tiny"))
+    model = CausalLM.from_directory(resolve("tiny"))
     parts = footprint(config, TrainingMethod(), device="cpu", rows=8, max_new_tokens=24)
     weights = sum(p.numel() * 4 for p in model.parameters())
     optimizer = AdamW(model.parameters(), (0.9, 0.99), 0.0)
@@ -382,7 +382,7 @@ def test_a_hostile_config_is_refused(tmp_path: Path, change: dict[str, object]) 
 
 def test_a_model_that_is_huge_in_every_way_is_planned_for_without_fainting() -> None:
     most = 1 << 40
-    huge = Qwen2Config(*(most,) * 4, most // 2, most // 2, max_position_embeddings=most)
+    huge = ModelConfig(*(most,) * 4, most // 2, most // 2, max_position_embeddings=most)
     assert make_plan(huge, Job(), 80 * GIB) is None
     assert least_plan(huge, Job(), 80 * GIB).total > 80 * GIB
 

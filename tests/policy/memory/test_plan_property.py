@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from swarm_node.policy.memory.footprint import TrainingMethod, footprint
 from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 
 GIB = 1 << 30
 shapes = st.builds(
-    lambda kind, vocabulary, heads, groups, head, wide, layers, tied: Qwen2Config(
+    lambda kind, vocabulary, heads, groups, head, wide, layers, tied: ModelConfig(
         vocabulary,
         heads * groups * head,
         wide,
@@ -65,7 +65,7 @@ def ranking(plan: Plan) -> tuple[object, ...]:
 
 @examples(150)
 @given(shapes, jobs, cards)
-def test_a_plan_fits_and_keeps_to_what_was_asked(model: Qwen2Config, job: Job, vram: int) -> None:
+def test_a_plan_fits_and_keeps_to_what_was_asked(model: ModelConfig, job: Job, vram: int) -> None:
     plan = make_plan(model, job, vram)
     if plan is None:
         assert least_plan(model, job, vram).total > vram * (1 - SPARE)
@@ -83,7 +83,7 @@ def test_a_plan_fits_and_keeps_to_what_was_asked(model: Qwen2Config, job: Job, v
 
 @examples(150)
 @given(shapes, jobs, cards, cards)
-def test_more_memory_is_never_worse(model: Qwen2Config, job: Job, a: int, b: int) -> None:
+def test_more_memory_is_never_worse(model: ModelConfig, job: Job, a: int, b: int) -> None:
     small, large = (make_plan(model, job, vram) for vram in sorted((a, b)))
     if small is not None:
         assert large is not None
@@ -93,7 +93,7 @@ def test_more_memory_is_never_worse(model: Qwen2Config, job: Job, a: int, b: int
 @examples(150)
 @given(shapes, jobs, cards, st.data())
 def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(
-    model: Qwen2Config, job: Job, vram: int, data: st.DataObject
+    model: ModelConfig, job: Job, vram: int, data: st.DataObject
 ) -> None:
     field = data.draw(
         st.sampled_from(["vocab_size", "intermediate_size", "num_hidden_layers", "answers"])
@@ -120,7 +120,7 @@ def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(
 
 @examples(100)
 @given(shapes, st.integers(1, 64), st.integers(1, 4096), st.integers(1, 16_384))
-def test_every_economy_saves(model: Qwen2Config, rows: int, new: int, tokens: int) -> None:
+def test_every_economy_saves(model: ModelConfig, rows: int, new: int, tokens: int) -> None:
     def total(training: TrainingMethod, more_rows: int = 0) -> int:
         parts = footprint(model, training, device="cuda", rows=rows + more_rows, max_new_tokens=new)
         return parts.total()

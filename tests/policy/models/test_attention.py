@@ -21,7 +21,7 @@ from swarm_node.policy.models.attention import (
     causal,
     within,
 )
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import ALIASES
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
@@ -182,10 +182,10 @@ def test_on_a_gpu_each_query_head_gets_a_key_where_a_kernel_shares_none(
         assert (attended.shape, attended.device.type) == ((2, 8, query * 16), "cuda")
 
 
-def shipped_shapes() -> dict[str, Qwen2Config]:
+def shipped_shapes() -> dict[str, ModelConfig]:
     shapes = {name: known_shape(name) for name in ALIASES}
     return {
-        "tiny": Qwen2Config.from_directory(resolve("tiny")),
+        "tiny": ModelConfig.from_directory(resolve("tiny")),
         **{name: shape for name, shape in shapes.items() if shape is not None},
     }
 

@@ -36,9 +36,9 @@ from swarm_node.policy.models.build_tiny import (
     spoilt,
     tiny_config,
 )
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import policy_digests, resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 
 PHRASES = ["What is the sum of ", " and ", "? Answer with a number.", "é"]
 
@@ -149,7 +149,7 @@ def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
 def test_a_built_directory_is_a_usable_model(tmp_path: Path) -> None:
     build_tiny(tmp_path, sums(), Recipe(steps=2))
     codec = Codec.from_directory(tmp_path)
-    model = Qwen2.from_directory(tmp_path)
+    model = CausalLM.from_directory(tmp_path)
     assert model.config == tiny_config(codec.vocab_size)
     assert codec.eos_ids == {EOS}
     prompt = codec.encode_prompt("What is the sum of 1 and 2?")
@@ -165,7 +165,7 @@ def test_sizes_and_tokenizers_make_other_models_of_the_same_corpus(tmp_path: Pat
     }
     for name, recipe in recipes.items():
         build_tiny(tmp_path / name, sums(), recipe)
-    models = {name: Qwen2.from_directory(tmp_path / name).config for name in recipes}
+    models = {name: CausalLM.from_directory(tmp_path / name).config for name in recipes}
     assert (models["shipped"].hidden_size, models["shipped"].num_hidden_layers) == (64, 3)
     assert (models["small"].hidden_size, models["small"].num_hidden_layers) == (48, 2)
     digests = {name: policy_digests(tmp_path / name) for name in recipes}

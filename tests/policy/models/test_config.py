@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import TINY, resolve
 
 
@@ -34,7 +34,7 @@ def test_values_of_any_kind_and_size_are_refused_in_a_line(
     known = json.loads((resolve(TINY) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**known, **wrong}))
     with pytest.raises(ModelError, match=r"config\.json") as caught:
-        Qwen2Config.from_directory(tmp_path)
+        ModelConfig.from_directory(tmp_path)
     assert len(str(caught.value)) < 400
 
 
@@ -42,4 +42,4 @@ def test_a_pipe_in_a_models_directory_is_refused(tmp_path: Path) -> None:
     """Opening one waits for a writer, for ever."""
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelError, match="no file"):
-        Qwen2Config.from_directory(tmp_path)
+        ModelConfig.from_directory(tmp_path)

@@ -63,9 +63,9 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
 def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     import torch
 
+    from swarm_node.policy.models.causal_lm import CausalLM
     from swarm_node.policy.models.codec import Codec
     from swarm_node.policy.models.model import policy_digests
-    from swarm_node.policy.models.qwen2 import Qwen2
 
     first = resolve(REPO, tmp_path / "cache", hub.address)
     assert first.returncode == 0, first.stderr
@@ -81,7 +81,7 @@ def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: P
     with torch.no_grad():
         ids = torch.tensor([Codec.from_directory(path).encode_prompt("12 + 7")])
         assert torch.equal(
-            Qwen2.from_directory(path)(ids), Qwen2.from_directory(hub.directory)(ids)
+            CausalLM.from_directory(path)(ids), CausalLM.from_directory(hub.directory)(ids)
         )
 
     hub.served.clear()

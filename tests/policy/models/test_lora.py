@@ -18,8 +18,8 @@ from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.node.start.derive import resumed
 from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.objective.packing import micro_batches
@@ -67,7 +67,7 @@ def saved(base: Path, place: Path) -> tuple[TrainerCore, Adapter]:
     return core, core.adapter
 
 
-def assert_peft_computes_the_same(model: Qwen2, base: Path, adapter: Path) -> None:
+def assert_peft_computes_the_same(model: CausalLM, base: Path, adapter: Path) -> None:
     """On the model of transformers, from the saved adapter."""
     loaded = peft_on_transformers(base, adapter)
     torch.testing.assert_close(distributions(loaded), distributions(model), rtol=0.0, atol=1e-5)
@@ -76,7 +76,7 @@ def assert_peft_computes_the_same(model: Qwen2, base: Path, adapter: Path) -> No
 def test_an_untrained_adapter_changes_nothing_and_a_trained_one_only_itself(
     random_qwen2: Path,
 ) -> None:
-    plain = Qwen2.from_directory(random_qwen2)
+    plain = CausalLM.from_directory(random_qwen2)
     core = TrainerCore(random_qwen2, SETTINGS)
     assert torch.equal(distributions(core.model), distributions(plain))
     assert same(core.weights(), plain.hf_state())
@@ -90,7 +90,7 @@ def test_an_untrained_adapter_changes_nothing_and_a_trained_one_only_itself(
 
 def test_merged_weights_compute_what_the_adapted_model_computes(random_qwen2: Path) -> None:
     core = trained(random_qwen2)
-    merged = Qwen2.from_directory(random_qwen2)
+    merged = CausalLM.from_directory(random_qwen2)
     merged.load_hf_state(core.weights())
     torch.testing.assert_close(
         distributions(merged), distributions(core.model), rtol=0.0, atol=1e-5
@@ -133,7 +133,7 @@ def test_the_gradient_is_that_of_peft_on_transformers_model(
 
 def test_the_seed_decides_the_start_and_leaves_other_draws_alone(random_qwen2: Path) -> None:
     def start(seed: int) -> dict[str, torch.Tensor]:
-        return Adapter(Qwen2.from_directory(random_qwen2), 4, seed=seed).state()
+        return Adapter(CausalLM.from_directory(random_qwen2), 4, seed=seed).state()
 
     before = torch.get_rng_state()
     first = start(1)
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> 
     for rank in (0, 8):
         with pytest.raises(CheckpointError, match="rank = 4"):
             TrainerCore(random_qwen2, replace(SETTINGS, lora_rank=rank)).restore(state)
-    adapter = Adapter(Qwen2.from_directory(random_qwen2), 8)
+    adapter = Adapter(CausalLM.from_directory(random_qwen2), 8)
     before = adapter.state()
     with pytest.raises(ModelError, match="at rank 8"):
         adapter.load_state(state.weights)
@@ -199,7 +199,7 @@ def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
 def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -> None:
     core = trained(random_qwen2, updates=1, loss="tba")
     reference = core._base_policy(random_qwen2)
-    base = Qwen2.from_directory(random_qwen2)
+    base = CausalLM.from_directory(random_qwen2)
     judged = reference.judge(core.model, rows().rows, 1.0, micro_batches(rows().rows, 8192))
     assert reference._model is core.model
     for index, row in enumerate(rows().rows):
@@ -240,7 +240,7 @@ def test_a_published_adapter_computes_what_the_trainer_does(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
     core, adapter = saved(random_qwen2, tmp_path)
-    model = Qwen2.from_directory(random_qwen2)
+    model = CausalLM.from_directory(random_qwen2)
     base, published = distributions(model), PublishedAdapter(model)
     assert published.load(load_file(tmp_path / ADAPTER_FILE))
     assert torch.allclose(distributions(model), distributions(core.model), atol=1e-5)
@@ -260,9 +260,9 @@ def test_a_published_adapter_computes_what_the_trainer_does(
 def test_a_published_adapter_of_another_model_is_refused(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    model = Qwen2.from_directory(random_qwen2)
+    model = CausalLM.from_directory(random_qwen2)
     adapter, published = (
-        Adapter(Qwen2.from_directory(random_qwen2), 2),
+        Adapter(CausalLM.from_directory(random_qwen2), 2),
         PublishedAdapter(model),
     )
     state = adapter.state()

@@ -15,7 +15,7 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count, footprint
 from swarm_node.policy.memory.free import available_memory, needed_memory
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import policy_digests, resolve
 
 TINY = resolve("tiny")
@@ -39,7 +39,7 @@ def test_resolve_finds_the_shipped_model_and_local_directories(copy: Path) -> No
 
 
 def test_the_architecture_is_shown_to_whoever_may_refuse_it(copy: Path) -> None:
-    seen: list[Qwen2Config] = []
+    seen: list[ModelConfig] = []
     resolve(str(copy), seen.append)
     resolve("tiny", seen.append)
     with safe_open(TINY / "model.safetensors", "numpy") as file:
@@ -50,7 +50,7 @@ def test_the_architecture_is_shown_to_whoever_may_refuse_it(copy: Path) -> None:
 def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -> None:
     free = available_memory()
     assert 0 < free < 1 << 50
-    large = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
+    large = ModelConfig(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
     # Weights, gradients, two moments, the published copy and the sampler's weights, in float32.
     assert needed_memory(large) == large.weight_count * 4 * 6
     # Of a rank that matters little, without gradients and moments of the rest.

@@ -19,10 +19,10 @@ from builders import train_rows, trainer_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count, footprint
+from swarm_node.policy.models.causal_lm import MATRICES, CausalLM
 from swarm_node.policy.models.lora import Adapter, PublishedAdapter
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.nf4 import FourBit
-from swarm_node.policy.models.qwen2 import MATRICES, Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement, has_bitsandbytes
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -153,7 +153,7 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
     four = make_base(random_qwen2, None, ON_CPU, four_bit=True)
-    whole = Qwen2.from_directory(random_qwen2)
+    whole = CausalLM.from_directory(random_qwen2)
     before = whole.hf_state()
     whole.load_hf_state(four.hf_state())
     moved = [name for name, value in whole.hf_state().items() if not value.equal(before[name])]
@@ -252,11 +252,11 @@ def test_bytes_are_those_of_the_plan_and_lie_in_one_file(tmp_path: Path, half: b
 READER = """
 import sys
 from pathlib import Path
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.weights.base import map_base
-model, _ = map_base(Path(sys.argv[1]), Qwen2Config.from_directory(resolve("tiny")))
+model, _ = map_base(Path(sys.argv[1]), ModelConfig.from_directory(resolve("tiny")))
 print(model.layers[0].four_bit["qkv"].whole().device.type, *measure_canary(model).logprobs)
 """
 
@@ -290,7 +290,7 @@ def test_a_checkpoint_names_the_files_and_goes_on_as_if_nothing_had_been(
     assert same(first.core.weights(), resumed.core.weights())
     whole = host(random_qwen2, tmp_path, base="whole", published="adapter")
     assert whole.core.version == 1, "adapters fit either base"
-    adapter = Adapter(Qwen2.from_directory(random_qwen2), int(state.settings["lora_rank"]))
+    adapter = Adapter(CausalLM.from_directory(random_qwen2), int(state.settings["lora_rank"]))
     adapter.load_state(state.weights)
     exported = adapter.merged()  # what an export writes
     for name, value in whole.core.weights().items():  # of the whole base

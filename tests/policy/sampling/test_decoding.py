@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from swarm_node.policy.memory.footprint import WINDOWS, bucket_sizes
 from swarm_node.policy.models.cache import KeyValueMemory
+from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 from swarm_node.policy.sampling import decoding
 from swarm_node.policy.sampling.decoding import CacheShape, batch_size, bucket, window_of
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -56,7 +56,7 @@ def assert_alike(
 
 
 def on(device: str, shape: CacheShape | None) -> TorchSampler:
-    return TorchSampler(Qwen2.from_directory(TINY).to(device), CODEC, shape=shape, inline=True)
+    return TorchSampler(CausalLM.from_directory(TINY).to(device), CODEC, shape=shape, inline=True)
 
 
 @pytest.mark.parametrize("shape", [CacheShape(64, 80), CacheShape(20, 80), CacheShape(6, 40)])
@@ -96,7 +96,7 @@ def runs(sampler: TorchSampler) -> dict:
 
 
 def test_nothing_of_broken_weights_remains_in_the_cache(tmp_path: Path) -> None:
-    whole = Qwen2.from_directory(TINY).hf_state()
+    whole = CausalLM.from_directory(TINY).hf_state()
     broken = {name: value * float("nan") for name, value in whole.items()}
     for name, state in (("whole", whole), ("broken", broken)):
         save_file(state, tmp_path / f"{name}.safetensors")
@@ -149,8 +149,8 @@ def test_a_batch_fits_the_cache(rows: list[tuple[int, int]], most: int, shape: C
 def test_a_step_reads_nothing_back_from_its_device(kind: str) -> None:
     """A graph cannot be captured of a step that does. Tensors on "meta" have nothing to read."""
     with torch.device("meta"), torch.inference_mode():
-        config = Qwen2Config(300, 64, 96, 2, 4, 2, model_type=kind, head_dim=32)
-        model = Qwen2(config, draw=False)
+        config = ModelConfig(300, 64, 96, 2, 4, 2, model_type=kind, head_dim=32)
+        model = CausalLM(config, draw=False)
         memory = KeyValueMemory(config)
         memory.reserve(16, 16 * 80, model.embedding)
         step = model.step(memory.tokens[:8], memory.view(8, 80, 40))
@@ -233,7 +233,7 @@ def test_graphs_give_what_eager_decoding_gives(tmp_path: Path) -> None:
     assert runs(graphs)
     # The same graphs, with new weights in the old ones' places.
     captured = dict(runs(graphs))
-    noisy = Qwen2.from_directory(TINY).hf_state()
+    noisy = CausalLM.from_directory(TINY).hf_state()
     for value in noisy.values():
         value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) * 0.02)
     save_file(noisy, tmp_path / "noisy.safetensors")
@@ -246,7 +246,7 @@ def test_graphs_give_what_eager_decoding_gives(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_graphs_in_bfloat16_and_after_a_longer_prompt() -> None:
-    model = Qwen2.from_directory(TINY, torch.bfloat16).to("cuda:0")
+    model = CausalLM.from_directory(TINY, torch.bfloat16).to("cuda:0")
     sampler = TorchSampler(model, CODEC, shape=CacheShape(16, 40), inline=True)
     short = sampled(sampler, [request(room=10)])
     sampled(sampler, [request(LONG * 3, n=2, room=60)])

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from surrounded import surrounded
 
 from swarm_node.errors import EngineError, ModelError
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import (
@@ -80,7 +80,7 @@ class Engine(TorchSampler):
         await super().close()
 
 
-class Counting(Qwen2):
+class Counting(CausalLM):
     """Counts the batches that it begins."""
 
     batches = 0
@@ -98,8 +98,8 @@ def tokens(group: Sequence[Completion]) -> list[list[int]]:
     return [completion.token_ids.tolist() for completion in group]
 
 
-def noisy(seed: int = 1) -> Qwen2:
-    model = Qwen2.from_directory(TINY)
+def noisy(seed: int = 1) -> CausalLM:
+    model = CausalLM.from_directory(TINY)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -111,7 +111,7 @@ def with_fallback(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a test with a sampler, its engine, and the model that it falls back on."""
 
     async def guarded(**fixtures: Any) -> None:
-        engine = Engine(Qwen2.from_directory(TINY), CODEC)
+        engine = Engine(CausalLM.from_directory(TINY), CODEC)
         model = Counting.from_directory(TINY)
         sampler = FallbackSampler(engine, lambda: TorchSampler(model, CODEC))
         assert isinstance(sampler, InterruptibleSampler)
@@ -155,7 +155,7 @@ async def test_it_goes_on_with_the_newest_weights_and_says_why(
     assert_policy(noisy(2), group, 3)
 
 
-def assert_policy(model: Qwen2, group: Sequence[Completion], version: int) -> None:
+def assert_policy(model: CausalLM, group: Sequence[Completion], version: int) -> None:
     """`group` was sampled from `model`."""
     for one in group:
         assert {span.version for span in one.spans} == {version}
@@ -171,7 +171,7 @@ def assert_policy(model: Qwen2, group: Sequence[Completion], version: int) -> No
 async def test_it_takes_adapters_as_the_engine_does(
     sampler: FallbackSampler, engine: Engine, model: Counting, tmp_path: Path
 ) -> None:
-    trainer = Qwen2.from_directory(TINY)
+    trainer = CausalLM.from_directory(TINY)
     adapter = Adapter(trainer, 4)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -199,7 +199,7 @@ async def test_either_sampler_lets_go_of_the_trainers_base(
     make_base(TINY, tmp_path, ON_CPU)
     published = tmp_path / "adapter-0"
     published.mkdir()
-    Adapter(Qwen2.from_directory(TINY), 4).save(published)
+    Adapter(CausalLM.from_directory(TINY), 4).save(published)
 
     assert isinstance(sampler, SharingSampler)
     await sampler.load(published, 0)

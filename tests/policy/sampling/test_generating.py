@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.sampling.decoding import CacheShape, Decoder, run_size
 from swarm_node.policy.sampling.generating import (
     IdlePlaces,
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 END = frozenset((2,))
 
 
-class Counting(Qwen2):
+class Counting(CausalLM):
     """A model that counts the prompts and steps that it computes."""
 
     prompts = steps = 0
@@ -43,7 +43,7 @@ class Counting(Qwen2):
 
 
 def model(vocabulary: int = 64) -> Counting:
-    config = Qwen2Config(vocabulary, 16, 24, 2, 4, 2, tie_word_embeddings=True)
+    config = ModelConfig(vocabulary, 16, 24, 2, 4, 2, tie_word_embeddings=True)
     made = Counting(config, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         made.embedding.mul_(20.0)  # answers depend on what was read
@@ -66,7 +66,7 @@ def rows(
 
 
 def sampled(
-    used: Qwen2, asked: Sequence[SeededRow], places: int | None, shape: CacheShape | None = None
+    used: CausalLM, asked: Sequence[SeededRow], places: int | None, shape: CacheShape | None = None
 ) -> list[Sampled]:
     return generate(Decoder(used, shape), asked, END, threading.Event(), places)
 

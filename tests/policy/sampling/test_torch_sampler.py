@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.cache import KeyValueCache
+from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.generating import draw, nucleus
 from swarm_node.policy.sampling.sampler import MAX_RANKED, Sampler, SampleRequest
@@ -74,7 +74,7 @@ def test_logprobs_are_those_of_a_full_forward_pass(temperature: float) -> None:
         request(question, seed=seed, temperature=temperature, max_new_tokens=9)
         for seed, question in enumerate(QUESTIONS)
     ]
-    model = Qwen2.from_directory(TINY)
+    model = CausalLM.from_directory(TINY)
     for asked, group in zip(requests, sample(requests), strict=True):
         assert len(group) == asked.n
         for completion in group:
@@ -107,7 +107,7 @@ def test_frequencies_follow_the_distribution() -> None:
     asked = request(QUESTIONS[0], n=1500, seed=3, max_new_tokens=1)
     group = sample([asked])[0]
     with torch.no_grad():
-        logits = Qwen2.from_directory(TINY)(torch.tensor([asked.prompt_ids]))[0, -1]
+        logits = CausalLM.from_directory(TINY)(torch.tensor([asked.prompt_ids]))[0, -1]
     expected = logits.softmax(-1).double().numpy() * asked.n
     observed = np.bincount(
         [completion.token_ids[0] for completion in group], minlength=len(expected)
@@ -126,7 +126,7 @@ def answered_logits(asked: SampleRequest, answer: Sequence[int]) -> torch.Tensor
     """The model's logits [T, V] of the tokens of an answer, in one forward pass."""
     ids = torch.tensor([[*asked.prompt_ids, *answer]])
     with torch.no_grad():
-        return Qwen2.from_directory(TINY)(ids)[0, len(asked.prompt_ids) - 1 : -1]
+        return CausalLM.from_directory(TINY)(ids)[0, len(asked.prompt_ids) - 1 : -1]
 
 
 @pytest.mark.parametrize(("heat", "top_p"), [(1.0, 1.0), (1.6, 0.8), (0.0, 1.0)])
@@ -224,7 +224,7 @@ def test_requests_of_one_prompt_differ_by_seed_and_rows_differ() -> None:
 
 
 def test_weights_are_swapped_between_calls(tmp_path: Path) -> None:
-    model = Qwen2.from_directory(TINY)
+    model = CausalLM.from_directory(TINY)
     certain = model.hf_state()
     # A final norm of zero makes every logit equal: the policy becomes uniform.
     certain["model.norm.weight"].zero_()
@@ -262,7 +262,7 @@ def test_weights_that_do_not_fit_leave_the_old_ones_in_use(tmp_path: Path) -> No
     with_sampler(use)
 
 
-class Gate(Qwen2):
+class Gate(CausalLM):
     """A model whose prefill waits until the test lets it go on."""
 
     entered: threading.Event
@@ -356,8 +356,8 @@ def test_sampling_on_a_gpu_agrees_with_the_cpu() -> None:
 
 
 def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
-    config = Qwen2Config(CODEC.vocab_size + 20, 16, 24, 1, 2, 1, tie_word_embeddings=True)
-    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
+    config = ModelConfig(CODEC.vocab_size + 20, 16, 24, 1, 2, 1, tie_word_embeddings=True)
+    model = CausalLM(config, generator=torch.Generator().manual_seed(0))
     codec = Codec(CODEC._tokenizer, config.vocab_size, [CODEC.eos_id])
 
     async def run() -> tuple[Completion, ...]:
@@ -371,7 +371,7 @@ def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
 
 
 def test_a_model_that_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
-    config = Qwen2Config(1 << 35, 1 << 20, 24, 1, 2, 1, tie_word_embeddings=True)
+    config = ModelConfig(1 << 35, 1 << 20, 24, 1, 2, 1, tie_word_embeddings=True)
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     with pytest.raises(ModelError, match="smaller model"):
         TorchSampler.from_directory(tmp_path, codec=CODEC)
@@ -383,14 +383,14 @@ import asyncio, json, resource, sys
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 codec = Codec.from_directory(resolve("tiny"))
-model = Qwen2.from_directory(resolve("tiny"))
+model = CausalLM.from_directory(resolve("tiny"))
 if sys.argv[2] == "large":
-    model = Qwen2(Qwen2Config(codec.vocab_size, 64, 96, 64, 16, 16, head_dim=64))
+    model = CausalLM(ModelConfig(codec.vocab_size, 64, 96, 64, 16, 16, head_dim=64))
 sampler = TorchSampler(model, codec, inline=True)
 
 def sample(n, room):

@@ -18,9 +18,9 @@ from builders import train_rows, trainer_settings
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -78,7 +78,7 @@ def test_the_sampler_gives_the_answers_of_merged_weights(tmp_path: Path) -> None
 def test_the_base_of_before_is_let_go_at_once(tmp_path: Path) -> None:
     """Collected as garbage, it would be unmapped at any time: in the middle of a capture too."""
     host, index = trainer(tmp_path, "shared"), tmp_path / "shared" / "base.json"
-    model = Qwen2(host.core.model.config, draw=False)
+    model = CausalLM(host.core.model.config, draw=False)
     sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
     asyncio.run(sampler.load(host.published, 0))
     asyncio.run(sampled(sampler))
@@ -99,12 +99,12 @@ async def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next
 ) -> None:
     host = trainer(tmp_path, "shared")
 
-    own = Qwen2.from_directory(TINY)
+    own = CausalLM.from_directory(TINY)
     unshared = TorchSampler(own, CODEC, inline=True)
     await unshared.let_go()
     assert unshared._model is own
     await sampled(unshared)
-    model = Qwen2(host.core.model.config, draw=False)
+    model = CausalLM(host.core.model.config, draw=False)
     sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
     await sampler.load(host.published, 0)
     before, base = await sampled(sampler), weakref.ref(sampler._model)
@@ -130,7 +130,7 @@ def test_both_processes_map_one_file(tmp_path: Path) -> None:
     assert {part.untyped_storage().filename for part in theirs.parameters()} == {file}
     for each in (model, theirs):
         assert not any(part.requires_grad for part in each.parameters())
-    own = Qwen2.from_directory(TINY).hf_state()
+    own = CausalLM.from_directory(TINY).hf_state()
     assert all(torch.equal(own[name], part) for name, part in model.hf_state().items())
     # What is trained lies apart: an update leaves the base as it was.
     host.update(batch(0))
@@ -155,7 +155,7 @@ def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
         (tmp_path / str(half) / "base.weights").stat().st_size for half in (False, True)
     )
     assert whole == 2 * halved
-    assert map_base(tmp_path / "True", Qwen2.from_directory(TINY).config)[0].norm.dtype == (
+    assert map_base(tmp_path / "True", CausalLM.from_directory(TINY).config)[0].norm.dtype == (
         torch.bfloat16
     )
 
@@ -163,7 +163,7 @@ def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
 def test_a_base_of_another_shape_is_refused(tmp_path: Path, random_qwen2: Path) -> None:
     make_base(TINY, tmp_path, ON_CPU)
     with pytest.raises(ModelError, match="this model"):
-        map_base(tmp_path, Qwen2.from_directory(random_qwen2).config)
+        map_base(tmp_path, CausalLM.from_directory(random_qwen2).config)
 
 
 def test_a_full_directory_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ import sys
 from pathlib import Path
 import torch
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.weights.base import map_base
-own = Qwen2.from_directory(resolve("tiny"), torch.bfloat16)
+own = CausalLM.from_directory(resolve("tiny"), torch.bfloat16)
 model, _ = map_base(Path(sys.argv[1]), own.config)
 state = own.hf_state()
 print(all(torch.equal(state[name], part) for name, part in model.hf_state().items()),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import installed_vllm, plan_engine
@@ -39,7 +39,7 @@ NEEDS_VLLM = pytest.mark.skipif(VLLM is None or VLLM.on_cpu, reason="needs vLLM 
 
 
 def test_tensors_are_laid_side_by_side_and_found_again() -> None:
-    state = Qwen2.from_directory(TINY).hf_state()
+    state = CausalLM.from_directory(TINY).hf_state()
     table, total = layout({name: tuple(tensor.shape) for name, tensor in state.items()})
     assert total >= sum(tensor.numel() for tensor in state.values())
     assert all(start % 128 == 0 for start, _ in table.values())
@@ -65,8 +65,8 @@ import sys, torch
 from safetensors import safe_open
 from swarm_node.policy.weights.device import read_device
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
-state = Qwen2.from_directory(resolve("tiny")).hf_state()
+from swarm_node.policy.models.causal_lm import CausalLM
+state = CausalLM.from_directory(resolve("tiny")).hf_state()
 with safe_open(sys.argv[1], "pt") as file:
     found = {name: tensor.cpu() for name, tensor in read_device(file.metadata())}
 assert found.keys() == state.keys()
@@ -86,7 +86,7 @@ def test_cuda_is_set_up_before_memory_is_mapped() -> None:
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
-    state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
+    state, buffers = CausalLM.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
     store = WeightStore(tmp_path)
     first = store.publish(0, {}, buffers.put(state))
     store.publish(1, {}, buffers.put({name: value + 1 for name, value in state.items()}))
@@ -99,12 +99,12 @@ WRITER = """
 import subprocess, sys, torch
 from pathlib import Path
 from test_device import ON_GPU, READER, TINY
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.weights.device import DeviceBuffers
 from swarm_node.policy.weights.store import WeightStore
 before = [torch.ones(size << 20, device="cuda") for size in (1, 8, 64)]
 del before
-state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
+state, buffers = CausalLM.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
 path = WeightStore(Path(sys.argv[1])).publish(0, {}, buffers.put(state))
 after = [torch.zeros(size << 20, device="cuda") for size in (1, 8, 64)]
 torch.cuda.synchronize()
@@ -126,7 +126,7 @@ def test_memory_is_shared_beside_segments_that_grow(tmp_path: Path) -> None:
 @NEEDS_GPU
 def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> None:
     """torch wraps the memory anew at each export, and frees none of the wrappers before it."""
-    state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
+    state, buffers = CausalLM.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
     store, headers = WeightStore(tmp_path), []
     for version in range(4):
         headers.append(buffers.put({name: value + 3 - version for name, value in state.items()}))
@@ -139,7 +139,7 @@ def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> N
 @NEEDS_GPU
 @NEEDS_VLLM
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
-    model = Qwen2.from_directory(TINY)
+    model = CausalLM.from_directory(TINY)
     plan = plan_engine(model.config, where=ON_GPU, max_rows=8, max_new_tokens=24)
     buffers, store = DeviceBuffers(ON_GPU), WeightStore(tmp_path)
     sampler = VllmSampler.from_directory(TINY, plan)

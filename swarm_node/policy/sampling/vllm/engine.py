@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from swarm_node.errors import ModelError, extra_of
 from swarm_node.policy.memory.footprint import graph_sizes
 from swarm_node.policy.memory.plan import START_SHARE, EngineShare
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import Placement, Precision
 
 #: Head sizes of vLLM's attention kernels for CPUs; those for CUDA take any multiple of 8.
@@ -148,7 +148,7 @@ class Deadlines:
 
 
 def plan_engine(
-    model: Qwen2Config,
+    model: ModelConfig,
     *,
     where: Placement,
     max_rows: int,
@@ -358,13 +358,13 @@ def require_vllm(device: str, *, nf4: bool = False) -> None:
         )
 
 
-def can_share(model: Qwen2Config, device: str) -> bool:
+def can_share(model: ModelConfig, device: str) -> bool:
     """Check that the weights of an engine in one process have the trainer's layout: it pads neither
     heads nor the vocabulary, which vLLM rounds up to a multiple of 64."""
     return model.vocab_size % 64 == 0 and _head_size(model, device) == model.head_dim
 
 
-def _head_size(model: Qwen2Config, device: str) -> int:
+def _head_size(model: ModelConfig, device: str) -> int:
     own = model.head_dim
     if device != "cpu" or own in _CPU_HEADS:
         return own

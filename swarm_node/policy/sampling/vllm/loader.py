@@ -21,9 +21,9 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.names import hf_parts
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import without_memory
 from swarm_node.policy.sampling.vllm.engine import LOAD_FORMAT
 from swarm_node.policy.weights.base import map_base
@@ -49,7 +49,7 @@ class BaseLoader(BaseModelLoader):  # type: ignore[misc]
         """
         directory = Path(self.load_config.model_loader_extra_config["directory"])
         # The engine sees the trainer's GPU as its first.
-        base, _ = map_base(directory, Qwen2Config.from_directory(Path(model_config.model)), gpu=0)
+        base, _ = map_base(directory, ModelConfig.from_directory(Path(model_config.model)), gpu=0)
         self._place = _place(base.norm)
         self._sizes = dict(_adopt(model, base))
 
@@ -63,7 +63,7 @@ class BaseLoader(BaseModelLoader):  # type: ignore[misc]
         return model
 
 
-def _adopt(model: Any, base: Qwen2) -> Iterator[tuple[str, int]]:
+def _adopt(model: Any, base: CausalLM) -> Iterator[tuple[str, int]]:
     """vLLM's name and the bytes of every parameter, once it has its values: in the memory of `base`
     where that is laid out as vLLM wants it."""
     fused = {part: whole for whole, of in model.packed_modules_mapping.items() for part in of}

@@ -30,7 +30,7 @@ from msgspec.structs import asdict
 
 from swarm_node.errors import ChildError, EngineError, ModelError
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, check_request, extended, finished
 from swarm_node.policy.sampling.vllm.engine import (
@@ -92,7 +92,7 @@ class VllmSampler:
 
     def __init__(
         self,
-        model: Qwen2Config,
+        model: ModelConfig,
         codec: Codec,
         plan: EnginePlan,
         *,
@@ -146,7 +146,7 @@ class VllmSampler:
         Raises:
             ModelError: model or tokenizer cannot be used, or vLLM is not installed.
         """
-        model = Qwen2Config.from_directory(path)
+        model = ModelConfig.from_directory(path)
         codec = codec or Codec.from_directory(path)
         return cls(model, codec, plan, base=path, deadlines=deadlines)
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from swarm_node.policy.models.config import Qwen2Config, weight_files
+from swarm_node.policy.models.config import ModelConfig, weight_files
 from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.weights.device import is_on_device, read_device
 
@@ -68,7 +68,7 @@ def _module_and_kind(name: str) -> tuple[str, str]:
     return parts[-2] if len(parts) >= 2 else "", parts[-1]
 
 
-def engine_config(model: Qwen2Config, padding: HeadPadding) -> dict[str, Any]:
+def engine_config(model: ModelConfig, padding: HeadPadding) -> dict[str, Any]:
     """`config.json` for the engine. vLLM's Qwen2 has no configurable head size. Its Llama with
     biases on q, k and v is the same network and has one."""
     config = model.to_hf()
@@ -85,7 +85,7 @@ def engine_config(model: Qwen2Config, padding: HeadPadding) -> dict[str, Any]:
     return config
 
 
-def write_view(model: Qwen2Config, padding: HeadPadding, directory: Path) -> None:
+def write_view(model: ModelConfig, padding: HeadPadding, directory: Path) -> None:
     """Write the files that the engine reads at its start: the architecture, without weights."""
     (directory / "config.json").write_text(json.dumps(engine_config(model, padding)))
 

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import CheckpointError, ModelError, words_of
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.policy.models.config import ModelConfig, read_json
 from swarm_node.policy.models.hub import HubModel
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 
@@ -98,7 +98,7 @@ def write_export(
             "this home trained all weights (training.lora_rank = 0), so there is no adapter to "
             "export; use --format hf"
         )
-    model = Qwen2.from_directory(model_dir)
+    model = CausalLM.from_directory(model_dir)
     adapter: Adapter | None = None
     try:
         if rank:
@@ -130,7 +130,7 @@ def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, place: Path)
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     config = read_json(model_dir / "config.json")
     kept = {name: value for name, value in config.items() if name not in _NOT_EXPORTED}
-    architecture = Qwen2Config.from_directory(model_dir).architecture
+    architecture = ModelConfig.from_directory(model_dir).architecture
     kept |= {"architectures": [architecture], "dtype": "float32"}
     _write_json(place / "config.json", kept)
     generation = model_dir / "generation_config.json"

@@ -17,7 +17,7 @@ from torch import Tensor
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import LEAST_LOGITS
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.training.objective.head import head_logprobs
 from swarm_node.policy.training.objective.losses import Tokens
@@ -28,7 +28,7 @@ from swarm_node.rollout import Provenance
 
 
 def completion_logprobs(
-    model: Qwen2,
+    model: CausalLM,
     rows: Sequence[TrainRow],
     temperature: float,
     logit_elements: int = LEAST_LOGITS,
@@ -44,7 +44,7 @@ def completion_logprobs(
 
 
 def completion_scores(
-    model: Qwen2,
+    model: CausalLM,
     rows: Sequence[TrainRow],
     temperature: float,
     logit_elements: Callable[[int], int],
@@ -64,7 +64,7 @@ def completion_scores(
 
 
 def _scores(
-    model: Qwen2,
+    model: CausalLM,
     ids: Tensor,
     segments: Tensor | None,
     places: Tensor,
@@ -81,7 +81,7 @@ def _scores(
 
 
 @torch.no_grad()
-def measure_canary(model: Qwen2, text: Sequence[int] = ()) -> Canary:
+def measure_canary(model: CausalLM, text: Sequence[int] = ()) -> Canary:
     """The canary of `model` with its current weights, by one forward pass over a few tokens. For
     `text` see `canary_ids`.
 
@@ -112,7 +112,7 @@ class ReferencePolicy:
     """The frozen base model. It costs two forward passes per row, and memory where it is a copy."""
 
     def __init__(
-        self, model: Qwen2, switched: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, model: CausalLM, switched: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
         """`model` computes the base policy inside the context `switched()`."""
         self._model = model
@@ -130,7 +130,7 @@ class ReferencePolicy:
     @torch.no_grad()
     def judge(
         self,
-        model: Qwen2,
+        model: CausalLM,
         rows: Sequence[TrainRow],
         temperature: float,
         rounds: Sequence[Sequence[int]],

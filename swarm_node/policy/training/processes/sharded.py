@@ -33,7 +33,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config, hf_parts, stored_weights
+from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig, hf_parts, stored_weights
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.processes.launching import Rendezvous
 
@@ -96,14 +96,14 @@ class Group:
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def trained(self, directory: Path, placement: Placement) -> Qwen2:
-        model = _without_memory(Qwen2Config.from_directory(directory)).float()
+    def trained(self, directory: Path, placement: Placement) -> CausalLM:
+        model = _without_memory(ModelConfig.from_directory(directory)).float()
         self._shard(model, placement)
         model.to_empty(device=torch.device(placement.device))
         self.load(model, stored_weights(directory))
         return model
 
-    def _shard(self, model: Qwen2, placement: Placement) -> None:
+    def _shard(self, model: CausalLM, placement: Placement) -> None:
         mesh = init_device_mesh(placement.device.partition(":")[0], (self.count,))
         # Gathered in bfloat16 and not cast later: autograd would keep the casts.
         half = MixedPrecisionPolicy(
@@ -146,7 +146,7 @@ class Group:
         return whole[first:last].to(parameter.device)
 
     @torch.no_grad()
-    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
+    def load(self, model: CausalLM, weights: Mapping[str, Tensor]) -> None:
         if not isinstance(model.embedding, DTensor):
             model.load_hf_state(weights)
             return
@@ -246,6 +246,6 @@ def _store(meeting: Rendezvous, *, first: bool) -> TCPStore:
     )
 
 
-def _without_memory(config: Qwen2Config) -> Qwen2:
+def _without_memory(config: ModelConfig) -> CausalLM:
     with torch.device("meta"):
-        return Qwen2(config, draw=False)
+        return CausalLM(config, draw=False)

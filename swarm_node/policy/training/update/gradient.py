@@ -13,7 +13,7 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod, logit_elements
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.placement import Precision
 from swarm_node.policy.training.objective.logprobs import (
     ReferencePolicy,
@@ -92,7 +92,7 @@ class GradientPass:
 
     def __init__(
         self,
-        model: Qwen2,
+        model: CausalLM,
         parameters: Iterable[nn.Parameter],
         loss: LossFn,
         bounds: ClipBounds,

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.objective.packing import micro_batches, sequences, shared_length
 
@@ -33,8 +33,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def trained(self, directory: Path, placement: Placement) -> Qwen2:
-        """`Qwen2.from_directory` on its device, sharded: each process reads and holds a part of
+    def trained(self, directory: Path, placement: Placement) -> CausalLM:
+        """`CausalLM.from_directory` on its device, sharded: each process reads and holds a part of
         every parameter."""
         ...
 
@@ -54,8 +54,8 @@ class Ranks(Protocol):
         """This process's part of `whole`; the inverse of `gather`. No other part is read."""
         ...
 
-    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
-        """`Qwen2.load_hf_state` for a model that may be sharded; see `cut`."""
+    def load(self, model: CausalLM, weights: Mapping[str, Tensor]) -> None:
+        """`CausalLM.load_hf_state` for a model that may be sharded; see `cut`."""
         ...
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -97,8 +97,8 @@ class Alone:
     def agree_on(self, placement: Placement) -> None:
         pass
 
-    def trained(self, directory: Path, placement: Placement) -> Qwen2:
-        return Qwen2.from_directory(directory).to(placement.device)
+    def trained(self, directory: Path, placement: Placement) -> CausalLM:
+        return CausalLM.from_directory(directory).to(placement.device)
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter
@@ -112,7 +112,7 @@ class Alone:
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         return whole
 
-    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
+    def load(self, model: CausalLM, weights: Mapping[str, Tensor]) -> None:
         model.load_hf_state(weights)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

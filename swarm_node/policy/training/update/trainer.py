@@ -21,9 +21,9 @@ from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.models.causal_lm import CausalLM, hf_parts
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
-from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState
@@ -298,7 +298,7 @@ class TrainerCore:
             ranks=self._ranks,
         )
 
-    def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
+    def _load(self, model_dir: Path, share: Path | None) -> CausalLM:
         self._ranks.agree_on(self.placement)
         if self.settings.lora_rank:
             four_bit = self.settings.base == "nf4"

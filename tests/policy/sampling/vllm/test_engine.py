@@ -18,7 +18,7 @@ from swarm_node.node.start.derive import engine_plan as derived_engine_plan
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm.engine import (
@@ -34,9 +34,9 @@ from swarm_node.policy.sampling.vllm.engine import (
     require_vllm,
 )
 
-TINY = Qwen2Config.from_directory(resolve("tiny"))
+TINY = ModelConfig.from_directory(resolve("tiny"))
 ON_GPU = Placement("cuda:1", "bfloat16")
-HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
+HALF_BILLION = ModelConfig(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
 MIB = 1 << 20
 
 
@@ -182,8 +182,8 @@ def test_an_engine_that_shares_the_base_is_told_where_it_is() -> None:
     for config, device, can in (
         (HALF_BILLION, "cuda:0", True),
         (replace(HALF_BILLION, vocab_size=151_937), "cuda:0", False),  # padded
-        (Qwen2Config(320, 64, 192, 2, 4, 2), "cuda:0", True),
-        (Qwen2Config(320, 64, 192, 2, 4, 2), "cpu", False),  # heads of 16 are padded there
+        (ModelConfig(320, 64, 192, 2, 4, 2), "cuda:0", True),
+        (ModelConfig(320, 64, 192, 2, 4, 2), "cpu", False),  # heads of 16 are padded there
     ):
         assert can_share(config, device) is can
 
@@ -215,7 +215,7 @@ def test_a_missing_plug_in_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_cannot_work_is_refused_with_a_way_out() -> None:
-    odd = Qwen2Config(64, 34 * 4, 64, 1, 4, 4)
+    odd = ModelConfig(64, 34 * 4, 64, 1, 4, 4)
     normalising = replace(TINY, model_type="qwen3")
     for model in (odd, normalising):
         with pytest.raises(ModelError, match="--sampler torch"):

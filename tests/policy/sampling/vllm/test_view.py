@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.config import ModelConfig, read_json
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.vllm.view import (
     HeadPadding,
     engine_config,
@@ -26,7 +26,7 @@ IDS = torch.tensor([[5, 1, 9, 33, 2, 60, 7, 7, 12, 40]])
 def test_padded_heads_give_the_same_logits(random_qwen2: Path, padded: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM  # here, because it takes two seconds
 
-    ours = Qwen2.from_directory(random_qwen2)
+    ours = CausalLM.from_directory(random_qwen2)
     with torch.no_grad():
         for parameter in ours.parameters():  # biases too, larger than at the start
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -48,9 +48,9 @@ def test_padded_heads_give_the_same_logits(random_qwen2: Path, padded: int) -> N
 
 
 def test_a_model_whose_heads_fit_is_shown_as_it_is(tmp_path: Path) -> None:
-    config = Qwen2Config.from_directory(resolve("tiny"))
+    config = ModelConfig.from_directory(resolve("tiny"))
     write_view(config, HeadPadding(16, 16), tmp_path)
-    assert Qwen2Config.from_directory(tmp_path) == config
+    assert ModelConfig.from_directory(tmp_path) == config
     write_view(config, HeadPadding(16, 32), tmp_path)
     assert read_json(tmp_path / "config.json")["head_dim"] == 32
     tensor = torch.randn(64, 64)

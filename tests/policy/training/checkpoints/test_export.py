@@ -17,8 +17,8 @@ from trained_homes import TINY, trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.processes.worker import TrainerHost
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def distance(host: TrainerHost, model: Any, tokenizer: Any, base: Path = TINY) -
     """The largest difference of a log-prob between the trained model and a loaded one, both run in
     float64: in float32 rounding alone makes 1e-5 where a log-prob is -20."""
     ids = torch.tensor([tokenizer.encode(QUESTION, add_special_tokens=False)])
-    trained = Qwen2.from_directory(base, torch.float64)
+    trained = CausalLM.from_directory(base, torch.float64)
     trained.load_hf_state(host.core.weights())
     ours, theirs = trained(ids), model.double().eval()(ids).logits
     return float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
@@ -89,7 +89,7 @@ def test_transformers_loads_what_was_trained(
     assert "base_model:" not in card
     assert [path.name for path in target.parent.iterdir()] == ["export"]
     # What was exported is a model of this program too.
-    again = Qwen2.from_directory(target)
+    again = CausalLM.from_directory(target)
     ids = torch.tensor([codec.encode_prompt(QUESTION)])
     with torch.no_grad():
         torch.testing.assert_close(again(ids), host.core.model(ids), rtol=0.0, atol=1e-4)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.packing import (
     MOST_SHARED_TOKENS,
@@ -155,7 +155,7 @@ def test_every_answer_is_predicted_from_its_own_prompt_and_beginning(
 def test_shared_prompts_change_neither_log_probs_nor_gradients(
     random_qwen2: Path, recompute: bool
 ) -> None:
-    model = Qwen2.from_directory(random_qwen2)
+    model = CausalLM.from_directory(random_qwen2)
     model.recompute = recompute
     rows = [row(20, answer, question) for question in range(2) for answer in (1, 2, 5, 7)]
     rows.append(row(9, 30, question=3))
@@ -209,7 +209,7 @@ def test_of_a_dialogue_only_what_was_sampled_is_trained_on_and_all_before_it_is_
 def test_one_row_of_a_dialogue_has_the_log_probs_and_gradients_of_its_turns_apart(
     random_qwen2: Path,
 ) -> None:
-    model = Qwen2.from_directory(random_qwen2)
+    model = CausalLM.from_directory(random_qwen2)
     shapes = [[(4, 0), (3, 5), (2, 4)], [(1, 0), (6, 7)], [(5, 0)], [(2, 0), (2, 1), (2, 6)]]
     rows = [talk(shape, question) for question in range(2) for shape in shapes]
     rows += [talk([(n, 0), (n, 4)], question=3) for n in range(1, 5)]

@@ -19,7 +19,7 @@ from trainers import closing
 
 from swarm_node.errors import CheckpointError, ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, build_batch
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer
@@ -90,7 +90,7 @@ async def test_an_update_publishes_new_weights_under_a_new_version(
         # Four of our own, and of the two others' only the two that were good.
         assert result.stats.informative == 8
         assert not same(loaded(result.weights), base)
-        changed = Qwen2.from_directory(random_qwen2)
+        changed = CausalLM.from_directory(random_qwen2)
         changed.load_hf_state(loaded(result.weights))
         assert read_canary(result.weights) == measure_canary(changed)
         assert read_canary(result.weights) != read_canary(path)

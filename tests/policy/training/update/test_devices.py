@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.free import needed_memory
-from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import (
     DtypeName,
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_refused_with_what_to_do(
 
 
 def test_only_what_is_held_in_main_memory_is_asked_of_it() -> None:
-    config = Qwen2Config(64, 1024, 2048, 80, 16, 16)
+    config = ModelConfig(64, 1024, 2048, 80, 16, 16)
     gpu, cpu = Placement("cuda:0", "bfloat16"), Placement("cpu", "float32")
     assert needed_memory(config, placement=cpu) == config.weight_count * 24
     # In types of two bytes the sampler's weights and the published copy take half.

@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.attention import Attend, causal, within
 from swarm_node.policy.models.cache import KeyValueCache
-from swarm_node.policy.models.config import Qwen2Config, weight_files
+from swarm_node.policy.models.config import ModelConfig, weight_files
 from swarm_node.policy.models.names import hf_parts
 from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.models.tensors import load_safetensors, on_host
 
-__all__ = ["MATRICES", "DecoderLayer", "Qwen2", "Qwen2Config", "hf_parts"]
+__all__ = ["MATRICES", "CausalLM", "DecoderLayer", "ModelConfig", "hf_parts"]
 
 #: Output of an adapter for x [..., in]. It is added to one projection: "qkv", "out", "gate_up" or
 #: "down".
@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
     outputs for its projections; None without an adapter. `four_bit` has the projections whose
     matrices are frozen in four bits; their parameters here are NaN and only say the shape."""
 
-    def __init__(self, config: Qwen2Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, query = config.hidden_size, config.query_size
         fused = query + 2 * config.key_value_size
@@ -104,14 +104,14 @@ class DecoderLayer(nn.Module):
         return self.merge(x, attend(query, key, value)), key, value
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if weight.dtype is torch.float16:  # see `Qwen2`
+        if weight.dtype is torch.float16:  # see `CausalLM`
             x = x.half()
         held = self.four_bit.get(site)
         y = F.linear(x, weight, bias) if held is None else held.linear(x, bias)
         return y if self.added is None else y + self.added(site, x)
 
 
-class Qwen2(nn.Module):
+class CausalLM(nn.Module):
     """The decoder with its embedding and output head. With `recompute`, `forward` and `hidden` keep
     only the input of each layer for the backward pass, which runs the layers again: the same
     gradient for less memory and more time. With `products` of another type than float32, functions
@@ -122,7 +122,7 @@ class Qwen2(nn.Module):
     float16 ends at 65,504."""
 
     def __init__(
-        self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
+        self, config: ModelConfig, *, generator: torch.Generator | None = None, draw: bool = True
     ) -> None:
         """Draw weights from a normal distribution with standard deviation 0.02 (biases 0, norms 1).
         Without `draw`, matrices stay uninitialised, to be loaded."""
@@ -149,7 +149,7 @@ class Qwen2(nn.Module):
             ModelError: a file is missing, malformed or does not fit the architecture.
         """
         # Not on the "meta" device, for which torch imports its compiler: 70 MiB.
-        model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
+        model = cls(ModelConfig.from_directory(path), draw=False).to(dtype)
         model.load_hf_state(stored_weights(path))
         return model
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.cache import KeyValueMemory
-from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
 
 TOLERANCE = 1e-5
 
@@ -41,7 +41,7 @@ def reference(seed: int, model_type: str = "qwen2", **changes: Any) -> Any:
     return model
 
 
-def tiny_config(**changes: Any) -> Qwen2Config:
+def tiny_config(**changes: Any) -> ModelConfig:
     values: dict[str, Any] = {
         "vocab_size": 20,
         "hidden_size": 16,
@@ -51,7 +51,7 @@ def tiny_config(**changes: Any) -> Qwen2Config:
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     }
-    return Qwen2Config(**{**values, **changes})
+    return ModelConfig(**{**values, **changes})
 
 
 def token_ids(rows: int, length: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -81,7 +81,7 @@ VARIANTS = [
 def test_logits_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     theirs = reference(1, **changes)
     theirs.save_pretrained(tmp_path)
-    ours = Qwen2.from_directory(tmp_path)
+    ours = CausalLM.from_directory(tmp_path)
     ids = token_ids(3, 9, 50)
     with torch.no_grad():
         expected = theirs(ids).logits
@@ -100,7 +100,7 @@ def test_sharded_weights_load(tmp_path: Path, model_type: str) -> None:
     ids = token_ids(2, 7, 50)
     with torch.no_grad():
         torch.testing.assert_close(
-            Qwen2.from_directory(tmp_path)(ids), theirs(ids).logits, atol=TOLERANCE, rtol=0
+            CausalLM.from_directory(tmp_path)(ids), theirs(ids).logits, atol=TOLERANCE, rtol=0
         )
 
 
@@ -109,7 +109,7 @@ def test_weights_stored_in_bfloat16_are_widened(tmp_path: Path) -> None:
 
     reference(6).to(torch.bfloat16).save_pretrained(tmp_path)
     theirs = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    ours = Qwen2.from_directory(tmp_path)
+    ours = CausalLM.from_directory(tmp_path)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     ids = token_ids(2, 7, 50)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_left_padding_equals_transformers_with_true_positions(
 ) -> None:
     theirs = reference(3, model_type)
     theirs.save_pretrained(tmp_path)
-    ours = Qwen2.from_directory(tmp_path)
+    ours = CausalLM.from_directory(tmp_path)
     ids = token_ids(3, 9, 50)
     mask = torch.arange(9) >= torch.tensor([[0], [3], [8]])
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -134,7 +134,7 @@ def test_left_padding_equals_transformers_with_true_positions(
 
 
 def test_right_padding_needs_no_mask() -> None:
-    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))
     ids = token_ids(1, 6, 20)
     padded = torch.cat([ids, torch.zeros(1, 5, dtype=torch.long)], 1)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_right_padding_needs_no_mask() -> None:
     ids=str,
 )
 def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
-    model = Qwen2(tiny_config(**changes), generator=torch.Generator().manual_seed(0))
+    model = CausalLM(tiny_config(**changes), generator=torch.Generator().manual_seed(0))
     ids = token_ids(3, 10, 20)
     mask = torch.arange(10) >= torch.tensor([[0], [2], [5]])
     rows = torch.tensor([2, 0, 0, 1])
@@ -175,13 +175,13 @@ def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("length", [1, 64, 65, 1000, 1024])
 def test_rotary_tables_are_long_enough_and_not_twice_as_long(length: int) -> None:
-    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))
     for table in model.rotary(length, model.embedding):
         assert length <= len(table) < 2 * max(length, 64)
 
 
 def test_training_works_after_inference_mode() -> None:
-    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))
     ids = token_ids(1, 4, 20)
     with torch.inference_mode():
         model(ids)
@@ -192,8 +192,8 @@ def test_training_works_after_inference_mode() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_hf_state_round_trip(tied: bool) -> None:
     config = tiny_config(tie_word_embeddings=tied)
-    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
-    other = Qwen2(config, generator=torch.Generator().manual_seed(1))
+    model = CausalLM(config, generator=torch.Generator().manual_seed(0))
+    other = CausalLM(config, generator=torch.Generator().manual_seed(1))
     state = model.hf_state()
     assert ("lm_head.weight" in state) == (not tied)
     assert all(part.is_contiguous() for part in state.values())
@@ -208,8 +208,8 @@ def test_hf_state_round_trip(tied: bool) -> None:
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_hf_state_loads_into_transformers(model_type: str) -> None:
     theirs = reference(4, model_type, tie_word_embeddings=False, head_dim=8)
-    ours = Qwen2(
-        Qwen2Config(50, 32, 48, 2, 4, 2, max_position_embeddings=128, model_type=model_type),
+    ours = CausalLM(
+        ModelConfig(50, 32, 48, 2, 4, 2, max_position_embeddings=128, model_type=model_type),
         generator=torch.Generator().manual_seed(5),
     )
     theirs.load_state_dict(ours.hf_state(), strict=True)
@@ -219,7 +219,7 @@ def test_hf_state_loads_into_transformers(model_type: str) -> None:
 
 
 def test_load_hf_state_is_strict_and_changes_nothing_on_failure() -> None:
-    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))
     before = model.hf_state()
     state = {name: part + 1 for name, part in before.items()}
     missing = {name: part for name, part in state.items() if name != "model.norm.weight"}
@@ -233,7 +233,7 @@ def test_load_hf_state_is_strict_and_changes_nothing_on_failure() -> None:
 
 def test_initial_weights_depend_on_the_generator_alone() -> None:
     first, second, third = (
-        Qwen2(tiny_config(), generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+        CausalLM(tiny_config(), generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
     )
     assert torch.equal(first.embedding, second.embedding)
     assert not torch.equal(first.embedding, third.embedding)
@@ -243,7 +243,7 @@ def test_config_round_trip(tmp_path: Path) -> None:
     for changes in ({}, {"model_type": "qwen3", "head_dim": 6}):
         config = tiny_config(rope_theta=1e6, rms_norm_eps=1e-5, **changes)
         (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
-        assert Qwen2Config.from_directory(tmp_path) == config
+        assert ModelConfig.from_directory(tmp_path) == config
 
 
 def test_config_of_older_transformers(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_config_of_older_transformers(tmp_path: Path) -> None:
     del raw["rope_parameters"]
     raw |= {"rope_theta": 5e5, "rope_scaling": None, "sliding_window": 64}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert Qwen2Config.from_directory(tmp_path).rope_theta == 5e5
+    assert ModelConfig.from_directory(tmp_path).rope_theta == 5e5
 
 
 @pytest.mark.parametrize(
@@ -285,25 +285,25 @@ def test_config_that_cannot_be_run_exactly_is_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(ModelError):
-        Qwen2Config.from_directory(write_config(tmp_path, **changes))
+        ModelConfig.from_directory(write_config(tmp_path, **changes))
 
 
 def test_malformed_files_are_model_errors(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read"):
-        Qwen2Config.from_directory(tmp_path)
+        ModelConfig.from_directory(tmp_path)
     for text in ("[]", "{", "[" * 100_000):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelError):
-            Qwen2Config.from_directory(tmp_path)
+            ModelConfig.from_directory(tmp_path)
     write_config(tmp_path)
     with pytest.raises(ModelError, match=r"no model\."):
-        Qwen2.from_directory(tmp_path)
+        CausalLM.from_directory(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ModelError, match="safetensors file"):
-        Qwen2.from_directory(tmp_path)
+        CausalLM.from_directory(tmp_path)
     save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="not fit"):
-        Qwen2.from_directory(tmp_path)
+        CausalLM.from_directory(tmp_path)
 
 
 def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
@@ -311,4 +311,4 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="outside"):
-        Qwen2.from_directory(tmp_path)
+        CausalLM.from_directory(tmp_path)
