@@ -346,7 +346,7 @@ def _layer_bytes(model: ModelConfig, training: TrainingMethod) -> int:
     copied = SHARED_KEYS * 2 * (q if training.repeats_heads else k)
     kept = width * ((q + 2 * k) + (q + k) + copied + 3 * i + given)
     kept += 4 * model.num_attention_heads
-    if model.normalises_heads:
+    if model.family.head_norms:
         kept += (4 + (0 if training.lora_rank else width)) * (q + k)
     if training.lora_rank:
         return norms + kept + width * 7 * training.lora_rank

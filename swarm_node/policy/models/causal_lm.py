@@ -1,10 +1,8 @@
-"""A lean Qwen2 and Qwen3 decoder: the one model that the trainer and the torch sampler run.
+"""The native decoder of the Llama lineage, which the trainer and the built-in sampler run.
 
-Same function as transformers' `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, with q/k/v and gate/up
-fused into one matrix each (fewer, larger matrix products) and a cached decode path for sampling.
-Weights are exchanged under transformers' names, so a checkpoint of this model loads anywhere.
-
-References: Qwen2 Technical Report, arXiv 2407.10671; Qwen3 Technical Report, arXiv 2505.09388.
+Same function as transformers' classes of `families.FAMILIES`, with q/k/v and gate/up fused into one
+matrix each (fewer, larger matrix products) and a cached decode path for sampling. Weights are
+exchanged under transformers' names, so a checkpoint of this model loads anywhere.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ _Made = TypeVar("_Made")
 #: The matrices of a layer; its other parameters are vectors.
 MATRICES = ("qkv", "out", "gate_up", "down")
 _INIT_STD = 0.02
+_DERIVED = ".rotary_emb.inv_freq"
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -63,10 +62,10 @@ class DecoderLayer(nn.Module):
         self.qkv_bias: nn.Parameter | None = None
         self.query_norm: nn.Parameter | None = None
         self.key_norm: nn.Parameter | None = None
-        if config.normalises_heads:
+        if config.family.head_norms:
             self.query_norm = nn.Parameter(torch.ones(config.head_dim))
             self.key_norm = nn.Parameter(torch.ones(config.head_dim))
-        else:
+        if config.family.qkv_bias:
             self.qkv_bias = nn.Parameter(torch.zeros(fused))
         self.out = nn.Parameter(torch.empty(hidden, query))
         self.post_norm = nn.Parameter(torch.ones(hidden))
@@ -290,7 +289,11 @@ class CausalLM(nn.Module):
             exponents = torch.arange(0, d, 2, dtype=torch.float32, device=device) / d
             rows = 1 << max(length - 1, 63).bit_length()
             steps = torch.arange(rows, dtype=torch.float32, device=device)
-            angles = torch.outer(steps, 1.0 / self.config.rope_theta**exponents)
+            frequencies, scaling = 1.0 / self.config.rope_theta**exponents, self.config.rope_scaling
+            if scaling is not None:
+                scaled = [scaling.scaled(frequency) for frequency in frequencies.tolist()]
+                frequencies = torch.tensor(scaled, dtype=torch.float32, device=device)
+            angles = torch.outer(steps, frequencies)
             cos, sin = angles.cos(), angles.sin()
             cosines, sines = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
             table = cosines.to(like.dtype), sines.to(like.dtype)
@@ -327,7 +330,8 @@ def stored_weights(path: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for file in weight_files(path):
         state.update(load_safetensors(file))
-    return state
+    # Older Llama checkpoints store the rotary angles, which `config.json` defines.
+    return {name: part for name, part in state.items() if not name.endswith(_DERIVED)}
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,9 @@ from swarm_node.rollout import Completion, Finish, RolloutGroup
 #: The prompt of a question for a model without a chat template, such as a base model.
 PLAIN_PROMPT = "Question: {}\nAnswer:"
 _PROMPTS_KEPT = 1024
+#: The day that a chat template reads off the calendar: a prompt must be the same tomorrow, and at
+#: every peer. It is the one that Llama 3.1's template takes where there is no calendar.
+_DAY = datetime(2024, 7, 26)
 #: What stands for the texts of a dialogue when its template is taken apart.
 _QUESTION, _ANSWERS, _REPLIES = "?", ("-answer-1-", "-answer-2-"), ("-reply-1-", "-reply-2-")
 
@@ -32,8 +36,8 @@ def load_tokenizer(path: Path) -> Any:
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
     try:
-        # Not AutoTokenizer: for a Qwen2 model it replaces the normaliser and splitter of
-        # tokenizer.json by Qwen2's own, and the digest covers tokenizer.json.
+        # Not AutoTokenizer: for some families it replaces the normaliser and splitter of
+        # tokenizer.json by the family's own, and the digest covers tokenizer.json.
         return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"the tokenizer in {path} cannot be read: {words_of(error)}") from error
@@ -70,6 +74,7 @@ class Codec:
         self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_id if pad is None else pad
+        self._begin = self._text_begin()
         # A prompt is encoded when it is sampled, and again for every update on its group.
         self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
         self._around_reply = lru_cache(1)(self._split_template)
@@ -126,7 +131,15 @@ class Codec:
             pairs = zip(roles, contents, strict=True)
             return self._templated([{"role": role, "content": said} for role, said in pairs], True)
 
-        return tuple(self._texts.rendered(render, [each["content"] for each in messages]))
+        ids = self._texts.rendered(render, [each["content"] for each in messages])
+        return tuple([*self._begin, *ids] if plain else ids)
+
+    def _text_begin(self) -> tuple[int, ...]:
+        """The ids that the tokenizer puts before every text, such as Llama's <|begin_of_text|>.
+        Chat templates write them themselves."""
+        ids = self._tokenizer("a").input_ids
+        end = self._tokenizer("a", add_special_tokens=False).input_ids
+        return tuple(ids[: ids.index(end[0])] if end else ())
 
     def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """`messages` rendered by the chat template, which runs in Jinja's sandbox.
@@ -140,6 +153,7 @@ class Codec:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 enable_thinking=False,
+                strftime_now=_DAY.strftime,
             )
         except Exception as error:
             raise ModelError(f"the tokenizer's chat template fails: {words_of(error)}") from error

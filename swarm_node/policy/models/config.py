@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.families import FAMILIES, IMPLIED, Family
+from swarm_node.policy.models.rope import RopeScaling, rope_table
 
-MAX_JSON_BYTES = 16 << 20
+#: The largest tokenizer.json in use has 33 MB, and half a million merges that are lists of two.
+MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
-_MAX_JSON_VALUES, _MAX_JSON_LISTS = 1 << 20, 1 << 19
-_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_QWEN3_HEAD_DIM = 128
+_MAX_JSON_VALUES, _MAX_JSON_LISTS = 1 << 21, 1 << 20
 #: Characters of a wrong value in an error.
 _SHOWN = 80
 
@@ -26,8 +27,8 @@ _SHOWN = 80
 class ModelConfig:
     """The fields of `config.json` that define the function this model computes.
 
-    `model_type` is "qwen2", or "qwen3": the same decoder with query and key normalised per head and
-    without biases. A `head_dim` of 0 becomes hidden_size / num_attention_heads."""
+    `model_type` is a key of `families.FAMILIES`. A `head_dim` of 0 becomes hidden_size /
+    num_attention_heads. `rope_scaling` is None for plain rotary positions."""
 
     vocab_size: int
     hidden_size: int
@@ -39,16 +40,17 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
-    model_type: str = "qwen2"
+    model_type: str = IMPLIED
     head_dim: int = 0
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
+        if self.model_type not in FAMILIES:
+            raise _other_family(self.model_type)
         sizes = {**asdict(self), "head_dim": self.head_dim or 1}
-        numbers = [value for value in sizes.values() if not isinstance(value, bool | str)]
-        if not all(isinstance(n, int | float) and 0 < n <= 1 << 40 for n in numbers):
+        numbers = [value for value in sizes.values() if type(value) in (int, float)]
+        if not all(0 < number <= 1 << 40 for number in numbers):
             raise ModelError("config.json: every size must be a positive number")
-        if self.model_type not in _ARCHITECTURES:
-            raise ModelError(f"config.json: model_type {self.model_type!r} is neither qwen2 nor 3")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError("config.json: key/value heads must divide the attention heads")
         if self.head_dim == 0:
@@ -67,15 +69,14 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_dim
 
     @property
-    def normalises_heads(self) -> bool:
-        """Qwen3 normalises each head's query and key (arXiv 2505.09388); Qwen2 has biases."""
-        return self.model_type == "qwen3"
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
 
     @property
     def weight_count(self) -> int:
         """The number of weights; a tied output head counts once."""
         qkv = self.query_size + 2 * self.key_value_size
-        small = 2 * self.head_dim if self.normalises_heads else qkv
+        small = qkv * self.family.qkv_bias + 2 * self.head_dim * self.family.head_norms
         layer = self.hidden_size * (qkv + self.query_size + 3 * self.intermediate_size + 2) + small
         tables = 1 if self.tie_word_embeddings else 2
         embeddings = tables * self.vocab_size * self.hidden_size
@@ -84,15 +85,17 @@ class ModelConfig:
     @property
     def architecture(self) -> str:
         """The class of transformers that computes it."""
-        return _ARCHITECTURES[self.model_type]
+        return self.family.architecture
 
     def described(self) -> dict[str, Any]:
-        """The fields that a digest covers: all but those that have a Qwen2's implied values."""
+        """The fields that a digest covers: all but those that have implied values."""
         fields = asdict(self)
-        if self.model_type == "qwen2":
+        if self.model_type == IMPLIED:
             del fields["model_type"]
         if self.query_size == self.hidden_size:
             del fields["head_dim"]
+        if self.rope_scaling is None:
+            del fields["rope_scaling"]
         return fields
 
     @classmethod
@@ -101,19 +104,18 @@ class ModelConfig:
 
         Raises:
             ModelError: the file is missing or malformed, or it describes a function that this model
-                does not compute exactly (another architecture, sliding windows, scaled rotary
-                positions, ...).
+                does not compute exactly (another architecture, sliding windows, ...).
         """
         raw = read_json(path / "config.json")
         _refuse_unsupported(raw)
-        rope = raw.get("rope_parameters") or {}
+        raw = FAMILIES[raw["model_type"]].filled(raw)
+        rope = rope_table(raw, "rope_parameters")
         values: dict[str, Any] = {
             name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None
         }
-        values["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
+        values["rope_theta"] = rope.get("rope_theta", raw["rope_theta"])
+        values["rope_scaling"] = RopeScaling.from_config(raw)
         values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
-        if values["model_type"] == "qwen3":
-            values.setdefault("head_dim", _QWEN3_HEAD_DIM)
         try:
             return cls(**{name: _checked(name, value) for name, value in values.items()})
         except TypeError as error:
@@ -122,13 +124,14 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The same architecture as a `config.json` of transformers."""
         fields = asdict(self)
-        rope = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
+        del fields["rope_scaling"]
+        scaling = self.rope_scaling
+        rope = {"rope_type": "default"} if scaling is None else scaling.parameters()
         return {
             "architectures": [self.architecture],
             "hidden_act": "silu",
-            "use_sliding_window": False,
-            "attention_bias": not self.normalises_heads,
-            "rope_parameters": rope,
+            "rope_parameters": {**rope, "rope_theta": self.rope_theta},
+            **self.family.writes,
             **fields,
         }
 
@@ -139,6 +142,8 @@ def _checked(name: str, value: Any) -> Any:
         want = bool
     elif name == "model_type":
         want = str
+    elif name == "rope_scaling":
+        want = (RopeScaling, type(None))
     elif name in ("rope_theta", "rms_norm_eps"):
         want = (int, float)
     if not isinstance(value, want) or (want is int and isinstance(value, bool)):
@@ -147,40 +152,40 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    rope = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or {}
-    if not isinstance(rope, dict) or not isinstance(scaling, dict):
-        raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise ModelError("config.json: rope_parameters per kind of layer are unsupported")
-    heads, model_type = raw.get("num_attention_heads"), str(raw.get("model_type"))[:_SHOWN]
-    head_dim = raw.get("head_dim")
-    layers = raw.get("layer_types")
+    """Refuse what the native decoder does not compute exactly, by the name of the field."""
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise _other_family(model_type)
+    family = FAMILIES[model_type]
+    heads, head_dim, layers = (
+        raw.get(name) for name in ("num_attention_heads", "head_dim", "layer_types")
+    )
     plain_layers = isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}
-    kinds = [part.get("rope_type", part.get("type", "default")) for part in (rope, scaling)]
+    derived = (
+        isinstance(heads, int)
+        and isinstance(head_dim, int)
+        and head_dim * heads == raw.get("hidden_size")
+    )
+    wrong = family.unsupported(raw)
     checks = {
-        f"model_type {model_type}": model_type in _ARCHITECTURES,
         "hidden_act": raw.get("hidden_act", "silu") == "silu",
-        "use_sliding_window": not raw.get("use_sliding_window"),
         "layer_types": layers is None or plain_layers,
-        f"rope scaling {kinds}"[:_SHOWN]: kinds == ["default", "default"],
-        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) == 1.0,
         "quantization_config": raw.get("quantization_config") is None,
-        "head_dim": model_type == "qwen3"
-        or head_dim is None
-        or (
-            isinstance(heads, int)
-            and isinstance(head_dim, int)
-            and head_dim * heads == raw.get("hidden_size")
-        ),
-        "attention_bias": model_type != "qwen3" or not raw.get("attention_bias"),
+        "head_dim": head_dim is None or derived or family.own_head_dim,
     }
-    wrong = [name for name, fine in checks.items() if not fine]
+    wrong += [name for name, fine in checks.items() if not fine]
     if wrong:
         raise ModelError(
-            f"config.json: unsupported {', '.join(wrong)}; only plain Qwen2, Qwen2.5 and Qwen3 "
-            "models with full attention and unscaled positions run here, such as qwen2.5-0.5b"
+            f"config.json: a {model_type} model with {', '.join(wrong)[:_SHOWN]} is not supported: "
+            "use one with full attention, silu and unquantised weights, such as qwen2.5-0.5b"
         )
+
+
+def _other_family(model_type: object) -> ModelError:
+    shown = repr(model_type)[:_SHOWN]
+    return ModelError(
+        f"config.json: model_type {shown} is not supported: use a model of {', '.join(FAMILIES)}"
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

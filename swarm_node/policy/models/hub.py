@@ -16,10 +16,21 @@ from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
+from swarm_node.policy.models.families import FAMILIES
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
 #: those whose name ends in "-base" are not.
 ALIASES = {
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "smollm2-135m-base": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-360m-base": "HuggingFaceTB/SmolLM2-360M",
+    "smollm2-1.7b-base": "HuggingFaceTB/SmolLM2-1.7B",
+    "llama3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "llama3.2-1b-base": "meta-llama/Llama-3.2-1B",
+    "llama3.2-3b-base": "meta-llama/Llama-3.2-3B",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
     "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct",
@@ -124,7 +135,7 @@ def fetch(
         return cached
     listed = _listed(model)
     if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
-        raise ModelError(f"{model} has no {missing[0]}: choose a Qwen2, Qwen2.5 or Qwen3 model")
+        raise ModelError(f"{model} has no {missing[0]}: choose a model of {', '.join(FAMILIES)}")
     if not any(file.name.endswith(".safetensors") for file in listed):
         raise ModelError(
             f"{model} has no model.safetensors; other formats may hold code and are never loaded: "

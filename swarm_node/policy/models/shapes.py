@@ -1,17 +1,19 @@
 """The shapes of the models with short names, for planning without a network.
 
-They come from the `config.json` of each repository on the hub. The tables of the Qwen2.5 and Qwen3
-technical reports (arXiv 2412.15115, table 1; arXiv 2505.09388, table 1) give the same layers and
-heads. Models whose name ends in "-base" differ only in the number of positions, which is larger
-than a plan needs.
+They come from the `config.json` of each repository on the hub. The tables of the reports on
+Qwen2.5, Qwen3 and SmolLM2 (arXiv 2412.15115, table 1; 2505.09388, table 1; 2502.02737) and Meta's
+page on Llama 3.2 give the same layers and heads, or the same number of weights. Models whose name
+ends in "-base" differ only in the number of positions, which is larger than a plan needs.
 """
 
 from __future__ import annotations
 
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import ALIASES
+from swarm_node.policy.models.rope import RopeScaling
 
 _VOCABULARY = 151_936
+_LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192.0)
 
 
 def _qwen2(hidden: int, wide: int, layers: int, heads: int, shared: int) -> ModelConfig:
@@ -30,8 +32,28 @@ def _qwen3(hidden: int, wide: int, layers: int, heads: int, tied: bool = True) -
     )
 
 
+def _smollm2(
+    hidden: int, wide: int, layers: int, heads: int, shared: int, theta: float
+) -> ModelConfig:
+    return ModelConfig(
+        *(49_152, hidden, wide, layers, heads, shared, theta, 1e-5, 8192, True, "llama"),
+    )
+
+
+def _llama3(hidden: int, layers: int, heads: int) -> ModelConfig:
+    return ModelConfig(
+        *(128_256, hidden, 8192, layers, heads, 8, 5e5, 1e-5, 131_072, True, "llama"),
+        rope_scaling=_LLAMA3,
+    )
+
+
 #: Each family has its smallest model first.
 _SHAPES = {
+    "smollm2-135m": _smollm2(576, 1536, 30, 9, 3, 1e5),
+    "smollm2-360m": _smollm2(960, 2560, 32, 15, 5, 1e5),
+    "smollm2-1.7b": _smollm2(2048, 8192, 24, 32, 32, 1.3e5),
+    "llama3.2-1b": _llama3(2048, 16, 32),
+    "llama3.2-3b": _llama3(3072, 28, 24),
     "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2),
     "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2),
     "qwen2.5-3b": _qwen2(2048, 11_008, 36, 16, 2),

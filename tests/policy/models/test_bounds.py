@@ -100,7 +100,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "many keys": (
         lambda d: (
             (d / "tokenizer.json").write_text(
-                "{" + ",".join(f'"{n:x}":0' for n in range(1_500_000)) + "}"
+                "{" + ",".join(f'"{n:x}":0' for n in range(2_500_000)) + "}"
             )
             and None
         ),

@@ -1,27 +1,40 @@
-"""The decoder computes what transformers' Qwen2 and Qwen3 compute, cached or not."""
+"""The decoder computes what transformers' classes of its families compute, cached or not."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.cache import KeyValueMemory
 from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
+from swarm_node.policy.models.families import FAMILIES
+from swarm_node.policy.models.rope import RopeScaling
 
 TOLERANCE = 1e-5
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def reference(seed: int, model_type: str = "qwen2", **changes: Any) -> Any:
-    """A random Qwen2ForCausalLM or Qwen3ForCausalLM whose biases and norms are not trivial."""
+    """A random model of transformers whose biases and norms are not trivial."""
     import transformers
 
     family = model_type.capitalize()
+    if model_type == "mistral":
+        changes = {"sliding_window": None, **changes}
     settings: dict[str, Any] = {
         "vocab_size": 50,
         "hidden_size": 32,
@@ -74,6 +87,12 @@ VARIANTS = [
     {"model_type": "qwen3", "head_dim": 16},
     {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": False},
     {"model_type": "qwen3", "head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-2},
+    {"model_type": "llama"},
+    {"model_type": "llama", "head_dim": 12, "tie_word_embeddings": False},
+    {"model_type": "llama", "rope_parameters": LLAMA3},
+    {"model_type": "llama", "rope_parameters": {**LLAMA3, "rope_theta": 100.0, "factor": 3.0}},
+    {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    {"model_type": "mistral", "head_dim": 16},
 ]
 
 
@@ -82,7 +101,7 @@ def test_logits_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> N
     theirs = reference(1, **changes)
     theirs.save_pretrained(tmp_path)
     ours = CausalLM.from_directory(tmp_path)
-    ids = token_ids(3, 9, 50)
+    ids = token_ids(3, 100, 50)
     with torch.no_grad():
         expected = theirs(ids).logits
         torch.testing.assert_close(ours(ids), expected, atol=TOLERANCE, rtol=0)
@@ -92,7 +111,7 @@ def test_logits_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> N
     assert ours.config.weight_count == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_sharded_weights_load(tmp_path: Path, model_type: str) -> None:
     theirs = reference(2, model_type)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -116,7 +135,7 @@ def test_weights_stored_in_bfloat16_are_widened(tmp_path: Path) -> None:
         torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_left_padding_equals_transformers_with_true_positions(
     tmp_path: Path, model_type: str
 ) -> None:
@@ -205,7 +224,7 @@ def test_hf_state_round_trip(tied: bool) -> None:
     assert model.norm.abs().sum() > 0, "the state must be a copy"
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_hf_state_loads_into_transformers(model_type: str) -> None:
     theirs = reference(4, model_type, tie_word_embeddings=False, head_dim=8)
     ours = CausalLM(
@@ -240,7 +259,14 @@ def test_initial_weights_depend_on_the_generator_alone() -> None:
 
 
 def test_config_round_trip(tmp_path: Path) -> None:
-    for changes in ({}, {"model_type": "qwen3", "head_dim": 6}):
+    scaled = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192.0)
+    for changes in (
+        {},
+        {"model_type": "qwen3", "head_dim": 6},
+        {"model_type": "mistral", "head_dim": 6},
+        {"model_type": "llama", "head_dim": 6, "rope_scaling": scaled},
+        {"model_type": "llama", "rope_scaling": RopeScaling("linear", 2.0)},
+    ):
         config = tiny_config(rope_theta=1e6, rms_norm_eps=1e-5, **changes)
         (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
         assert ModelConfig.from_directory(tmp_path) == config
@@ -252,17 +278,76 @@ def test_config_of_older_transformers(tmp_path: Path) -> None:
     raw |= {"rope_theta": 5e5, "rope_scaling": None, "sliding_window": 64}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert ModelConfig.from_directory(tmp_path).rope_theta == 5e5
+    old = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    raw |= {"model_type": "llama", "attention_bias": False, "rope_scaling": old}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    scaling = ModelConfig.from_directory(tmp_path).rope_scaling
+    assert scaling == RopeScaling("llama3", 32.0, 1.0, 4.0, 32.0)
+
+
+def test_a_field_that_is_left_out_has_the_value_of_the_familys_class(tmp_path: Path) -> None:
+    import transformers
+
+    needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    for model_type in FAMILIES:
+        raw = {name: tiny_config().to_hf()[name] for name in needed}
+        raw |= {"model_type": model_type, "num_attention_heads": 8, "sliding_window": None}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        ours = ModelConfig.from_directory(tmp_path)
+        theirs = getattr(transformers, f"{model_type.capitalize()}Config").from_pretrained(tmp_path)
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+        for name in ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+            assert getattr(ours, name) == getattr(theirs, name), (model_type, name)
+        if not model_type.startswith("qwen"):  # 32 key heads: more than this shape has heads
+            assert ours.num_key_value_heads == theirs.num_key_value_heads
+        assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
+
+
+def test_a_digest_tells_families_and_scalings_apart() -> None:
+    scaled = RopeScaling("linear", 2.0)
+    described = [
+        json.dumps(tiny_config(**changes).described())
+        for changes in (
+            *({"model_type": model_type} for model_type in FAMILIES),
+            {"model_type": "llama", "rope_scaling": scaled},
+            {"model_type": "llama", "rope_scaling": replace(scaled, factor=3.0)},
+        )
+    ]
+    assert len({*described}) == len(described)
+
+
+def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path: Path) -> None:
+    theirs = reference(1, "llama")
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for layer in range(2):
+        state[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    save_file(state, tmp_path / "model.safetensors")
+    CausalLM.from_directory(tmp_path)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "llama"},
+        {"model_type": "gpt_neox"},
+        {"model_type": None},
         {"hidden_act": "gelu"},
+        {"model_type": "llama", "attention_bias": True},
+        {"model_type": "llama", "mlp_bias": True},
+        {"model_type": "mistral", "sliding_window": 4096},
+        {"rope_scaling": {"type": ["linear"]}},
+        *(
+            {"rope_parameters": {**LLAMA3, name: value}}
+            for name in ("factor", "low_freq_factor", "high_freq_factor")
+            for value in (0, -1.0, None, "8", True, float("inf"), float("nan"))
+        ),
+        {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
         {"use_sliding_window": True},
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 0, "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "longrope", "factor": 2.0, "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
         {"rope_parameters": 3},
         {"head_dim": 64},
@@ -286,6 +371,17 @@ def test_config_that_cannot_be_run_exactly_is_refused(
 ) -> None:
     with pytest.raises(ModelError):
         ModelConfig.from_directory(write_config(tmp_path, **changes))
+
+
+def test_a_mistral_without_the_field_has_the_window_of_its_class(tmp_path: Path) -> None:
+    config = write_config(tmp_path, model_type="mistral") / "config.json"
+    raw = json.loads(config.read_text())
+    raw.pop("sliding_window", None)
+    config.write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="sliding_window 4096"):
+        ModelConfig.from_directory(tmp_path)
+    config.write_text(json.dumps({**raw, "sliding_window": None}))
+    ModelConfig.from_directory(tmp_path)
 
 
 def test_malformed_files_are_model_errors(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_prompts_follow_the_chat_template() -> None:
     assert prompt[1:-1] == CODEC.encode_answer(content)
 
 
-def test_what_a_tokenizer_puts_around_a_text_is_in_no_prompt_and_no_answer(copy: Path) -> None:
+def test_what_a_tokenizer_puts_before_a_text_is_in_plain_prompts_only(copy: Path) -> None:
     """A chat template writes its own special tokens."""
     begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
@@ -116,7 +116,15 @@ def test_what_a_tokenizer_puts_around_a_text_is_in_no_prompt_and_no_answer(copy:
     assert codec.encode_answer("42") == CODEC.encode_answer("42")
     edit(copy / "tokenizer_config.json", chat_template=None)
     plain = Codec.from_directory(copy).encode_prompt("42")
-    assert plain == CODEC.encode_answer("Question: 42\nAnswer:")
+    assert plain == (1, *CODEC.encode_answer("Question: 42\nAnswer:"))
+
+
+def test_a_prompt_is_the_same_tomorrow(copy: Path) -> None:
+    """Templates such as Llama 3.1's write the day."""
+    dated = "{{ '<bos>' + strftime_now('%d %b %Y') }}{{ messages[0].content }}"
+    edit(copy / "tokenizer_config.json", chat_template=dated)
+    ids = Codec.from_directory(copy).encode_prompt("?")
+    assert ids == (1, *CODEC.encode_answer("26 Jul 2024?"))
 
 
 def test_prompts_without_a_template_are_plain(copy: Path) -> None:

@@ -370,7 +370,7 @@ def _head_size(model: ModelConfig, device: str) -> int:
         return own
     larger = next((size for size in _CPU_HEADS if size % own == 0), None)
     # The padding's zeros would count in the mean by which a head is normalised.
-    if larger is None or model.normalises_heads:
+    if larger is None or model.family.head_norms:
         raise ModelError(
             f"vLLM on a CPU cannot take attention heads of {own}: use `--sampler torch`"
         )

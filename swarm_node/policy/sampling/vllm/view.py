@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +69,12 @@ def _module_and_kind(name: str) -> tuple[str, str]:
 
 
 def engine_config(model: ModelConfig, padding: HeadPadding) -> dict[str, Any]:
-    """`config.json` for the engine. vLLM's Qwen2 has no configurable head size. Its Llama with
-    biases on q, k and v is the same network and has one."""
-    config = model.to_hf()
-    if padding.own != padding.padded:
-        config |= {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "head_dim": padding.padded,
-            "attention_bias": False,
-            "qkv_bias": True,
-            "mlp_bias": False,
-        }
-        del config["use_sliding_window"]
-    return config
+    """`config.json` for the engine. Not every class of vLLM has a configurable head size. Its Llama
+    with or without biases on q, k and v is the same network and has one."""
+    if padding.own == padding.padded:
+        return model.to_hf()
+    config = replace(model, model_type="llama", head_dim=padding.padded).to_hf()
+    return config | {"qkv_bias": model.family.qkv_bias}
 
 
 def write_view(model: ModelConfig, padding: HeadPadding, directory: Path) -> None:
