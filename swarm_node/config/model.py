@@ -135,6 +135,11 @@ class Training(Table):
         le=1,
         description="AdamW learning rate; a pretrained model: 1e-5 for adapters, 1e-6 for all.",
     )
+    decay_updates: int = Field(
+        0,
+        ge=0,
+        description="Updates in which the learning rate falls to a tenth by a cosine; 0: never.",
+    )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
         "auto",
@@ -174,7 +179,10 @@ class Run(Table):
     checkpoint_updates: int = Field(
         50, ge=1, description="Updates between checkpoints.", json_schema_extra=_AT_ONCE
     )
-    threads: int = Field(1, ge=1, le=256, description="Torch threads of sampler and trainer.")
+    threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="Torch threads of sampler and trainer each; auto: half the cores; tiny: 1.",
+    )
     device: str = Field(
         "auto",
         pattern=f"^({DEVICE})$",

@@ -22,7 +22,7 @@ from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.dialogues import check_groups
 from swarm_node.node.loops.evaluation import Examiner, seen_tasks
-from swarm_node.node.preflight.defaults import for_model
+from swarm_node.node.preflight.defaults import for_model, torch_threads
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
@@ -108,7 +108,9 @@ async def measure(
     settings = load_settings(flags, config=config, with_home=True)
     directory = resolve(settings.model)
     store = Home(settings.home).checkpoints
-    settings = for_model(settings, ModelConfig.from_directory(directory))
+    shape = ModelConfig.from_directory(directory)
+    settings = for_model(settings, shape)
+    threads = torch_threads(settings, shape)
     table, run, sampling = settings.environment, settings.run, settings.sampling
     name, options = _environment(tasks, table.name, table.options, assigned or {})
     where = place(run.device, settings.training.dtype, hardware(run.device))
@@ -122,7 +124,7 @@ async def measure(
             for policy in policies:
                 codec = Codec.from_directory(policy.model)
                 check_groups(info, codec, sampling)
-                sampler = await open_sampler(policy, codec, where, run.threads)
+                sampler = await open_sampler(policy, codec, where, threads)
                 examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
                 found = await _answered(examiner, wanted, answers, policy, tell)
                 rows.append(_rates(policy, info, found, k or answers))

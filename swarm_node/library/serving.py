@@ -12,7 +12,7 @@ from swarm_node.library.stored_policy import ALL, open_sampler, stored_policies
 from swarm_node.node.control.openai import OpenAIServer, ServedAt, model_name
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.guests import Guests
-from swarm_node.node.preflight.defaults import for_model
+from swarm_node.node.preflight.defaults import for_model, torch_threads
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
@@ -38,14 +38,15 @@ async def serve_stored(
     """
     settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
     directory = resolve(settings.model)
-    settings = for_model(settings, ModelConfig.from_directory(directory))
+    shape = ModelConfig.from_directory(directory)
+    settings = for_model(settings, shape)
     stored = Home(settings.home)
     if checkpoint == ALL:
         raise HomeError("serve takes one checkpoint: name it, or leave --checkpoint out")
     (policy,) = stored_policies(checkpoint, stored.checkpoints, directory)
     codec = Codec.from_directory(policy.model)
     where = place(settings.run.device, settings.training.dtype, hardware(settings.run.device))
-    sampler = await open_sampler(policy, codec, where, settings.run.threads)
+    sampler = await open_sampler(policy, codec, where, torch_threads(settings, shape))
     guests = Guests(sampler, share=1.0)
     longest = settings.sampling.max_new_tokens
     server = OpenAIServer(guests, codec, model=model_name(settings.model), longest=lambda: longest)

@@ -57,10 +57,11 @@ def logprobs(model: CausalLM, answer: list[int]) -> list[float]:
     return rows.gather(1, torch.tensor(answer)[:, None])[:, 0].tolist()
 
 
-def test_an_exported_qwen3_and_its_adapter_compute_what_was_trained(
-    tmp_path: Path, make_model: Callable[..., Path]
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_an_exported_model_and_its_adapter_compute_what_was_trained(
+    tmp_path: Path, make_model: Callable[..., Path], family: str
 ) -> None:
-    base = make_model(tmp_path / "base", "qwen3", head_dim=32)
+    base = make_model(tmp_path / "base", family, head_dim=32)
     host = trained_home(tmp_path / "home", 8, base)
     for form in ("hf", "peft"):
         options = ["--format", form, "--home", str(tmp_path / "home"), "--model", str(base)]

@@ -745,12 +745,15 @@ def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path
         ),
     ],
 )
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.nightly(reason="an engine of its own")
-def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path, base_name: str) -> None:
+def test_adapters_on_an_untied_model_as_a_node_composes_it(
+    tmp_path: Path, base_name: str, family: str
+) -> None:
     """The base comes from the model's directory, only adapters from the trainer."""
     four_bit = base_name == "nf4"
     where, near = (Placement("cpu", "bfloat16"), 0.05) if four_bit else (ON_CPU, 1e-4)
-    config = ModelConfig(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type="qwen3", head_dim=32)
+    config = ModelConfig(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type=family, head_dim=32)
     base = CausalLM(config, generator=torch.Generator().manual_seed(1))
     place = made(tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):

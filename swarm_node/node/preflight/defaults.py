@@ -26,6 +26,8 @@ batch.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,6 +48,8 @@ _WITH_CHAT = frozenset({"drills", "reasoning_gym"})
 _SAMPLING = {"max_new_tokens": LONGEST_ANSWER, "group_size": 8}
 #: Fewest groups of a sampling batch that a pretrained model gets, and most.
 _LEAST_TASKS, _MOST_TASKS = 8, 16
+#: More than the cores of one socket cost more to keep together than they compute: a guess.
+_MOST_THREADS = 32
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
 
 
@@ -97,6 +101,20 @@ def for_training(
         "sampling": settings.sampling.model_copy(update={"tasks_per_call": tasks}),
     }
     return settings.model_copy(update=changed)
+
+
+def torch_threads(settings: Settings, shape: ModelConfig) -> int:
+    """Return the threads of the sampler, and of the trainer: those that the user set, or half of
+    the cores that this process may use, because both compute at the same time. The products of a
+    model that is not pretrained are too small to be shared by threads."""
+    asked = settings.run.threads
+    if asked != "auto":
+        return asked
+    if shape.weight_count < PRETRAINED_WEIGHTS:
+        return 1
+    # Not every system can say to which cores a process is bound.
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(_MOST_THREADS, max(1, cores // 2))
 
 
 def times_decide(settings: Settings, shape: ModelConfig) -> bool:

@@ -34,6 +34,7 @@ from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
+from swarm_node.node.preflight.defaults import torch_threads
 from swarm_node.node.preflight.fit import Fit, shared_bytes
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble, assemble_member
@@ -197,8 +198,9 @@ def _make_trainer(
     settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
 ) -> ProcessTrainer:
     run, hosts = settings.run, None
+    threads = torch_threads(settings, model.config)
     if run.trainer_hosts:
-        needs = Needs(model.policy.model, run.trainer_processes, run.device, run.threads)
+        needs = Needs(model.policy.model, run.trainer_processes, run.device, threads)
         hosts = Hosts(run.trainer_hosts, home.site_key(), needs)
     return ProcessTrainer(
         model.directory,
@@ -206,7 +208,7 @@ def _make_trainer(
         shared_memory_dir(peer_id, need=shared_bytes(model.config, found)),
         trainer_settings(settings, found),
         digest=model.policy.model,
-        threads=run.threads,
+        threads=threads,
         hosts=hosts,
     )
 
@@ -236,7 +238,7 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
         found.where,
         codec=model.codec,
         shape=cache_shape(settings, model.config, found),
-        threads=settings.run.threads,
+        threads=torch_threads(settings, model.config),
         shares=found.shares_base,
         nf4=found.training.nf4,
     )

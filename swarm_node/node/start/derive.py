@@ -13,7 +13,7 @@ from typing import Any
 from swarm_node.config import Settings
 from swarm_node.config.model import differing
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight.defaults import for_model, for_training
+from swarm_node.node.preflight.defaults import for_model, for_training, torch_threads
 from swarm_node.node.preflight.fit import Fit, Machine, fit
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
@@ -124,6 +124,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
     return TrainerSettings(
         loss=settings.training.loss,
         learning_rate=settings.training.learning_rate,
+        decay_updates=settings.training.decay_updates,
         temperature=settings.sampling.temperature,
         longest_answer=settings.sampling.max_new_tokens,
         micro_batch_tokens=training.micro_batch_tokens,
@@ -158,7 +159,7 @@ def engine_plan(settings: Settings, model: ModelConfig, found: Fit) -> EnginePla
         max_rows=found.job.rows,
         max_new_tokens=_longest(settings, found),
         lora_rank=found.training.lora_rank,
-        threads=settings.run.threads,
+        threads=torch_threads(settings, model),
         share=None if found.plan is None else found.plan.engine,
         nf4=found.training.nf4,
         shares_base=found.shares_base,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from machines import settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
-from swarm_node.node.preflight.defaults import for_model, for_training
+from swarm_node.node.preflight.defaults import for_model, for_training, torch_threads
 from swarm_node.node.preflight.fit import GpuMemory, Machine, fit
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.placement import ON_CPU, Placement
@@ -19,6 +21,14 @@ def test_a_model_trained_from_nothing_keeps_short_answers_and_a_high_rate() -> N
     settings = settings_of()
     assert for_model(settings, TINY) is settings
     assert for_training(settings, TINY, TrainingMethod(8), 0) is settings
+
+
+def test_a_pretrained_model_shares_the_cores_with_its_trainer() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert torch_threads(settings_of(), TINY) == 1
+    assert torch_threads(settings_of(), CHAT) == max(1, cores // 2)
+    assert torch_threads(settings_of(run__threads=3), CHAT) == 3
+    assert torch_threads(settings_of(run__threads=3), TINY) == 3
 
 
 @pytest.mark.parametrize(("rank", "rate"), [(0, 1e-6), (32, 1e-5)])

@@ -64,6 +64,11 @@ def shape(name: str) -> ModelConfig:
     ("name", "weights"),
     # As the safetensors of the repositories on the hub count them.
     [
+        ("smollm2-135m", 134_515_008),
+        ("smollm2-360m", 361_821_120),
+        ("smollm2-1.7b", 1_711_376_384),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
         ("qwen2.5-0.5b", 494_032_768),
         ("qwen2.5-1.5b", 1_543_714_304),
         ("qwen2.5-3b", 3_085_938_688),

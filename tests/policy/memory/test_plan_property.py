@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swarm_node.policy.memory.footprint import TrainingMethod, footprint
 from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.families import FAMILIES
 
 GIB = 1 << 30
 shapes = st.builds(
@@ -25,7 +26,7 @@ shapes = st.builds(
         model_type=kind,
         head_dim=head,
     ),
-    st.sampled_from(["qwen2", "qwen3"]),
+    st.sampled_from([*FAMILIES]),
     st.integers(64, 300_000),
     st.integers(1, 8),
     st.integers(1, 8),

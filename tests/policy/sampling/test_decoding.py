@@ -18,6 +18,7 @@ from swarm_node.policy.memory.footprint import WINDOWS, bucket_sizes
 from swarm_node.policy.models.cache import KeyValueMemory
 from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.families import FAMILIES
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling import decoding
 from swarm_node.policy.sampling.decoding import CacheShape, batch_size, bucket, window_of
@@ -145,7 +146,7 @@ def test_a_batch_fits_the_cache(rows: list[tuple[int, int]], most: int, shape: C
     assert batch_size(rows, most, None) == min(most, len(rows))
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_a_step_reads_nothing_back_from_its_device(kind: str) -> None:
     """A graph cannot be captured of a step that does. Tensors on "meta" have nothing to read."""
     with torch.device("meta"), torch.inference_mode():

@@ -18,11 +18,16 @@ from swarm_node.policy.training.objective.losses import LOSSES
 Published = Literal["merged", "adapter", "shared", "ipc"]
 #: The transports of adapters alone.
 ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
+#: The share of the learning rate that is left after a decay.
+DECAYED = 0.1
 #: The user's setting that decides each field. Other fields are constants.
 _KEYS = {
     **{
         name: f"training.{name}"
-        for name in ("loss", "learning_rate", "lora_rank", "base", "optimizer", "dtype")
+        for name in (
+            *("loss", "learning_rate", "decay_updates"),
+            *("lora_rank", "base", "optimizer", "dtype"),
+        )
     },
     "temperature": "sampling.temperature",
     "longest_answer": "sampling.max_new_tokens",
@@ -33,9 +38,8 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Settings of training: AdamW with a linear warm-up over `warmup_updates` and a constant
-    `learning_rate` after it. What a user sets has its default in `swarm_node/config`, and none
-    here.
+    """Settings of training: AdamW, whose rate is `rate_at`. What a user sets has its default in
+    `swarm_node/config`, and none here.
 
     `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
     memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
@@ -54,6 +58,7 @@ class TrainerSettings:
 
     loss: LossName
     learning_rate: float
+    decay_updates: int
     temperature: float
     longest_answer: int
     lora_rank: int
@@ -84,6 +89,7 @@ class TrainerSettings:
             "betas": len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             "weight_decay": 0 <= self.weight_decay < math.inf,
             "warmup_updates": self.warmup_updates >= 0,
+            "decay_updates": self.decay_updates >= 0,
             "clip_low": 0 < self.clip_low <= 1,
             "clip_high": 0 < self.clip_high < math.inf,
             "ratio_cap": 1 + self.clip_high <= self.ratio_cap < math.inf,
@@ -119,6 +125,18 @@ class TrainerSettings:
                 'training.base = "nf4" works in one process: with run.trainer_processes or '
                 'run.trainer_hosts set "whole"'
             )
+
+    def rate_at(self, update: int) -> float:
+        """The learning rate of an update, the first being 0. It rises linearly to `learning_rate`
+        over `warmup_updates`. Over `decay_updates` after them it falls by half a cosine (arXiv
+        1608.03983) to `DECAYED` of it, and stays there: a swarm has no last update. With 0 it does
+        not fall."""
+        begun = update + 1 - max(self.warmup_updates, 1)
+        if begun < 0:
+            return self.learning_rate * (update + 1) / self.warmup_updates
+        done = min(1.0, begun / self.decay_updates) if self.decay_updates else 0.0
+        share = DECAYED + (1 - DECAYED) * (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * share
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:

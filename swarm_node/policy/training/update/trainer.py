@@ -362,10 +362,9 @@ class TrainerCore:
 
     def _step(self) -> None:
         self.before_step()
-        warmup = max(self.settings.warmup_updates, 1)
         for name, part in self._parts.items():
             part.grad = self._ranks.gradient(self._trained[name])
-        self._optimizer.step(self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup))
+        self._optimizer.step(self.settings.rate_at(self._updates))
         for part in self._parts.values():
             part.grad = None
         self._updates += 1

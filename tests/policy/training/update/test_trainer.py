@@ -10,7 +10,7 @@ import torch
 from builders import trainer_settings
 
 from swarm_node.clock import Clock
-from swarm_node.errors import CheckpointError, ModelError
+from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
@@ -214,6 +214,19 @@ def test_the_learning_rate_warms_up(random_qwen2: Path) -> None:
         return max(float((core.weights()[k] - before[k]).abs().max()) for k in before)
 
     assert movement(10) == pytest.approx(movement(0) / 10, rel=1e-2)
+
+
+def test_the_learning_rate_falls_to_a_tenth_and_stays_there() -> None:
+    settings = replace(SETTINGS, learning_rate=1.0, warmup_updates=4, decay_updates=10)
+    rates = [settings.rate_at(update) for update in range(20)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[3:14] == sorted(rates[3:14], reverse=True)
+    assert rates[8] == pytest.approx(0.55)
+    assert rates[13:] == pytest.approx([0.1] * 7)
+    constant = replace(settings, warmup_updates=0, decay_updates=0)
+    assert {constant.rate_at(update) for update in range(20)} == {1.0}
+    with pytest.raises(ConfigError, match=r"training\.decay_updates"):
+        replace(settings, decay_updates=-1)
 
 
 def test_a_restored_state_goes_on_bit_for_bit(random_qwen2: Path) -> None:
