@@ -1,10 +1,10 @@
-"""Useful tokens per second of the built-in sampler against transformers' `generate`.
+"""Useful tokens per CPU second of the built-in sampler against transformers' `generate`.
 
 Both sample the same questions with the same weights, at temperature 1, to the real end token, eight
 completions per question; both return texts. Useful tokens are those of the answers, end token
-included, padding not. The two take turns, so that a busy machine slows both; medians are printed.
+included, padding not. Both compute in float32. The two take turns, so that a busy machine slows both; medians are printed.
 
-    python benchmarks/sampler.py [--model DIR] [--threads N] [--repetitions N]
+    python benchmarks/sampler.py [--model DIR] [--threads N] [--repetitions N] [--batch N …] [--new N]
 """
 
 from __future__ import annotations
@@ -47,17 +47,15 @@ def left_padded(prompts: list[tuple[int, ...]], pad: int) -> tuple[torch.Tensor,
     return ids, mask
 
 
-def run_sampler(sampler: TorchSampler, prompts: list[tuple[int, ...]]) -> int:
+def run_sampler(sampler: TorchSampler, new: int, prompts: list[tuple[int, ...]]) -> int:
     """Sample once; the number of useful tokens."""
-    requests = [
-        SampleRequest(prompt, GROUP, seed, MAX_NEW_TOKENS) for seed, prompt in enumerate(prompts)
-    ]
+    requests = [SampleRequest(prompt, GROUP, seed, new) for seed, prompt in enumerate(prompts)]
     groups = asyncio.run(sampler.sample(requests))
     return sum(len(completion.token_ids) for group in groups for completion in group)
 
 
 @torch.inference_mode()
-def run_generate(model: Any, codec: Codec, prompts: list[tuple[int, ...]]) -> int:
+def run_generate(model: Any, codec: Codec, new: int, prompts: list[tuple[int, ...]]) -> int:
     """Sample once; the number of useful tokens."""
     ids, mask = left_padded(prompts, codec.pad_id)
     sequences = model.generate(
@@ -68,7 +66,7 @@ def run_generate(model: Any, codec: Codec, prompts: list[tuple[int, ...]]) -> in
         top_k=0,
         top_p=1.0,
         num_return_sequences=GROUP,
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens=new,
         pad_token_id=codec.pad_id,
         eos_token_id=sorted(codec.eos_ids),
     )
@@ -82,9 +80,10 @@ def run_generate(model: Any, codec: Codec, prompts: list[tuple[int, ...]]) -> in
 
 
 def tokens_per_second(run: Callable[[], int]) -> float:
-    start = time.perf_counter()
+    """Tokens per second of processor time, of all threads together."""
+    start = time.process_time()
     tokens = run()
-    return tokens / (time.perf_counter() - start)
+    return tokens / (time.process_time() - start)
 
 
 def main() -> None:
@@ -92,28 +91,31 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help='model directory, or "tiny"')
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--new", type=int, default=MAX_NEW_TOKENS, help="longest answer")
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="answers at once")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    new = arguments.new
     transformers.logging.set_verbosity_error()
     path: Path = resolve(arguments.model)
     codec = Codec.from_directory(path)
     sampler = TorchSampler.from_directory(path, threads=arguments.threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, threads {arguments.threads}, "
-        f"{GROUP} completions per question, at most {MAX_NEW_TOKENS} tokens, "
+        f"{GROUP} completions per question, at most {arguments.new} tokens, "
         f"median of {arguments.repetitions} alternating repetitions"
     )
     print(f"{'batch':>6} {'generate tok/s':>15} {'sampler tok/s':>15} {'ratio':>6}")
-    for batch in BATCHES:
+    for batch in arguments.batch:
         prompts = [codec.encode_prompt(text) for text in questions(batch // GROUP)]
         ours: list[float] = []
         theirs: list[float] = []
         # The first repetition warms both up and is not counted.
         for _ in range(arguments.repetitions + 1):
-            ours.append(tokens_per_second(partial(run_sampler, sampler, prompts)))
-            theirs.append(tokens_per_second(partial(run_generate, model, codec, prompts)))
+            ours.append(tokens_per_second(partial(run_sampler, sampler, new, prompts)))
+            theirs.append(tokens_per_second(partial(run_generate, model, codec, new, prompts)))
         fast, slow = statistics.median(ours[1:]), statistics.median(theirs[1:])
         print(f"{batch:>6} {slow:>15,.0f} {fast:>15,.0f} {fast / slow:>6.2f}")
     asyncio.run(sampler.close())
