@@ -19,6 +19,7 @@ from swarm_node.node.figures.snapshot import (
     Said,
     Snapshot,
 )
+from swarm_node.node.figures.underway import told
 from swarm_node.p2p.wire.identity import short_id
 
 #: The sign and the colour of a finding, by its level.
@@ -116,6 +117,8 @@ def coordinator(row: CoordinatorRow, now: float) -> str:
 
 def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """The figures that change while one watches."""
+    if shot.work is not None and (now := ", ".join(told(shot.work, shot.updates))):
+        yield "now", now
     yield "unseen", curve(shot.evals, 24)
     yield "updates", updates(shot)
     yield "gave", gave(shot)

@@ -282,6 +282,24 @@ class TokensRow(msgspec.Struct, frozen=True):
     trained: int
 
 
+class WorkRow(msgspec.Struct, frozen=True):
+    """What the node does now. Its `sampler` is "sampling" own groups or "evaluating", or "" while
+    it has nothing to do; `done` of the `answers` of that call are complete (None: it does not
+    count), and estimated `left` seconds go on. `training` are the seconds since the update under
+    way began. `first_update` and `end` are estimated seconds until the first update since the
+    start begins, and until the one that `run.updates` sets is made. None: not known (yet), or not
+    the case."""
+
+    sampler: str = ""
+    done: int | None = None
+    answers: int = 0
+    tokens_per_second: float | None = None
+    left: float | None = None
+    training: float | None = None
+    first_update: float | None = None
+    end: float | None = None
+
+
 class RelayingRow(msgspec.Struct, frozen=True):
     """Relays in both directions. `kept` are the relays that hold a link to this node. `relayed` of
     the `asked` own requests went through relays. If it `serves`, this node forwarded `requests` of
@@ -375,6 +393,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     #: The environment's name for people. A peer's row has that of the peer if it differs.
     environment: str = ""
     recent: RecentRow | None = None
+    work: WorkRow | None = None
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
     #: Addresses in settings and ticket; what keeps this node from others; whom it refused.

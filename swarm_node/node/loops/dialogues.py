@@ -20,7 +20,7 @@ from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.exchange.publishing import Played
@@ -251,7 +251,7 @@ class DialogueMaker:
                 )
                 for ref, _, prompt_ids in tasks
             ]
-            played, drawing = await self._player.play(openings)
+            played, drawing = await self._play(openings)
             for opening, dialogues in zip(openings, played, strict=True):
                 changed = sum(
                     each.end is not None and each.end.fault == CHANGED for each in dialogues
@@ -272,6 +272,12 @@ class DialogueMaker:
             self._tally.sampling.add(clock.now() - started, len(groups))
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next dialogues may be as long: do not spin
+
+    async def _play(self, openings: Sequence[Opening]) -> tuple[list[list[PlayedDialogue]], float]:
+        longest, groups = self._sampling.max_new_tokens, len(openings)
+        answers = groups * self._sampling.group_size
+        with at_sampler(self._parts, self._tally, longest, groups=groups, answers=answers):
+            return await self._player.play(openings)
 
     def _group(self, prompt: str, dialogues: Sequence[PlayedDialogue], version: int) -> Played:
         """The group of dialogues that are over. `version` is that of its first tokens."""

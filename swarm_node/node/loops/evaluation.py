@@ -21,7 +21,7 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.dialogues import Opening, Player
-from swarm_node.node.loops.parts import Parts, Timing
+from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import TaskRef
@@ -130,18 +130,18 @@ class Evaluator:
         own_families: Sequence[str],
         tasks: int,
         earlier: float,
-        drawing: Timing,
+        tally: Tally,
         least: float,
         tries: int = 1,
         draw: str = "",
     ) -> None:
         """`tasks` of each family are measured on unseen texts, and `seen_tasks` of them on seen
         ones. An experiment draws both anew with another `draw`. `earlier` is the time of the last
-        point before a restart, in seconds. `drawing` is the sampler's time per own group. `least`
-        is the shortest pause between two measurements, in seconds. Every fourth unseen task gets
+        point before a restart, in seconds. `tally` has the sampler's time per own group. `least` is
+        the shortest pause between two measurements, in seconds. Every fourth unseen task gets
         `tries` answers, for pass@k."""
         self._parts = parts
-        self._drawing = drawing
+        self._tally = tally
         self._took, self._rows = 0.0, 0
         self._least = least
         self._info = info
@@ -173,7 +173,7 @@ class Evaluator:
 
     def _spent(self) -> float:
         """Seconds of the sampler's time that the last point cost, by what is known now."""
-        return cost(self._took, self._rows, self._drawing.mean / self._sampling.group_size)
+        return cost(self._took, self._rows, self._tally.drawing.mean / self._sampling.group_size)
 
     async def measure(self) -> EvalPoint:
         """Measure one point of the curve, in one sampling batch over all families. A task counts as
@@ -191,8 +191,10 @@ class Evaluator:
             refs = self._unseen() | self._seen()
             requests = await examiner.requests(refs)
             version = parts.sampler.version
-            found, self._took = await examiner.rewards(requests)
             self._rows = sum(refs[ref] for ref in requests)
+            longest = self._sampling.max_new_tokens
+            with at_sampler(parts, self._tally, longest, answers=self._rows):
+                found, self._took = await examiner.rewards(requests)
             rewards = {ref: [0.0] * n for ref, n in refs.items()} | found
         return self._point(version, rewards)
 

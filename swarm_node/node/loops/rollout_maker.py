@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 
 import structlog
 
@@ -16,7 +17,7 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.node.figures.first_groups import Beginning, FirstGroups
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
@@ -112,7 +113,8 @@ class RolloutMaker:
             judged = await self._judging.own(group.ref, _texts(completions))
             await deliver([self._scored(group, completions, group.version, judged.rewards)])
 
-        await harvest.gather(count, fresh, hand_on)
+        with self._noted(count):
+            await harvest.gather(count, fresh, hand_on)
         return clock.now() - began
 
     async def _sample(self, count: int, deliver: Deliver) -> float:
@@ -121,7 +123,8 @@ class RolloutMaker:
         if not groups:
             return 0.0
         version, began = sampler.version, clock.now()
-        sampled = await sampler.sample([group.request for group in groups])
+        with self._noted(len(groups)):
+            sampled = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - began
         judged = await self._judging.own_all(
             [
@@ -157,6 +160,11 @@ class RolloutMaker:
         ]
         self._slots.begin(len(groups))
         return groups
+
+    def _noted(self, groups: int) -> AbstractContextManager[None]:
+        sampling = self._sampling
+        answers, longest = groups * sampling.group_size, sampling.max_new_tokens
+        return at_sampler(self._parts, self._tally, longest, groups=groups, answers=answers)
 
     def _completion(self, row: Row) -> Completion:
         assert isinstance(self._parts.sampler, InterruptibleSampler)

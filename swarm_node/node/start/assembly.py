@@ -198,7 +198,7 @@ def _evaluator(
         own_families=families,
         tasks=settings.run.eval_tasks,
         earlier=evals[-1].seconds if evals else 0.0,
-        drawing=shared.tally.drawing,
+        tally=shared.tally,
         least=settings.run.eval_seconds,
         tries=_EVAL_TRIES,
     )
