@@ -33,7 +33,8 @@ class EvalPoint(msgspec.Struct, frozen=True):
     family. `alone`: no group of a peer was trained on until then.
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out.
+    which texts are held out. `main` are the families that the means are of, which stay the same
+    along a curve; empty for all.
     """
 
     seconds: float
@@ -47,6 +48,7 @@ class EvalPoint(msgspec.Struct, frozen=True):
     alone: bool = False
     seen: float | None = None
     split: int = 0
+    main: list[str] = []
 
 
 class DroppedRow(msgspec.Struct, frozen=True):
@@ -300,6 +302,19 @@ class WorkRow(msgspec.Struct, frozen=True):
     end: float | None = None
 
 
+class LevelRow(msgspec.Struct, frozen=True):
+    """The `level` of the families of a ladder that the node samples, of `levels`, from 1 on, and
+    the mean `reward` of its newest groups, None before the first. `placed`: the first groups have
+    been measured. `measured` are the mean rewards by family."""
+
+    ladder: str
+    level: int
+    levels: int
+    placed: bool
+    measured: dict[str, float]
+    reward: float | None = None
+
+
 class RelayingRow(msgspec.Struct, frozen=True):
     """Relays in both directions. `kept` are the relays that hold a link to this node. `relayed` of
     the `asked` own requests went through relays. If it `serves`, this node forwarded `requests` of
@@ -394,6 +409,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     environment: str = ""
     recent: RecentRow | None = None
     work: WorkRow | None = None
+    #: Ladders of several levels among the families that this node samples.
+    levels: list[LevelRow] = []
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
     #: Addresses in settings and ticket; what keeps this node from others; whom it refused.

@@ -227,6 +227,7 @@ class Node:
             self._reaching,
             model=self.settings.model,
             limit=self.settings.run.updates,
+            levels=[] if self._opened is None else self._opened.levels.rows(),
             state=self._state,
             started=self._started,
             running_since=self._running_since,
@@ -335,6 +336,7 @@ class Node:
         for group in published:
             self._admit(group)
         self._sampled += len(published)
+        await self._work.levels.note(published)
         groups.published += len(published)
         groups.announced += publisher.announced - announced
         if publisher.oversize > oversize:
@@ -443,6 +445,7 @@ class Node:
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
+        await self._opened.levels.restore()
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
         self._stored.extend(await parts.storage.run(restored_groups, parts.storage, *ground))

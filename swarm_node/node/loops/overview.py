@@ -16,6 +16,7 @@ from swarm_node.node.figures.snapshot import (
     SCHEMA,
     SEEN_SECONDS,
     BusyRow,
+    LevelRow,
     MembershipRow,
     NetworkReport,
     RelayingRow,
@@ -44,6 +45,7 @@ def take_snapshot(
     *,
     model: str,
     limit: int,
+    levels: list[LevelRow],
     state: str,
     started: float,
     running_since: float | None,
@@ -82,7 +84,6 @@ def take_snapshot(
         update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
         processes=dict(parts.processes()),
-        mixture=tally.mixture,
         busy=busy,
         sandbox=info.sandbox.described() if info and info.sandbox else "",
         engine=parts.engine(),
@@ -92,9 +93,7 @@ def take_snapshot(
         relaying=RelayingRow.of(reaching),
         alarms=_alarms(shared, own, parts.clock),
         environment=environment_name(info.name, info.version) if info else "",
-        configured=shared.directory.failures.configured,
-        causes=shared.directory.failures.causes(now)[:_SHOWN_CAUSES],
-        refused_callers=shared.directory.failures.refused(now)[:_SHOWN_CAUSES],
+        levels=levels,
     )
     shot = msgspec.structs.replace(shot, **_course(parts, shared, running_since, limit))
     return msgspec.structs.replace(shot, findings=findings(shot, tally.steady))
@@ -104,7 +103,7 @@ def _course(
     parts: Parts, shared: Shared, running_since: float | None, limit: int
 ) -> dict[str, Any]:
     """Return the snapshot's fields on the progress of the node."""
-    tally = shared.tally
+    tally, failures, now = shared.tally, shared.directory.failures, parts.clock.now()
     since_update = between = work = None
     if running_since is not None:
         work = _work(parts, shared, limit, running_since)
@@ -114,6 +113,10 @@ def _course(
     return {
         "time": parts.clock.wall(),
         "work": work,
+        "configured": failures.configured,
+        "causes": failures.causes(now)[:_SHOWN_CAUSES],
+        "refused_callers": failures.refused(now)[:_SHOWN_CAUSES],
+        "mixture": tally.mixture,
         "latest": parts.history.latest,
         "taught": tally.taught.rows(),
         "seconds_since_update": since_update,

@@ -57,7 +57,8 @@ class Parts:
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
     simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
     `buffer` makes the replay buffer, and `common_share` of the tasks are common to the swarm:
-    simulated experiments have others. `guests` are programs of the owner that ask the policy.
+    simulated experiments have others. A node that `climbs` chooses among the levels of its
+    families. `guests` are programs of the owner that ask the policy.
     """
 
     transport: Transport
@@ -84,6 +85,7 @@ class Parts:
     turns: int = 1
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
     common_share: float = 0.0
+    climbs: bool = False
     guests: Guests | None = None
 
 
