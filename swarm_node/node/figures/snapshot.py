@@ -409,6 +409,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     environment: str = ""
     recent: RecentRow | None = None
     work: WorkRow | None = None
+    #: What helps a model whose first groups taught nothing; "" otherwise.
+    advice: str = ""
     #: Ladders of several levels among the families that this node samples.
     levels: list[LevelRow] = []
     examples: list[SampleRow] = []

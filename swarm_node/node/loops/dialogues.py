@@ -21,7 +21,7 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport
+from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport, tell
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.exchange.publishing import Played
 from swarm_node.p2p.limits.gates import longest_turn
@@ -289,7 +289,10 @@ class DialogueMaker:
         )
         replies = tuple(tuple(dialogue.replies) for dialogue in dialogues)
         self._tally.sampled(group, prompt, replies)
-        self._first.add(group)
+        beginning = self._first.add(group)
+        if beginning is not None and beginning.advice:
+            self._tally.advice = beginning.advice
+            tell(beginning, beginning.advice)
         # Peers score a text on which the scorer fails as this node does, and replay no dialogue in
         # which a reply failed or a text ended the judge.
         sound = all(each.end and each.end.fault in ("", "out_of_range") for each in dialogues)

@@ -113,6 +113,7 @@ def _course(
     return {
         "time": parts.clock.wall(),
         "work": work,
+        "advice": tally.advice,
         "configured": failures.configured,
         "causes": failures.causes(now)[:_SHOWN_CAUSES],
         "refused_callers": failures.refused(now)[:_SHOWN_CAUSES],

@@ -115,7 +115,8 @@ class Tally:
     time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
     peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
     lately by author; older ones count less. `taught` counts peers' groups that were trained on.
-    `alarms` are sentences for the owner, by kind. `events` logs what happened to peers. `steady`
+    `alarms` are sentences for the owner, by kind; `advice` is what helps where the first
+    groups taught nothing. `events` logs what happened to peers. `steady`
     remembers the verdict, and `underway` what the sampler is asked for. `updated_at` is the end of
     the newest update, `last_applied` the newest one that was not skipped.
     """
@@ -141,6 +142,7 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    advice: str = ""
     events: EventLog = field(default_factory=EventLog)
     steady: Steady = field(default_factory=Steady)
     underway: Underway = field(default_factory=Underway)

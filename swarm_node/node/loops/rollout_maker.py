@@ -19,9 +19,10 @@ from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.tasks import FittingTasks
+from swarm_node.node.loops.trying import TASKS, Change, advice, try_changes
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
-from swarm_node.rollout import Completion, PolicyRef, RolloutGroup
+from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 Scored = tuple[RolloutGroup, str]
 Deliver = Callable[[Sequence[Scored]], Awaitable[None]]
@@ -59,6 +60,9 @@ class RolloutMaker:
         self._seed = seed
         self._peer_id = peer_id
         self._first = FirstReport()
+        #: Requests of the newest groups, and the first groups' results if they teach nothing.
+        self._asked: dict[TaskRef, SampleRequest] = {}
+        self._barren: Beginning | None = None
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
@@ -94,6 +98,20 @@ class RolloutMaker:
             self._tally.sampling.add(clock.now() - started, made)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next prompts may be as long: do not spin
+        if self._barren is not None:
+            barren, self._barren = self._barren, None
+            await self._try(barren)
+
+    async def _try(self, barren: Beginning) -> None:
+        """Find what would help, and tell the owner."""
+        tried: dict[Change, float] = {}
+        if barren.pass_at_1 <= 0.5:  # tasks that are too easy need no trial
+            parts = self._parts
+            tried = await try_changes(
+                barren, self._asked, parts.sampler, self._judging, parts.codec
+            )
+        self._tally.advice = advice(barren, tried)
+        tell(barren, self._tally.advice)
 
     async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
         """Sample with an engine that interleaves groups; deliver each group when it is complete.
@@ -182,7 +200,10 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         made = RolloutGroup(group.ref, policy, completions, rewards)
         self._tally.sampled(made, group.prompt)
-        self._first.add(made)
+        self._asked = dict([*self._asked.items(), (group.ref, group.request)][-TASKS:])
+        beginning = self._first.add(made)
+        if beginning is not None and beginning.advice:
+            self._barren = beginning
         return made, group.prompt
 
 
@@ -196,19 +217,23 @@ class FirstReport:
     def __init__(self) -> None:
         self._first_groups = FirstGroups()
 
-    def add(self, group: RolloutGroup) -> None:
+    def add(self, group: RolloutGroup) -> Beginning | None:
+        """Add a group. Tell and return the beginning if it is complete and something can be learnt,
+        return it untold if nothing can."""
         beginning = self._first_groups.add(group)
-        if beginning is not None:
-            _tell(beginning)
+        if beginning is not None and not beginning.advice:
+            tell(beginning, "")
+        return beginning
 
 
-def _tell(beginning: Beginning) -> None:
+def tell(beginning: Beginning, advice: str) -> None:
+    """Log the results of the first groups, with the `advice` if hardly anything can be learnt."""
     found = {
         "pass_at_1": round(beginning.pass_at_1, 3),
         "informative": f"{beginning.informative} of {beginning.groups}",
     }
-    if beginning.advice:
+    if advice:
         answers = list(beginning.answers)
-        _log.warning("hardly anything can be learnt", **found, do=beginning.advice, answers=answers)
+        _log.warning("hardly anything can be learnt", **found, do=advice, answers=answers)
     else:
         _log.info("first groups", **found)
