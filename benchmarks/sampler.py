@@ -2,9 +2,11 @@
 
 Both sample the same questions with the same weights, at temperature 1, to the real end token, eight
 completions per question; both return texts. Useful tokens are those of the answers, end token
-included, padding not. Both compute in float32. The two take turns, so that a busy machine slows both; medians are printed.
+included, padding not. Both compute in float32. The two take turns, so that a busy machine slows
+both; medians are printed.
 
-    python benchmarks/sampler.py [--model DIR] [--threads N] [--repetitions N] [--batch N …] [--new N]
+    python benchmarks/sampler.py [--model DIR] [--threads N] [--repetitions N] [--batch N …]
+        [--new N]
 """
 
 from __future__ import annotations

@@ -17,12 +17,14 @@ from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.node.figures.snapshot import (
     CoordinatorRow,
     EvalPoint,
+    LevelRow,
     MembershipRow,
     MixtureRow,
     PeerRow,
     RelayingRow,
     Said,
     Snapshot,
+    WorkRow,
 )
 from swarm_node.node.members.ledger import Ban, IssuedTicket
 from swarm_node.p2p.reach.verdict import Probed, judge
@@ -62,6 +64,11 @@ def full() -> Snapshot:
         rejected={"unreachable": 26, "not_here": 3, "stale": 2},
         latest=history_row(1.0, own_per_update=19.0, peers_per_update=0.5, turns=1.75),
         recent=RecentRow(256, 8, 0.9, 1024, 300),
+        levels=[
+            LevelRow("addition", 2, 5, True, {"addition-1": 0.94, "addition-2": 0.63}, 0.63),
+            LevelRow("product", 1, 3, False, {"product-1": 0.2, "product-2": 0.0}, 0.2),
+        ],
+        work=WorkRow("sampling", 37, 64, 212.4, 25.0, 61.0, 40.0, 7500.0),
         mixture=MixtureRow(4, 4, False, 0.5, None, None, 1.0),
         relaying=RelayingRow([RELAY], 200, 50, True, 7, 2_500_000, {"rate": 3}),
         peers=[

@@ -34,7 +34,7 @@ from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.parts import Parts, Timing
+from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
@@ -295,7 +295,7 @@ class _Swarm:
             own_families=families,
             tasks=scenario.eval_tasks,
             earlier=0.0,
-            drawing=Timing(),
+            tally=Tally(),
             least=settings.run.eval_seconds,
             draw=str(scenario.seed) if scenario.fresh_tasks else "",
         )

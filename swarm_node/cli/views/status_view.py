@@ -15,10 +15,12 @@ from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
     CoordinatorRow,
     EvalPoint,
+    LevelRow,
     MembershipRow,
     Said,
     Snapshot,
 )
+from swarm_node.node.figures.underway import told
 from swarm_node.p2p.wire.identity import short_id
 
 #: The sign and the colour of a finding, by its level.
@@ -116,6 +118,10 @@ def coordinator(row: CoordinatorRow, now: float) -> str:
 
 def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """The figures that change while one watches."""
+    if shot.work is not None and (now := ", ".join(told(shot.work, shot.updates))):
+        yield "now", now
+    if shot.levels:
+        yield "levels", levels(shot.levels)
     yield "unseen", curve(shot.evals, 24)
     yield "updates", updates(shot)
     yield "gave", gave(shot)
@@ -124,6 +130,18 @@ def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "got", got(shot)
     yield "refused", refused(shot)
     yield "busy", busy(shot)
+
+
+def levels(rows: Sequence[LevelRow]) -> str:
+    """The level of each ladder that is sampled now; of one that is measured, all that is known."""
+    told = []
+    for row in rows:
+        if row.placed or not row.measured:
+            text = f"{row.ladder} {row.level} of {row.levels}"
+            told.append(text if row.reward is None else f"{text} ({row.reward:.2f} right)")
+        else:
+            told.append(", ".join(f"{name} {share:.2f}" for name, share in row.measured.items()))
+    return ", ".join(told)
 
 
 def updates(shot: Snapshot) -> str:

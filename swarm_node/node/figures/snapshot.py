@@ -33,7 +33,8 @@ class EvalPoint(msgspec.Struct, frozen=True):
     family. `alone`: no group of a peer was trained on until then.
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out.
+    which texts are held out. `main` are the families that the means are of, which stay the same
+    along a curve; empty for all.
     """
 
     seconds: float
@@ -47,6 +48,7 @@ class EvalPoint(msgspec.Struct, frozen=True):
     alone: bool = False
     seen: float | None = None
     split: int = 0
+    main: list[str] = []
 
 
 class DroppedRow(msgspec.Struct, frozen=True):
@@ -282,6 +284,37 @@ class TokensRow(msgspec.Struct, frozen=True):
     trained: int
 
 
+class WorkRow(msgspec.Struct, frozen=True):
+    """What the node does now. Its `sampler` is "sampling" own groups or "evaluating", or "" while
+    it has nothing to do; `done` of the `answers` of that call are complete (None: it does not
+    count), and estimated `left` seconds go on. `training` are the seconds since the update under
+    way began. `first_update` and `end` are estimated seconds until the first update since the
+    start begins, and until the one that `run.updates` sets is made. None: not known (yet), or not
+    the case."""
+
+    sampler: str = ""
+    done: int | None = None
+    answers: int = 0
+    tokens_per_second: float | None = None
+    left: float | None = None
+    training: float | None = None
+    first_update: float | None = None
+    end: float | None = None
+
+
+class LevelRow(msgspec.Struct, frozen=True):
+    """The `level` of the families of a ladder that the node samples, of `levels`, from 1 on, and
+    the mean `reward` of its newest groups, None before the first. `placed`: the first groups have
+    been measured. `measured` are the mean rewards by family."""
+
+    ladder: str
+    level: int
+    levels: int
+    placed: bool
+    measured: dict[str, float]
+    reward: float | None = None
+
+
 class RelayingRow(msgspec.Struct, frozen=True):
     """Relays in both directions. `kept` are the relays that hold a link to this node. `relayed` of
     the `asked` own requests went through relays. If it `serves`, this node forwarded `requests` of
@@ -375,6 +408,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     #: The environment's name for people. A peer's row has that of the peer if it differs.
     environment: str = ""
     recent: RecentRow | None = None
+    work: WorkRow | None = None
+    #: What helps a model whose first groups taught nothing; "" otherwise.
+    advice: str = ""
+    #: Ladders of several levels among the families that this node samples.
+    levels: list[LevelRow] = []
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
     #: Addresses in settings and ticket; what keeps this node from others; whom it refused.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
 from swarm_node.node.figures.curve import NEWEST, rises
+from swarm_node.node.figures.first_groups import COUNT
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
 from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, advice_there, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
@@ -188,7 +189,7 @@ def _stalled(shot: Snapshot) -> Iterator[Said]:
 
 def _rewards(shot: Snapshot) -> Iterator[Said]:
     recent = shot.recent
-    if recent is None or recent.groups < ENOUGH_GROUPS:
+    if recent is None or recent.groups < (COUNT if shot.advice else ENOUGH_GROUPS):
         return
     few = recent.mixed <= _FEW_MIXED * recent.groups
     share = f"{recent.mixed} of the last {recent.groups} own groups have unlike rewards"
@@ -216,8 +217,8 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
             "bad",
             f"nothing to learn: {share}, mean reward {recent.reward:.2f}"
             + f"; {cut} answers were cut" * some,
-            "raise sampling.max_new_tokens, "
-            * some
+            shot.advice
+            or "raise sampling.max_new_tokens, " * some
             + "take easier tasks (of drills `--preset short`), a larger model, or check the "
             "scorer: `swarm-node env check NAME`",
         )

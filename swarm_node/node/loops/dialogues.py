@@ -20,8 +20,8 @@ from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport
+from swarm_node.node.loops.parts import Parts, Tally, at_sampler
+from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport, tell
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.exchange.publishing import Played
 from swarm_node.p2p.limits.gates import longest_turn
@@ -251,7 +251,7 @@ class DialogueMaker:
                 )
                 for ref, _, prompt_ids in tasks
             ]
-            played, drawing = await self._player.play(openings)
+            played, drawing = await self._play(openings)
             for opening, dialogues in zip(openings, played, strict=True):
                 changed = sum(
                     each.end is not None and each.end.fault == CHANGED for each in dialogues
@@ -273,6 +273,12 @@ class DialogueMaker:
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next dialogues may be as long: do not spin
 
+    async def _play(self, openings: Sequence[Opening]) -> tuple[list[list[PlayedDialogue]], float]:
+        longest, groups = self._sampling.max_new_tokens, len(openings)
+        answers = groups * self._sampling.group_size
+        with at_sampler(self._parts, self._tally, longest, groups=groups, answers=answers):
+            return await self._player.play(openings)
+
     def _group(self, prompt: str, dialogues: Sequence[PlayedDialogue], version: int) -> Played:
         """The group of dialogues that are over. `version` is that of its first tokens."""
         ref, base = dialogues[0].opening.ref, self._parts.policy
@@ -283,7 +289,10 @@ class DialogueMaker:
         )
         replies = tuple(tuple(dialogue.replies) for dialogue in dialogues)
         self._tally.sampled(group, prompt, replies)
-        self._first.add(group)
+        beginning = self._first.add(group)
+        if beginning is not None and beginning.advice:
+            self._tally.advice = beginning.advice
+            tell(beginning, beginning.advice)
         # Peers score a text on which the scorer fails as this node does, and replay no dialogue in
         # which a reply failed or a text ended the judge.
         sound = all(each.end and each.end.fault in ("", "out_of_range") for each in dialogues)

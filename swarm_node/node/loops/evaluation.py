@@ -21,7 +21,8 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.dialogues import Opening, Player
-from swarm_node.node.loops.parts import Parts, Timing
+from swarm_node.node.loops.levels import Levels
+from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import TaskRef
@@ -128,24 +129,28 @@ class Evaluator:
         parts: Parts,
         info: EnvironmentInfo,
         own_families: Sequence[str],
+        levels: Levels | None = None,
         tasks: int,
         earlier: float,
-        drawing: Timing,
+        tally: Tally,
         least: float,
         tries: int = 1,
         draw: str = "",
     ) -> None:
-        """`tasks` of each family are measured on unseen texts, and `seen_tasks` of them on seen
+        """With active `levels`, their main families are measured and those sampled now; otherwise
+        all. `tasks` of each family are measured on unseen texts, and `seen_tasks` of them on seen
         ones. An experiment draws both anew with another `draw`. `earlier` is the time of the last
-        point before a restart, in seconds. `drawing` is the sampler's time per own group. `least`
-        is the shortest pause between two measurements, in seconds. Every fourth unseen task gets
+        point before a restart, in seconds. `tally` has the sampler's time per own group. `least` is
+        the shortest pause between two measurements, in seconds. Every fourth unseen task gets
         `tries` answers, for pass@k."""
         self._parts = parts
-        self._drawing = drawing
+        self._tally = tally
         self._took, self._rows = 0.0, 0
         self._least = least
         self._info = info
         self._own = frozenset(own_families)
+        self._levels = levels
+        self._families = self._main = tuple(info.families)
         self._tasks = tasks
         self._tries = tries
         self._draw = draw
@@ -173,7 +178,7 @@ class Evaluator:
 
     def _spent(self) -> float:
         """Seconds of the sampler's time that the last point cost, by what is known now."""
-        return cost(self._took, self._rows, self._drawing.mean / self._sampling.group_size)
+        return cost(self._took, self._rows, self._tally.drawing.mean / self._sampling.group_size)
 
     async def measure(self) -> EvalPoint:
         """Measure one point of the curve, in one sampling batch over all families. A task counts as
@@ -188,11 +193,17 @@ class Evaluator:
             parts.clock,
         )
         async with self._one_at_a_time:
+            if self._levels is not None and self._levels.active:
+                evals = self._tally.evals
+                self._main = self._levels.main(evals[-1].main if evals else ())
+                self._families = tuple(dict.fromkeys((*self._main, *self._levels.sampled())))
             refs = self._unseen() | self._seen()
             requests = await examiner.requests(refs)
             version = parts.sampler.version
-            found, self._took = await examiner.rewards(requests)
             self._rows = sum(refs[ref] for ref in requests)
+            longest = self._sampling.max_new_tokens
+            with at_sampler(parts, self._tally, longest, answers=self._rows):
+                found, self._took = await examiner.rewards(requests)
             rewards = {ref: [0.0] * n for ref, n in refs.items()} | found
         return self._point(version, rewards)
 
@@ -203,14 +214,14 @@ class Evaluator:
             self._ref(family, held_out_seed(*drawn, family, index)): self._tries
             if index % _EVERY == _EVERY - 1
             else 1
-            for family in self._info.families
+            for family in self._families
             for index in range(self._tasks)
         }
 
     def _seen(self) -> dict[TaskRef, int]:
         return {
             self._ref(family, task_seed("seen", self._draw, family, index)): 1
-            for family in self._info.families
+            for family in self._families
             for index in range(seen_tasks(self._tasks))
         }
 
@@ -218,27 +229,29 @@ class Evaluator:
         return TaskRef(self._info.name, self._info.version, family, seed)
 
     def _point(self, version: int, rewards: Mapping[TaskRef, Sequence[float]]) -> EvalPoint:
-        once: dict[str, list[float]] = {family: [] for family in self._info.families}
-        best: dict[str, list[float]] = {family: [] for family in self._info.families}
-        seen: dict[str, list[float]] = {family: [] for family in self._info.families}
+        once: dict[str, list[float]] = {family: [] for family in self._families}
+        best: dict[str, list[float]] = {family: [] for family in self._families}
+        seen: dict[str, list[float]] = {family: [] for family in self._families}
         for ref, answers in rewards.items():
             (once if ref.held_out else seen)[ref.family].append(_mean(answers))
             if len(answers) > 1:
                 best[ref.family].append(max(answers))
         families = {family: _mean(values) for family, values in once.items()}
-        own = [value for family, value in families.items() if family in self._own]
-        borrowed = [value for family, value in families.items() if family not in self._own]
+        main = {family: families[family] for family in self._main}
+        own = [value for family, value in main.items() if family in self._own]
+        borrowed = [value for family, value in main.items() if family not in self._own]
         return EvalPoint(
             seconds=self._parts.clock.now() - self._started,
             version=version,
-            all=_mean(list(families.values())),
-            own=_mean(own),
+            all=_mean(list(main.values())),
+            own=_mean(own) if own else 0.0,
             borrowed=_mean(borrowed) if borrowed else None,
             families=families,
             pass_k={family: _mean(values) for family, values in best.items() if values},
             k=self._tries,
-            seen=_mean([_mean(values) for values in seen.values()]),
+            seen=_mean([_mean(seen[family]) for family in self._main]),
             split=SPLIT,
+            main=[] if self._main == self._info.families else list(self._main),
         )
 
 

@@ -69,6 +69,9 @@ class Learner:
         self._rng = rng
         self._style = Style()
         self._logged_at = float("-inf")
+        #: New weights wait for it: the first point of the curve is that of the untrained policy.
+        self.may_load = asyncio.Event()
+        self.may_load.set()
         #: Set while the trainer is restarted, which may take long.
         self.restarting = False
 
@@ -127,7 +130,7 @@ class Learner:
         )
         sampler = parts.sampler
         resting = isinstance(sampler, RestingSampler) and await sampler.rest()
-        started = parts.clock.now()
+        tally.underway.update_began = started = parts.clock.now()
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
@@ -137,6 +140,8 @@ class Learner:
             finally:
                 self.restarting = False
             return
+        finally:
+            tally.underway.update_began = None
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats, version)
         self._style.note(drawn.fresh)
@@ -149,6 +154,8 @@ class Learner:
         self.mixer.update()
         if result.unstored is not None:
             self._not_stored(result.unstored)
+        if not resting:  # one that rests answers nobody before the load
+            await self.may_load.wait()
         if resting or result.stats.skipped is None:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:

@@ -109,6 +109,8 @@ class Node:
         #: Groups of an earlier start that are not in the replay buffer yet.
         self._stored: deque[VerifiedGroup] = deque()
         self._polls = 0
+        #: Own groups since the start.
+        self._sampled = 0
         self._dials: DialCheck | None = None
         if parts.knock is not None:
             self._dials = DialCheck(shared.local, settings.network.bootstrap, parts.knock)
@@ -224,6 +226,8 @@ class Node:
             self._shared,
             self._reaching,
             model=self.settings.model,
+            limit=self.settings.run.updates,
+            levels=[] if self._opened is None else self._opened.levels.rows(),
             state=self._state,
             started=self._started,
             running_since=self._running_since,
@@ -238,6 +242,7 @@ class Node:
             }
             await self._stop.wait()
             self._state = "stopping"
+            self._learner.may_load.set()
             await self._notify()
             patience = 0.0 if self._learner.restarting else _STOP_SECONDS
             if train := loops.get("train"):  # a member of another program's has none
@@ -263,7 +268,7 @@ class Node:
             "record": partial(
                 repeat,
                 "record",
-                Recorder(self._parts, self._shared, lambda: self.snapshot().findings).step,
+                Recorder(self._parts, self._shared, self.snapshot).step,
             ),
         }
 
@@ -330,6 +335,8 @@ class Node:
         published = await publishing
         for group in published:
             self._admit(group)
+        self._sampled += len(published)
+        await self._work.levels.note(published)
         groups.published += len(published)
         groups.announced += publisher.announced - announced
         if publisher.oversize > oversize:
@@ -403,8 +410,14 @@ class Node:
             await self._notify()
 
     async def _evaluate(self) -> None:
-        """Measure one point and rest. The rest comes after a failure too: a point is dear."""
+        """Measure one point and rest. The rest comes after a failure too: a point is dear.
+
+        The first point waits until the first update has its groups, and is sampled while the
+        trainer is busy. So it delays neither, and only the weights of that update wait for it. A
+        sampler that rests during updates finishes its answers with those weights."""
+        await self._until(self._fed)
         await self._supervisor.attempt("evaluate", self.evaluate)
+        self._learner.may_load.set()
         await self._work.evaluator.rest()
 
     async def _opens(self, on_step: Callable[[str], None]) -> bool:
@@ -427,9 +440,12 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start(on_step)
+        if not self._tally.evals:
+            self._learner.may_load.clear()
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
+        await self._opened.levels.restore()
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
         self._stored.extend(await parts.storage.run(restored_groups, parts.storage, *ground))
@@ -444,6 +460,15 @@ class Node:
             swarm=self._shared.local.swarm.name,
             version=parts.trainer.version,
             families=",".join(self._own_families),
+        )
+
+    def _fed(self) -> bool:
+        """Check that the first update since the start has its groups, or lacks none of the node's
+        own."""
+        return (
+            self._sampled >= self._buffer.mixture.own
+            or self._tally.updating.count > 0
+            or self._buffer.ready(self._parts.trainer.version)
         )
 
     @property

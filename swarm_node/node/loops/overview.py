@@ -16,16 +16,18 @@ from swarm_node.node.figures.snapshot import (
     SCHEMA,
     SEEN_SECONDS,
     BusyRow,
+    LevelRow,
     MembershipRow,
     NetworkReport,
     RelayingRow,
     Snapshot,
     TokensRow,
     TriedRow,
+    WorkRow,
 )
 from swarm_node.node.figures.verdict import findings
 from swarm_node.node.loops.consequences import former_rows, peer_rows
-from swarm_node.node.loops.parts import Parts, Shared, Tally
+from swarm_node.node.loops.parts import Parts, Shared, progress_of
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -42,13 +44,16 @@ def take_snapshot(
     reaching: ReachingTransport,
     *,
     model: str,
+    limit: int,
+    levels: list[LevelRow],
     state: str,
     started: float,
     running_since: float | None,
     info: EnvironmentInfo | None,
     own_families: tuple[str, ...],
 ) -> Snapshot:
-    """Make the snapshot of a node now. `started` and `running_since` are of its clock."""
+    """Make the snapshot of a node now. `started` and `running_since` are of its clock. `limit` is
+    the number of its last update, 0 for none."""
     tally, now = shared.tally, parts.clock.now()
     identity, swarm = shared.local.identity, shared.local.swarm
     own = MembershipRow.of(shared.members, identity.peer_id)
@@ -79,7 +84,6 @@ def take_snapshot(
         update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
         processes=dict(parts.processes()),
-        mixture=tally.mixture,
         busy=busy,
         sandbox=info.sandbox.described() if info and info.sandbox else "",
         engine=parts.engine(),
@@ -89,23 +93,31 @@ def take_snapshot(
         relaying=RelayingRow.of(reaching),
         alarms=_alarms(shared, own, parts.clock),
         environment=environment_name(info.name, info.version) if info else "",
-        configured=shared.directory.failures.configured,
-        causes=shared.directory.failures.causes(now)[:_SHOWN_CAUSES],
-        refused_callers=shared.directory.failures.refused(now)[:_SHOWN_CAUSES],
+        levels=levels,
     )
-    shot = msgspec.structs.replace(shot, **_course(parts, tally, running_since))
+    shot = msgspec.structs.replace(shot, **_course(parts, shared, running_since, limit))
     return msgspec.structs.replace(shot, findings=findings(shot, tally.steady))
 
 
-def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str, Any]:
+def _course(
+    parts: Parts, shared: Shared, running_since: float | None, limit: int
+) -> dict[str, Any]:
     """Return the snapshot's fields on the progress of the node."""
-    since_update = between = None
+    tally, failures, now = shared.tally, shared.directory.failures, parts.clock.now()
+    since_update = between = work = None
     if running_since is not None:
+        work = _work(parts, shared, limit, running_since)
         since_update = parts.clock.now() - max(running_since, tally.updated_at)
         if tally.updating.count:
             between = (tally.updated_at - running_since) / tally.updating.count
     return {
         "time": parts.clock.wall(),
+        "work": work,
+        "advice": tally.advice,
+        "configured": failures.configured,
+        "causes": failures.causes(now)[:_SHOWN_CAUSES],
+        "refused_callers": failures.refused(now)[:_SHOWN_CAUSES],
+        "mixture": tally.mixture,
         "latest": parts.history.latest,
         "taught": tally.taught.rows(),
         "seconds_since_update": since_update,
@@ -115,6 +127,20 @@ def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str
         "examples": tally.samples.examples(_EXAMPLES),
         "tokens": TokensRow(tally.sums.sampled_tokens, tally.sums.trained_tokens),
     }
+
+
+def _work(parts: Parts, shared: Shared, limit: int, running_since: float) -> WorkRow:
+    """Return what sampler and trainer do now."""
+    tally, buffer, now = shared.tally, shared.buffer, parts.clock.now()
+    end = None
+    made = tally.updating.count - tally.skipped_updates
+    if limit and made > 0:
+        each = (tally.updated_at - running_since) / made
+        end = max(0.0, (limit - tally.updates) * each - (now - tally.updated_at))
+    lacking = 0
+    if not tally.updating.count and tally.underway.update_began is None:
+        lacking = max(0, buffer.mixture.own - buffer.held_own())
+    return tally.underway.row(now, progress_of(parts.sampler), lacking, end)
 
 
 def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swarm_node.clock import Clock
@@ -18,6 +19,7 @@ from swarm_node.node.figures.snapshot import (
     UpdateRow,
 )
 from swarm_node.node.figures.taught import Taught
+from swarm_node.node.figures.underway import Underway
 from swarm_node.node.figures.verdict import Steady
 from swarm_node.node.loops.guests import Guests
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
@@ -33,7 +35,7 @@ from swarm_node.page.event_log import EventLog
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.sampling.sampler import Sampler
+from swarm_node.policy.sampling.sampler import CountingSampler, Progress, Sampler
 from swarm_node.policy.training.processes.process import Trainer
 from swarm_node.recent import Recent
 from swarm_node.rollout import PolicyRef, RolloutGroup
@@ -55,7 +57,8 @@ class Parts:
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
     simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
     `buffer` makes the replay buffer, and `common_share` of the tasks are common to the swarm:
-    simulated experiments have others. `guests` are programs of the owner that ask the policy.
+    simulated experiments have others. A node that `climbs` chooses among the levels of its
+    families. `guests` are programs of the owner that ask the policy.
     """
 
     transport: Transport
@@ -82,6 +85,7 @@ class Parts:
     turns: int = 1
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
     common_share: float = 0.0
+    climbs: bool = False
     guests: Guests | None = None
 
 
@@ -111,9 +115,10 @@ class Tally:
     time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
     peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
     lately by author; older ones count less. `taught` counts peers' groups that were trained on.
-    `alarms` are sentences for the owner, by kind. `events` logs what happened to peers. `steady`
-    remembers the verdict. `updated_at` is the end of the newest update, `last_applied` the newest
-    one that was not skipped.
+    `alarms` are sentences for the owner, by kind; `advice` is what helps where the first
+    groups taught nothing. `events` logs what happened to peers. `steady`
+    remembers the verdict, and `underway` what the sampler is asked for. `updated_at` is the end of
+    the newest update, `last_applied` the newest one that was not skipped.
     """
 
     updates: int = 0
@@ -137,8 +142,10 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    advice: str = ""
     events: EventLog = field(default_factory=EventLog)
     steady: Steady = field(default_factory=Steady)
+    underway: Underway = field(default_factory=Underway)
     coordinator: CoordinatorRow | None = None
 
     def sampled(
@@ -149,6 +156,26 @@ class Tally:
         self.groups.answers += len(group.completions)
         self.groups.cut += group.cut
         self.samples.own(group, prompt, replies)
+
+
+@contextmanager
+def at_sampler(
+    parts: Parts, tally: Tally, longest: int, *, groups: int = 0, answers: int
+) -> Iterator[None]:
+    """Note a call to the sampler, in whose body it is made: one for own `groups`, or else one of an
+    evaluation. See `SamplerCall`."""
+    now, underway = parts.clock.now, tally.underway
+    kind, at = "sampling" if groups else "evaluating", progress_of(parts.sampler) or Progress()
+    call = underway.begin(kind, groups, answers, longest, now(), at)
+    try:
+        yield
+    finally:
+        underway.end(call, now(), progress_of(parts.sampler) or Progress())
+
+
+def progress_of(sampler: Sampler) -> Progress | None:
+    """Return the counts of a sampler that has any."""
+    return sampler.progress if isinstance(sampler, CountingSampler) else None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
+import msgspec
 import structlog
 
 from swarm_node.errors import HomeError
@@ -16,12 +17,15 @@ from swarm_node.node.figures.history import (
     Means,
     Totals,
 )
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint, Said
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint, Said, Snapshot
+from swarm_node.node.figures.underway import told
 from swarm_node.node.loops.parts import Parts, Shared
 from swarm_node.page.event_log import Sight
 
 _TICK_SECONDS = 1.0
 _REPORT_SECONDS = 15.0
+#: Until the first update a line comes sooner, and the first one very soon.
+_FIRST_SECONDS, _EARLY_SECONDS = 5.0, 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -29,15 +33,17 @@ class Recorder:
     """Writes a row of history after an update or a measurement, and at intervals without one. The
     log gets the node's figures at intervals, and the first finding whenever it has changed."""
 
-    def __init__(self, parts: Parts, shared: Shared, verdict: Callable[[], Sequence[Said]]) -> None:
-        """`verdict` returns the findings on this node now, the most serious first."""
-        self._verdict = verdict
+    def __init__(self, parts: Parts, shared: Shared, snapshot: Callable[[], Snapshot]) -> None:
+        """`snapshot` returns the figures of this node now."""
+        self._snapshot = snapshot
         self._said: tuple[str, str] | None = None
         self._parts = parts
         self._shared = shared
         self._before = self._totals()
         self._measured: EvalPoint | None = None
         self._reported = parts.clock.now()
+        #: When the work before the first update was told, and the seconds to the next time.
+        self._told, self._wait = self._reported, _FIRST_SECONDS
         self._told_of_fault = False
 
     async def step(self) -> None:
@@ -48,9 +54,12 @@ class Recorder:
         if self._due():
             await self._record()
         if clock.now() - self._reported >= _REPORT_SECONDS:
-            self._reported = clock.now()
+            self._reported = self._told = clock.now()
             self._report()
             self._watch()
+        elif self._shared.tally.updating.count == 0 and clock.now() >= self._told + self._wait:
+            self._told, self._wait = clock.now(), _EARLY_SECONDS
+            self._report_work()
 
     def _watch(self) -> None:
         """Log what happened to members since the last look."""
@@ -133,16 +142,22 @@ class Recorder:
             **asdict(tally.sums),
         )
 
+    def _report_work(self) -> None:
+        shot = self._snapshot()
+        if shot.work is not None and (said := ", ".join(told(shot.work, shot.updates))):
+            _log.info("work", **msgspec.structs.asdict(shot.work), said=said)
+
     def _report(self) -> None:
-        first = self._verdict()[0]
+        shot = self._snapshot()
+        first = shot.findings[0]
         if (first.kind, first.level) != self._said:
             self._said = first.kind, first.level
             log = _log.warning if first.level == "bad" else _log.info
             said = " → ".join(filter(None, (first.text, first.remedy)))
             log("verdict", kind=first.kind, text=first.text, remedy=first.remedy, said=said)
-        self._report_progress(first)
+        self._report_progress(first, shot)
 
-    def _report_progress(self, first: Said) -> None:
+    def _report_progress(self, first: Said, shot: Snapshot) -> None:
         tally, row = self._shared.tally, self._parts.history.latest
         peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
         point = tally.evals[-1] if tally.evals else None
@@ -162,11 +177,13 @@ class Recorder:
             rejected=tally.rejected.total(),
             verdict=first.kind,
             verdict_level=first.level,
+            **({} if shot.work is None else msgspec.structs.asdict(shot.work)),
             said=f"version {self._parts.trainer.version}, unseen {_known(unseen)}, "
             f"seen {_known(seen)}, "
             f"{rate:.1f} updates/s, peers {peers}, gave {groups.taken}, got {groups.received}, "
             f"trained on {groups.trained_own} own and {groups.trained_external} of peers, "
-            f"verdict {first.kind} ({first.level})",
+            + "".join(f"{part}, " for part in (told(shot.work, shot.updates) if shot.work else ()))
+            + f"verdict {first.kind} ({first.level})",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 
 import structlog
 
@@ -16,11 +17,12 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.node.figures.first_groups import Beginning, FirstGroups
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.tasks import FittingTasks
+from swarm_node.node.loops.trying import TASKS, Change, advice, try_changes
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
-from swarm_node.rollout import Completion, PolicyRef, RolloutGroup
+from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 Scored = tuple[RolloutGroup, str]
 Deliver = Callable[[Sequence[Scored]], Awaitable[None]]
@@ -58,6 +60,9 @@ class RolloutMaker:
         self._seed = seed
         self._peer_id = peer_id
         self._first = FirstReport()
+        #: Requests of the newest groups, and the first groups' results if they teach nothing.
+        self._asked: dict[TaskRef, SampleRequest] = {}
+        self._barren: Beginning | None = None
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
@@ -93,6 +98,20 @@ class RolloutMaker:
             self._tally.sampling.add(clock.now() - started, made)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next prompts may be as long: do not spin
+        if self._barren is not None:
+            barren, self._barren = self._barren, None
+            await self._try(barren)
+
+    async def _try(self, barren: Beginning) -> None:
+        """Find what would help, and tell the owner."""
+        tried: dict[Change, float] = {}
+        if barren.pass_at_1 <= 0.5:  # tasks that are too easy need no trial
+            parts = self._parts
+            tried = await try_changes(
+                barren, self._asked, parts.sampler, self._judging, parts.codec
+            )
+        self._tally.advice = advice(barren, tried)
+        tell(barren, self._tally.advice)
 
     async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
         """Sample with an engine that interleaves groups; deliver each group when it is complete.
@@ -112,7 +131,8 @@ class RolloutMaker:
             judged = await self._judging.own(group.ref, _texts(completions))
             await deliver([self._scored(group, completions, group.version, judged.rewards)])
 
-        await harvest.gather(count, fresh, hand_on)
+        with self._noted(count):
+            await harvest.gather(count, fresh, hand_on)
         return clock.now() - began
 
     async def _sample(self, count: int, deliver: Deliver) -> float:
@@ -121,7 +141,8 @@ class RolloutMaker:
         if not groups:
             return 0.0
         version, began = sampler.version, clock.now()
-        sampled = await sampler.sample([group.request for group in groups])
+        with self._noted(len(groups)):
+            sampled = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - began
         judged = await self._judging.own_all(
             [
@@ -158,6 +179,11 @@ class RolloutMaker:
         self._slots.begin(len(groups))
         return groups
 
+    def _noted(self, groups: int) -> AbstractContextManager[None]:
+        sampling = self._sampling
+        answers, longest = groups * sampling.group_size, sampling.max_new_tokens
+        return at_sampler(self._parts, self._tally, longest, groups=groups, answers=answers)
+
     def _completion(self, row: Row) -> Completion:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
         return self._parts.sampler.completion(row)
@@ -174,7 +200,10 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         made = RolloutGroup(group.ref, policy, completions, rewards)
         self._tally.sampled(made, group.prompt)
-        self._first.add(made)
+        self._asked = dict([*self._asked.items(), (group.ref, group.request)][-TASKS:])
+        beginning = self._first.add(made)
+        if beginning is not None and beginning.advice:
+            self._barren = beginning
         return made, group.prompt
 
 
@@ -188,19 +217,23 @@ class FirstReport:
     def __init__(self) -> None:
         self._first_groups = FirstGroups()
 
-    def add(self, group: RolloutGroup) -> None:
+    def add(self, group: RolloutGroup) -> Beginning | None:
+        """Add a group. Tell and return the beginning if it is complete and something can be learnt,
+        return it untold if nothing can."""
         beginning = self._first_groups.add(group)
-        if beginning is not None:
-            _tell(beginning)
+        if beginning is not None and not beginning.advice:
+            tell(beginning, "")
+        return beginning
 
 
-def _tell(beginning: Beginning) -> None:
+def tell(beginning: Beginning, advice: str) -> None:
+    """Log the results of the first groups, with the `advice` if hardly anything can be learnt."""
     found = {
         "pass_at_1": round(beginning.pass_at_1, 3),
         "informative": f"{beginning.informative} of {beginning.groups}",
     }
-    if beginning.advice:
+    if advice:
         answers = list(beginning.answers)
-        _log.warning("hardly anything can be learnt", **found, do=beginning.advice, answers=answers)
+        _log.warning("hardly anything can be learnt", **found, do=advice, answers=answers)
     else:
         _log.info("first groups", **found)

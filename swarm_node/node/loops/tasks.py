@@ -12,6 +12,7 @@ from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, meant
+from swarm_node.node.loops.levels import Levels
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.p2p.membership.local import Local
 from swarm_node.rollout import TaskRef
@@ -41,9 +42,11 @@ class SeededTasks:
         *,
         seed: int,
         common_share: float,
+        levels: Levels | None = None,
     ) -> None:
-        """The node samples `families` of the environment. `common_share` of its tasks are common
-        ones."""
+        """The node samples `families` of the environment, or those of its `levels` if these are
+        active. `common_share` of its tasks are common ones."""
+        self._levels = levels
         self._info = info
         self._families = tuple(families)
         self._storage = storage
@@ -58,9 +61,12 @@ class SeededTasks:
         first = await storage.run(storage.advance, "tasks", count)
         own = [index for index in range(first, first + count) if not is_common(index, share)]
         tasks = await self._common(count - len(own)) if len(own) < count else []
-        for index in own:
-            seed = task_seed("train", self._seed, self._peer_id, index)
-            tasks.append((self._families[seed % len(self._families)], seed))
+        seeds = [task_seed("train", self._seed, self._peer_id, index) for index in own]
+        if self._levels is not None and self._levels.active:
+            families = self._levels.choose(seeds)
+        else:
+            families = [self._families[seed % len(self._families)] for seed in seeds]
+        tasks += zip(families, seeds, strict=True)
         info = self._info
         return [TaskRef(info.name, info.version, family, seed) for family, seed in tasks]
 

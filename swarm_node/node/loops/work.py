@@ -11,6 +11,7 @@ from swarm_node.node.loops.coordinating import Coordinating
 from swarm_node.node.loops.dialogues import DialogueMaker
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.judging import Judging
+from swarm_node.node.loops.levels import Levels
 from swarm_node.node.loops.rollout_maker import RolloutMaker
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.exchange.exchange import Exchange
@@ -28,6 +29,7 @@ class Work:
     evaluator: Evaluator
     exchange: Exchange
     company: Company
+    levels: Levels
     prober: Prober | None = None
     puncher: Puncher | None = None
     coordinating: Coordinating | None = None

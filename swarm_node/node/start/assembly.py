@@ -18,6 +18,7 @@ from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.harvest import Harvest
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.learner import Learner
+from swarm_node.node.loops.levels import Levels
 from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.node import Node
@@ -126,6 +127,7 @@ def _open_work(
     families: tuple[str, ...],
 ) -> Work:
     local, peer_id = shared.local, shared.local.peer_id
+    levels = Levels(info, families, parts.storage, climbs=parts.climbs)
     tasks = SeededTasks(
         local,
         info,
@@ -133,11 +135,12 @@ def _open_work(
         parts.storage,
         seed=settings.run.seed,
         common_share=parts.common_share,
+        levels=levels,
     )
     judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
     fitting = FittingTasks(settings.sampling, parts, shared.tally, tasks, info.turns)
     maker = _maker(settings, parts, shared, judging, fitting, info)
-    evaluator = _evaluator(settings, parts, shared, info, families)
+    evaluator = _evaluator(settings, parts, shared, info, families, levels)
     verifier = GroupVerifier(
         local.swarm_id,
         _expected(settings, peer_id, parts, info),
@@ -158,7 +161,7 @@ def _open_work(
     _serve(own, parts, shared, rng, further)
     company = _company(settings, parts, shared, exchange.meeting, reaching)
     coordinating = _coordinating(settings, parts, shared, own, exchange.meeting)
-    workers = exchange, company, prober, puncher, coordinating
+    workers = exchange, company, levels, prober, puncher, coordinating
     return Work(fitting, judging, maker, evaluator, *workers)
 
 
@@ -189,6 +192,7 @@ def _evaluator(
     shared: Shared,
     info: EnvironmentInfo,
     families: tuple[str, ...],
+    levels: Levels,
 ) -> Evaluator:
     evals = shared.tally.evals
     return Evaluator(
@@ -196,9 +200,10 @@ def _evaluator(
         parts=parts,
         info=info,
         own_families=families,
+        levels=levels,
         tasks=settings.run.eval_tasks,
         earlier=evals[-1].seconds if evals else 0.0,
-        drawing=shared.tally.drawing,
+        tally=shared.tally,
         least=settings.run.eval_seconds,
         tries=_EVAL_TRIES,
     )

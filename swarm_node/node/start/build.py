@@ -34,7 +34,7 @@ from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
-from swarm_node.node.preflight.defaults import torch_threads
+from swarm_node.node.preflight.defaults import PRETRAINED_WEIGHTS, torch_threads
 from swarm_node.node.preflight.fit import Fit, shared_bytes
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble, assemble_member
@@ -111,6 +111,7 @@ def build_parts(
         guests=Guests(sampler),
         **_of_home(home, membership, reach),
         turns=found.job.turns,
+        climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,
     )
 
 

@@ -13,8 +13,10 @@ import structlog
 
 from swarm_node.errors import EngineError
 from swarm_node.policy.sampling.sampler import (
+    CountingSampler,
     InterruptibleSampler,
     MeteredSampler,
+    Progress,
     RestingSampler,
     Row,
     Sampler,
@@ -87,6 +89,15 @@ class FallbackSampler:
             return self._engine.faults
         own = Counter({"engine_replaced": 1})
         return own + Counter(self._engine.faults) + Counter(self._built_in.faults)
+
+    @property
+    def progress(self) -> Progress:
+        """See `CountingSampler.progress`."""
+        total = Progress()
+        for each in (self._engine, self._built_in):
+            if isinstance(each, CountingSampler):
+                total.add(each.progress.tokens, each.progress.answers)
+        return total
 
     @property
     def positions(self) -> int:

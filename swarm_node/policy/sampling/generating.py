@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.sampling.decoding import Decoder, Prompts
-from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.sampler import Progress, SampleRequest
 from swarm_node.rollout import Ranking
 
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
@@ -198,6 +198,16 @@ class _Batch:
         self._space: Tensor | None = None
 
     @property
+    def begun(self) -> int:
+        """Number of rows that have begun."""
+        return self._begun
+
+    @property
+    def places(self) -> int:
+        """Number of places, M."""
+        return len(self._ended)
+
+    @property
     def ended(self) -> int:
         """Number of places whose row has ended."""
         return int(self._ended.sum())
@@ -351,9 +361,11 @@ def generate(
     eos_ids: frozenset[int],
     abandoned: threading.Event,
     places: int | None = None,
+    progress: Progress | None = None,
 ) -> list[Sampled]:
     """Sample every row until its end token or its last uniform number: `places` rows at once, None
-    for all. Rows of one prompt should be neighbours, and prompts of one length.
+    for all. Rows of one prompt should be neighbours, and prompts of one length. Tokens and ended
+    rows are added to `progress` at every step.
 
     Raises:
         CancelledError: `abandoned` was set.
@@ -364,14 +376,19 @@ def generate(
     ids, mask, origin = _prompts(first, model.embedding.device)
     steps = max(len(row.uniforms) for row in first)
     logits = decoder.begin(ids, mask, origin, steps, waiting.longest)
+    progress, alive = progress or Progress(), places
     while True:
         if abandoned.is_set():
             raise CancelledError
         drawn = batch.draw(logits)
         ended = batch.ended
+        progress.add(alive, alive - (batch.places - ended))
+        alive = batch.places - ended
         if waiting:
             if idle.due(ended, places):
-                _refill(batch, waiting, decoder, drawn)
+                begun = _refill(batch, waiting, decoder, drawn)
+                progress.add(begun, begun - (ended - batch.ended))
+                alive = batch.places - batch.ended
         else:
             keep = batch.compact(ended)
             if keep is not None:
@@ -384,10 +401,12 @@ def generate(
         logits = decoder.step(drawn)
 
 
-def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, drawn: Tensor) -> None:
-    """Begin waiting rows in the free places; their first tokens go to `drawn`."""
-    free = batch.free
+def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, drawn: Tensor) -> int:
+    """Begin waiting rows in the free places; their first tokens go to `drawn`. Returns the number
+    of rows that began."""
+    free, before = batch.free, batch.begun
     for prompts, rows in waiting.take(len(free)):
         places, free = free[: len(rows)], free[len(rows) :]
         logits = decoder.replace(prompts, rows, places, batch.alive)
         drawn[places] = batch.begin(places, logits)
+    return batch.begun - before

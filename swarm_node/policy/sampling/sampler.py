@@ -67,6 +67,20 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
         )
 
 
+@dataclass(slots=True)
+class Progress:
+    """Counts since a sampler was made, without what guests asked for: `tokens` that were drawn, and
+    `answers` that are complete."""
+
+    tokens: int = 0
+    answers: int = 0
+
+    def add(self, tokens: int, answers: int) -> None:
+        """Count `tokens` more, with which `answers` ended."""
+        self.tokens += tokens
+        self.answers += answers
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """A completion so far: tokens u32[T], their log-probs f32[T], and the versions that sampled
@@ -208,6 +222,16 @@ class SelectiveSampler(Sampler, Protocol):
 
     def refusal(self, request: SampleRequest) -> str:
         """The reason why it cannot; empty if it can."""
+        ...
+
+
+@runtime_checkable
+class CountingSampler(Sampler, Protocol):
+    """A `Sampler` that says how far it is, also in the middle of a call."""
+
+    @property
+    def progress(self) -> Progress:
+        """Its counts now."""
         ...
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,7 @@ from swarm_node.policy.models.tensors import header, load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size, run_size
 from swarm_node.policy.sampling.generating import Sampled, SeededRow, generate, rows_of
-from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
+from swarm_node.policy.sampling.sampler import MAX_ROWS, Progress, SampleRequest, check_request
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.policy.weights.device import is_on_device, read_device
 from swarm_node.rollout import Completion, Finish, VersionSpan
@@ -73,6 +74,7 @@ class TorchSampler:
         self._shape = shape
         self._faults: Counter[str] = Counter()
         self._guest_seconds = 0.0
+        self._progress = Progress()
         self._take(model)
         self._ready = asyncio.Event()
         self._ready.set()
@@ -135,6 +137,11 @@ class TorchSampler:
     @property
     def faults(self) -> Mapping[str, int]:
         return self._faults
+
+    @property
+    def progress(self) -> Progress:
+        """See `CountingSampler.progress`. The sampler's thread writes it at every token."""
+        return self._progress
 
     @property
     def guest_seconds(self) -> float:
@@ -229,6 +236,7 @@ class TorchSampler:
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
     ) -> list[tuple[Completion, ...]]:
         rows = [row for request in requests for row in rows_of(request)]
+        own = not any(request.guest for request in requests)
         # In this order neighbours share prompts, and batches need little padding.
         order = sorted(
             range(len(rows)), key=lambda i: (len(rows[i].prompt_ids), rows[i].prompt_ids)
@@ -239,8 +247,11 @@ class TorchSampler:
             sizes = [(len(row.prompt_ids), len(row.uniforms)) for row in left]
             places = batch_size(sizes, self._max_rows, self._decoder.shape)
             count = run_size(sizes, places, self._decoder.shape)
-            sampled = self._attempt(left[:count], places, abandoned)
+            counted = replace(self._progress)
+            progress = self._progress if own else Progress()
+            sampled = self._attempt(left[:count], places, abandoned, progress)
             if sampled is None:
+                self._progress = counted  # these rows are sampled again
                 self._halve(left[:places])
                 continue
             chosen = order[len(done) : len(done) + count]
@@ -249,13 +260,18 @@ class TorchSampler:
         return [tuple(islice(in_order, request.n)) for request in requests]
 
     def _attempt(
-        self, rows: Sequence[SeededRow], places: int, abandoned: threading.Event
+        self,
+        rows: Sequence[SeededRow],
+        places: int,
+        abandoned: threading.Event,
+        progress: Progress,
     ) -> list[Sampled] | None:
         """Sample `rows`, `places` of them at once. None when memory ran out."""
         device = self._model.embedding.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                return generate(self._decoder, rows, self._codec.eos_ids, abandoned, places)
+                eos_ids = self._codec.eos_ids
+                return generate(self._decoder, rows, eos_ids, abandoned, places, progress)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise

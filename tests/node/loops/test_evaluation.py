@@ -23,9 +23,10 @@ from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.node.loops.evaluation import Evaluator, cost, pause, seen_tasks
-from swarm_node.node.loops.parts import Parts, Timing
+from swarm_node.node.loops.parts import Parts, Tally, Timing
+from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.process import InlineTrainer
-from swarm_node.rollout import TaskRef
+from swarm_node.rollout import Completion, TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -74,20 +75,59 @@ async def test_a_node_that_samples_slowly_evaluates_less_often(world: World) -> 
 async def test_a_pause_ends_early_once_answers_take_less_time_than_the_first(world: World) -> None:
     """The first answers of all wait until the engine is warm."""
     slow = Sampler(tiny().sampler(), 0.2, 0, world.home())
-    settings, drawing = small_settings(), Timing(seconds=100.0, count=1)
+    settings, tally = small_settings(), Tally(drawing=Timing(seconds=100.0, count=1))
     parts = world.parts(settings, sampler=slow)
     await parts.sampler.load(*await parts.trainer.start())
     info = await parts.environment.start()
-    evaluator = _evaluator(parts, info, drawing=drawing)
+    evaluator = _evaluator(parts, info, tally=tally)
     before = parts.clock.now()
     await evaluator.measure()
     took = parts.clock.now() - before
     resting = asyncio.create_task(evaluator.rest())
     await asyncio.sleep(took)
     assert not resting.done()
-    drawing.add(0.0, 100_000)
+    tally.drawing.add(0.0, 100_000)
     await asyncio.sleep(2.0)
     assert resting.done()
+
+
+class _Asked(Sampler):
+    """Remembers the answers of each call, and the version of its weights."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.calls: list[tuple[int, int]] = []
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        groups = await super().sample(requests)
+        self.calls.append((len(requests), groups[0][0].spans[0].version))
+        return groups
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+@virtual_time
+async def test_the_first_point_waits_for_the_first_update_and_is_of_the_untrained_policy(
+    world: World, seconds: float
+) -> None:
+    """An update of two groups waits for two calls of one. The trainer may be quick or slow."""
+
+    async def nothing(_: Path) -> None: ...
+
+    settings = small_settings(sampling__tasks_per_call=1)
+    sampler = _Asked(tiny().sampler(), 0.01, 0, world.home())
+    trainer = PacedTrainer(InlineTrainer(**world.training(settings)), seconds, 1, nothing)
+    node = world.node(settings, sampler=sampler, trainer=trainer)
+    life = asyncio.create_task(node.run())
+    await asyncio.sleep(500)
+    measured = next(n for n, (count, _) in enumerate(sampler.calls) if count > 1)
+    assert measured >= 2
+    assert {version for _, version in sampler.calls[: measured + 1]} == {0}
+    (point,) = node.snapshot().evals
+    assert point.version == 0
+    shot = node.snapshot()
+    assert (shot.updates + shot.skipped_updates == 1) == (seconds < 500)
+    node.stop()
+    await life
 
 
 class _Known(Host):
@@ -119,7 +159,7 @@ def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str
 
 
 def _evaluator(parts: Parts, info: EnvironmentInfo, **changes: Any) -> Evaluator:
-    arguments = {"tasks": 4, "earlier": 0.0, "drawing": Timing(), "least": 1.0, **changes}
+    arguments = {"tasks": 4, "earlier": 0.0, "tally": Tally(), "least": 1.0, **changes}
     return Evaluator(
         sampling=small_settings().sampling,
         parts=parts,

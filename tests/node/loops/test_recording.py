@@ -10,7 +10,7 @@ from in_memory import Sampler, World, small_settings, tiny
 from structlog.testing import capture_logs
 from virtual import virtual_time
 
-from swarm_node.node.figures.snapshot import EvalPoint, Said
+from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.recording import Recorder
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.peers.causes import Cause, advice, told_here
@@ -68,7 +68,7 @@ async def test_a_measurement_makes_one_row_and_is_logged_until_the_next(world: W
     settings = small_settings()
     parts = world.parts(settings)
     node = assemble(settings, world.memberships[0], parts)
-    recorder = Recorder(parts, node._shared, lambda: [Said("alone", "good", "no peer")])
+    recorder = Recorder(parts, node._shared, node.snapshot)
     points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, seen=0.75, split=1)]
     points.append(msgspec.structs.replace(points[0], seen=None))
     with capture_logs() as lines:

@@ -16,7 +16,7 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.parts import Parts, Tally, Timing
+from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
 from swarm_node.p2p.limits.budgets import Effort
@@ -98,7 +98,7 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         own_families=info.families,
         tasks=24,
         earlier=0.0,
-        drawing=Timing(),
+        tally=tally,
         least=0.0,
     ).measure()
     assert 0.0 <= point.all <= 1.0

@@ -23,7 +23,13 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.generating import draw, nucleus
-from swarm_node.policy.sampling.sampler import MAX_RANKED, Sampler, SampleRequest
+from swarm_node.policy.sampling.sampler import (
+    MAX_RANKED,
+    CountingSampler,
+    Progress,
+    Sampler,
+    SampleRequest,
+)
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
@@ -308,6 +314,30 @@ async def test_a_cancelled_call_leaves_the_sampler_usable() -> None:
     await sampler.close()
 
 
+@pytest.mark.parametrize("max_rows", [3, 256])
+def test_it_counts_every_token_and_answer_of_the_node_and_none_of_guests(max_rows: int) -> None:
+    async def use(sampler: TorchSampler) -> None:
+        own = await sampler.sample([request(question, n=5) for question in QUESTIONS])
+        counted = Progress(sum(len(ids) for group in own for ids in token_lists(group)), 15)
+        assert sampler.progress == counted
+        await sampler.sample([request(guest=True)])
+        assert sampler.progress == counted
+
+    with_sampler(use, max_rows)
+
+
+async def test_its_counts_grow_while_it_samples() -> None:
+    sampler = TorchSampler.from_directory(TINY, threads=1)
+    call = asyncio.create_task(sampler.sample([request(n=64, max_new_tokens=200)]))
+    seen = set()
+    while not call.done():
+        seen.add(sampler.progress.tokens)
+        await asyncio.sleep(0.001)
+    assert len(seen) > 5
+    assert sampler.progress.answers == 64
+    await sampler.close()
+
+
 def test_impossible_requests_are_refused() -> None:
     async def use(sampler: TorchSampler) -> None:
         for wrong in (
@@ -331,10 +361,11 @@ def test_impossible_requests_are_refused() -> None:
     with_sampler(use)
 
 
-def test_it_is_a_sampler() -> None:
+def test_it_is_a_sampler_that_counts() -> None:
     async def use(sampler: TorchSampler) -> None:
         protocol: Sampler = sampler
         assert protocol.version == 0
+        assert isinstance(sampler, CountingSampler)
 
     with_sampler(use)
 

@@ -32,7 +32,14 @@ from swarm_node.errors import ChildError, EngineError, ModelError
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.lora import ADAPTER_FILE
-from swarm_node.policy.sampling.sampler import Row, SampleRequest, check_request, extended, finished
+from swarm_node.policy.sampling.sampler import (
+    Progress,
+    Row,
+    SampleRequest,
+    check_request,
+    extended,
+    finished,
+)
 from swarm_node.policy.sampling.vllm.engine import (
     MAX_TEMPERATURE,
     Deadlines,
@@ -128,6 +135,7 @@ class VllmSampler:
         self._failures = 0
         self._rows = 0
         self._faults: Counter[str] = Counter()
+        self._progress = Progress()
         self.last_sync: Sync | None = None
         self.last_start: EngineStarted | None = None  # what the newest start said
 
@@ -167,6 +175,11 @@ class VllmSampler:
     @property
     def faults(self) -> Mapping[str, int]:
         return self._faults
+
+    @property
+    def progress(self) -> Progress:
+        """See `CountingSampler.progress`. The engine reports a request when all its rows ended."""
+        return self._progress
 
     @property
     def pid(self) -> int | None:
@@ -309,7 +322,7 @@ class VllmSampler:
             reply = await self._child.call(asked, SampledRows, patience=patience, cut=cut)
         finally:
             self._rows -= len(places)
-        rows = list(rows)
+        rows, before = list(rows), [len(row.token_ids) for row in rows]
         for place, new in zip(places, reply.rows, strict=True):
             rows[place] = extended(
                 rows[place],
@@ -319,6 +332,9 @@ class VllmSampler:
                 new.finish,
                 ranking_of(new),
             )
+            if not request.guest:
+                ended = rows[place].finish is not None
+                self._progress.add(len(rows[place].token_ids) - before[place], int(ended))
         return rows
 
     async def _take(self, weights: _Weights, *, first: bool) -> None:

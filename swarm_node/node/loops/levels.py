@@ -1,0 +1,235 @@
+"""Levels of difficulty: which family of each ladder a node samples, by its own answers.
+
+A family named `NAME-N` (N = 1, 2, …) is level N of the ladder NAME, the easiest first. A family
+without a number is a ladder of one level. The node measures each ladder from its easiest level up
+until between a fifth and four fifths of the answers are right, where groups have mixed rewards:
+the gradient of a group vanishes at both ends. Then it follows its own progress.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Final
+
+import structlog
+
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.figures.snapshot import LevelRow
+from swarm_node.rollout import VerifiedGroup
+from swarm_node.storage import Storage
+
+#: Rewards between which a level is worth sampling.
+LOW: Final = 0.2
+HIGH: Final = 0.8
+#: Groups that measure a level at first, and those whose mean decides later.
+PROBE: Final = 2
+WINDOW: Final = 8
+#: Weights of a level beside 1 for a current one: of the level below it, of the hardest one once it
+#: is learnt, and of the easiest one while hardly any answer is right.
+BELOW: Final = 0.1
+LEARNT: Final = 0.1
+SILENT: Final = 0.25
+#: A stored counter goes up only: its rest by this number is the level, 0 for none.
+_LEVELS: Final = 1 << 16
+_NUMBERED = re.compile(r"(.+)-([1-9][0-9]{0,3})")
+_log = structlog.get_logger(__name__)
+
+
+def ladders(families: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the families of each ladder, the easiest first. What is no level has its own name."""
+    found: dict[str, dict[int, str]] = {}
+    for family in families:
+        numbered = _NUMBERED.fullmatch(family)
+        name, level = (numbered[1], int(numbered[2])) if numbered else (family, 0)
+        found.setdefault(name, {})[level] = family
+    return {name: tuple(each[n] for n in sorted(each)) for name, each in found.items()}
+
+
+class Ladder:
+    """One ladder: its level now, and the newest mean rewards of its families' groups."""
+
+    def __init__(self, name: str, families: Sequence[str]) -> None:
+        self.name, self.families = name, tuple(families)
+        self.level = 0
+        self.placed = len(families) == 1
+        self.means: dict[str, deque[float]] = {each: deque(maxlen=WINDOW) for each in families}
+
+    @property
+    def family(self) -> str:
+        """The family of the level now."""
+        return self.families[self.level]
+
+    def reward(self, family: str) -> float | None:
+        """The mean reward of the newest groups of a family; None before the first."""
+        means = self.means[family]
+        return fmean(means) if means else None
+
+    def note(self, family: str, reward: float) -> None:
+        """Take in the mean reward of a group, and change the level if it is time."""
+        self.means[family].append(reward)
+        if len(self.families) == 1:
+            return
+        while not self.placed and len(self.means[self.family]) >= PROBE:
+            self._place(fmean(self.means[self.family]))
+        means = self.means[self.family]
+        if self.placed and len(means) == WINDOW:
+            if fmean(means) > HIGH and self.level + 1 < len(self.families):
+                self._move(1)
+            elif fmean(means) < LOW and self.level > 0:
+                self._move(-1)
+
+    def _place(self, reward: float) -> None:
+        if reward > HIGH and self.level + 1 < len(self.families):
+            self.level += 1
+            return
+        self.placed = True
+        if reward < LOW and self.level > 0:
+            self._move(-1)
+
+    def _move(self, by: int) -> None:
+        self.level += by
+        # What was found before another level was sampled decides nothing.
+        self.means[self.family].clear()
+
+    def weights(self) -> dict[str, float]:
+        """Weights of the families that are sampled."""
+        means, one = self.means[self.family], 1.0
+        if len(self.families) > 1 and len(means) == WINDOW:
+            if fmean(means) > HIGH:
+                one = LEARNT
+            elif fmean(means) < LOW:
+                one = SILENT
+        below = {self.families[self.level - 1]: BELOW * one} if self.level else {}
+        return {self.family: one, **below}
+
+    def row(self) -> LevelRow:
+        """Its figures now."""
+        found = {each: self.reward(each) for each in self.families}
+        return LevelRow(
+            self.name,
+            self.level + 1,
+            len(self.families),
+            self.placed,
+            {each: reward for each, reward in found.items() if reward is not None},
+            self.reward(self.family),
+        )
+
+
+class Levels:
+    """The ladders of the families that a node samples, and their levels over restarts."""
+
+    def __init__(
+        self, info: EnvironmentInfo, families: Sequence[str], storage: Storage, *, climbs: bool
+    ) -> None:
+        """A node that does not climb, or that has no ladder of several levels, samples all
+        `families` alike."""
+        self._info, self._storage = info, storage
+        found = {name: Ladder(name, each) for name, each in ladders(families).items()}
+        self.active = climbs and any(len(each.families) > 1 for each in found.values())
+        self._ladders = found if self.active else {}
+        self._of = {each: one for one in self._ladders.values() for each in one.families}
+
+    async def restore(self) -> None:
+        """Go on with the levels of an earlier start."""
+        for ladder in self._climbed():
+            level = await self._storage.run(self._storage.counter, self._key(ladder)) % _LEVELS
+            if level:
+                ladder.level, ladder.placed = min(level, len(ladder.families)) - 1, True
+
+    async def note(self, groups: Sequence[VerifiedGroup]) -> None:
+        """Take in own groups."""
+        for group in groups:
+            ladder = self._of.get(group.group.task.family)
+            if ladder is not None:
+                before = ladder.placed, ladder.level
+                ladder.note(group.group.task.family, fmean(group.rewards))
+                if (ladder.placed, ladder.level) != before and len(ladder.families) > 1:
+                    await self._keep(ladder)
+
+    def choose(self, seeds: Sequence[int]) -> list[str]:
+        """Return a family for each task of these seeds (63 bits). Ladders that are not placed come
+        first: their level now, and the levels above it for what is left of the batch."""
+        probes = self._probes(len(seeds))
+        weights = {
+            family: weight
+            for ladder in self._ladders.values()
+            if ladder.placed
+            for family, weight in ladder.weights().items()
+        }
+        chosen = probes[: len(seeds)]
+        for seed in seeds[len(chosen) :]:
+            chosen.append(_drawn(weights, seed))
+        return chosen
+
+    def main(self, earlier: Sequence[str]) -> tuple[str, ...]:
+        """Return the families whose mean is the curve: those of the `earlier` points, or else the
+        level now of each own ladder, and the easiest one of every other."""
+        kept = tuple(family for family in earlier if family in self._info.families)
+        if kept:
+            return kept
+        every = ladders(self._info.families)
+        return tuple(
+            self._ladders[name].family if name in self._ladders else families[0]
+            for name, families in every.items()
+        )
+
+    def sampled(self) -> tuple[str, ...]:
+        """Return the family of each ladder's level now."""
+        return tuple(ladder.family for ladder in self._ladders.values())
+
+    def rows(self) -> list[LevelRow]:
+        """Figures of the ladders that have several levels."""
+        return [ladder.row() for ladder in self._climbed()]
+
+    def _climbed(self) -> list[Ladder]:
+        return [each for each in self._ladders.values() if len(each.families) > 1]
+
+    def _probes(self, count: int) -> list[str]:
+        """At most `count` families to measure, PROBE tasks of each; all of them at once where no
+        ladder is placed."""
+        open_ladders = [each for each in self._ladders.values() if not each.placed]
+        found: list[str] = []
+        highest = max((len(each.families) - each.level for each in open_ladders), default=0)
+        for ahead in range(highest):
+            for ladder in open_ladders:
+                number = ladder.level + ahead
+                if number < len(ladder.families):
+                    family = ladder.families[number]
+                    found += [family] * max(0, PROBE - len(ladder.means[family]))
+            if any(each.placed for each in self._ladders.values()):
+                break  # the others have something to learn from
+        while found and len(found) < count and len(open_ladders) == len(self._ladders):
+            found += found[: count - len(found)]
+        return found
+
+    async def _keep(self, ladder: Ladder) -> None:
+        storage, key, row = self._storage, self._key(ladder), ladder.row()
+        if ladder.placed:
+            kept = await storage.run(storage.counter, key)
+            await storage.run(storage.advance, key, (ladder.level + 1 - kept) % _LEVELS)
+        said = ", ".join(f"{family} {reward:.2f}" for family, reward in row.measured.items())
+        _log.info(
+            "level",
+            ladder=ladder.name,
+            level=row.level,
+            levels=row.levels,
+            placed=row.placed,
+            measured=row.measured,
+            said=f"{ladder.name}: level {row.level} of {row.levels} (right: {said})",
+        )
+
+    def _key(self, ladder: Ladder) -> str:
+        return f"level:{self._info.name}:{self._info.version}:{ladder.name}"
+
+
+def _drawn(weights: Mapping[str, float], seed: int) -> str:
+    """Draw a family with these weights; the seed decides."""
+    place = (seed % (1 << 30)) / (1 << 30) * sum(weights.values())
+    for family, weight in weights.items():
+        place -= weight
+        if place < 0:
+            return family
+    return [*weights][-1]  # rounding

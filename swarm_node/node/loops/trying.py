@@ -1,0 +1,98 @@
+"""Tries what would help a model whose first answers teach nothing, before anything is advised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swarm_node.node.figures.first_groups import Beginning
+from swarm_node.node.loops.judging import Judging
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
+from swarm_node.rollout import TaskRef
+
+#: Tasks of a trial, and answers to each.
+TASKS, ANSWERS = 6, 4
+_COOLER = 0.7
+#: Longer answers are tried from this share of cut ones on.
+_SOME_CUT = 0.2
+#: A change helps if it makes this much more of the answers right.
+_LEAST_GAIN = 0.08
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of `sampling` that may help, as its owner would set it. The likeliest answers, at a
+    temperature of 0, are all alike: they show what the model can do, and no group learns from
+    them."""
+
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+
+    @property
+    def told(self) -> str:
+        if self.temperature == 0:
+            return "greedy"
+        if self.temperature is not None:
+            return f"sampling.temperature={self.temperature:g}"
+        return f"sampling.max_new_tokens={self.max_new_tokens}"
+
+    def applied(self, request: SampleRequest) -> SampleRequest:
+        """`request` with this change, and the answers of a trial."""
+        n = 1 if self.temperature == 0 else ANSWERS
+        heat = request.temperature if self.temperature is None else self.temperature
+        longest = self.max_new_tokens or request.max_new_tokens
+        return replace(request, n=n, temperature=heat, max_new_tokens=longest)
+
+
+def changes(beginning: Beginning, request: SampleRequest) -> Iterator[Change]:
+    """The changes to try after this beginning with requests such as `request`."""
+    if request.temperature > _COOLER:
+        yield Change(temperature=_COOLER)
+    if request.temperature > 0:
+        yield Change(temperature=0.0)
+    if beginning.cut_share > _SOME_CUT:
+        yield Change(max_new_tokens=2 * request.max_new_tokens)
+
+
+async def try_changes(
+    beginning: Beginning,
+    requests: Mapping[TaskRef, SampleRequest],
+    sampler: Sampler,
+    judging: Judging,
+    codec: Codec,
+) -> dict[Change, float]:
+    """Return the mean reward of some answers to the first tasks with each change.
+
+    Raises:
+        SwarmNodeError: from the sampler or the judge.
+    """
+    tasks = dict([*requests.items()][:TASKS])
+    found = {}
+    for change in changes(beginning, next(iter(tasks.values()))):
+        asked = {ref: change.applied(request) for ref, request in tasks.items()}
+        fitting = {r: q for r, q in asked.items() if codec.fits(q.prompt_ids, q.max_new_tokens)}
+        if not fitting:
+            continue
+        sampled = await sampler.sample([*fitting.values()])
+        texts = [[completion.text for completion in group] for group in sampled]
+        judged = await judging.own_all([*zip(fitting, texts, strict=True)])
+        rewards = [reward for each in judged for reward in each.rewards]
+        found[change] = sum(rewards) / len(rewards)
+    return found
+
+
+def advice(beginning: Beginning, tried: Mapping[Change, float]) -> str:
+    """Return what to do: the change that helped most if one did, else the general advice, and in
+    both cases what was tried."""
+    told = ", ".join(f"{each.told} {right:.0%}" for each, right in tried.items())
+    told = f"tried: {told} right, {beginning.pass_at_1:.0%} as it is"
+    best = _best(beginning, [pair for pair in tried.items() if pair[0].temperature != 0])
+    if best is not None:
+        return f"set {best.told} ({told})"
+    return f"{beginning.advice} ({told})" if tried else beginning.advice
+
+
+def _best(beginning: Beginning, tried: Sequence[tuple[Change, float]]) -> Change | None:
+    helped = [pair for pair in tried if pair[1] >= beginning.pass_at_1 + _LEAST_GAIN]
+    return max(helped, key=lambda pair: pair[1])[0] if helped else None

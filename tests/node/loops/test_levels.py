@@ -1,0 +1,170 @@
+"""A node climbs the ladders of its families by its own answers, and goes on after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from in_memory import Host, World, environment, small_settings
+from virtual import virtual_time
+
+from swarm_node.environments.host import EnvironmentInfo, Whose
+from swarm_node.environments.judgement import Judgement
+from swarm_node.node.loops.levels import BELOW, HIGH, LEARNT, LOW, PROBE, WINDOW, Ladder, Levels
+from swarm_node.node.loops.levels import ladders as ladders_of
+from swarm_node.rollout import TaskRef
+from swarm_node.storage import Storage
+
+FIVE = tuple(f"sum-{n}" for n in range(1, 6))
+
+
+def climbed(
+    rates: Mapping[str, float], families: Sequence[str] = FIVE, groups: int = 400
+) -> Ladder:
+    """A ladder after groups of these rates, of its level now each time."""
+    ladder = Ladder("sum", families)
+    for _ in range(groups):
+        ladder.note(ladder.family, rates[ladder.family])
+    return ladder
+
+
+def test_levels_are_numbers_at_the_end_in_their_order() -> None:
+    families = ("sum-10", "gcd", "sum-2", "sum-1", "odd-0", "chain-sum-1", "sum-02")
+    assert ladders_of(families) == {
+        "sum": ("sum-1", "sum-2", "sum-10"),
+        "gcd": ("gcd",),
+        "odd-0": ("odd-0",),
+        "chain-sum": ("chain-sum-1",),
+        "sum-02": ("sum-02",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rates", "level"),
+    [
+        ((0.95, 0.9, 0.5, 0.1, 0.0), 2),
+        ((0.6, 0.3, 0.0, 0.0, 0.0), 0),
+        ((0.0, 0.0, 0.0, 0.0, 0.0), 0),
+        ((1.0, 1.0, 1.0, 1.0, 1.0), 4),
+        ((LOW, LOW, LOW, LOW, LOW), 0),
+        ((HIGH, HIGH, HIGH, HIGH, HIGH), 0),
+    ],
+)
+def test_the_level_settles_where_a_fifth_to_four_fifths_are_right(
+    rates: Sequence[float], level: int
+) -> None:
+    ladder = climbed(dict(zip(FIVE, rates, strict=True)))
+    assert (ladder.placed, ladder.level) == (True, level)
+
+
+def test_two_groups_place_a_ladder_and_a_full_window_moves_it() -> None:
+    ladder = Ladder("sum", FIVE)
+    for _ in range(PROBE):
+        assert not ladder.placed
+        ladder.note("sum-1", LOW)
+    assert ladder.placed
+    for _ in range(WINDOW - PROBE):
+        ladder.note("sum-1", 1.0)
+    assert ladder.level == 0, "the first groups are still in the window"
+    ladder.note("sum-1", 1.0)
+    assert ladder.level == 1
+    assert ladder.weights() == {"sum-2": 1.0, "sum-1": BELOW}
+    for _ in range(WINDOW):
+        ladder.note("sum-2", 0.0)
+    assert ladder.level == 0
+    assert climbed(dict.fromkeys(FIVE, 1.0)).weights()["sum-5"] == LEARNT
+
+
+def test_a_level_that_is_too_hard_gives_way_to_the_one_below() -> None:
+    ladder = Ladder("sum", FIVE)
+    for family, reward in (("sum-1", 1.0), ("sum-2", 0.0)):
+        for _ in range(PROBE):
+            ladder.note(family, reward)
+    assert (ladder.placed, ladder.family) == (True, "sum-1")
+
+
+def levels(storage: Storage, families: Sequence[str], *, climbs: bool = True) -> Levels:
+    info = EnvironmentInfo("env", "1", ("gcd", *FIVE, "take-1", "take-2"))
+    return Levels(info, families, storage, climbs=climbs)
+
+
+def test_the_first_batch_measures_every_ladder(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "db")
+    found = levels(storage, ("gcd", *FIVE, "take-1", "take-2"))
+    assert set(found.choose(range(4))) == {"sum-1", "take-1"}
+    # A single ladder measures as many of its levels as the batch holds.
+    alone = levels(storage, FIVE)
+    assert alone.choose(range(4)) == ["sum-1"] * 2 + ["sum-2"] * 2
+    assert len(alone.choose(range(99))) == 99
+    storage.close()
+
+
+def test_without_levels_or_for_a_single_one_nothing_is_climbed(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "db")
+    assert not levels(storage, FIVE, climbs=False).active
+    assert not levels(storage, ("gcd", "sum-3", "take-2")).active
+    storage.close()
+
+
+def test_the_curve_keeps_its_families_and_has_those_of_other_ladders(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "db")
+    found = levels(storage, FIVE)
+    found._ladders["sum"].level = 2
+    assert found.main(()) == ("gcd", "sum-3", "take-1")
+    assert found.main(("gcd", "sum-1", "take-1")) == ("gcd", "sum-1", "take-1")
+    assert found.sampled() == ("sum-3",)
+    storage.close()
+
+
+class _Graded(Host):
+    """Drills under the names of levels. The first two are always right; of the third, every other
+    answer is."""
+
+    def __init__(self) -> None:
+        super().__init__(environment())
+        self.judged: list[str] = []
+
+    async def start(self) -> EnvironmentInfo:
+        self._real = await super().start()
+        self._names = {f"sum-{n}": self._real.families[0] for n in (1, 2, 3, 4)}
+        return replace(self._real, families=tuple(self._names))
+
+    async def render(self, refs: Sequence[TaskRef]) -> list[str]:
+        return await super().render([self._inner(ref) for ref in refs])
+
+    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+        found = await super().judge(self._inner(ref), texts, whose)
+        if not ref.held_out:
+            self.judged.append(ref.family)
+        share = {"sum-1": 1.0, "sum-2": 1.0, "sum-3": 0.5, "sum-4": 0.0}[ref.family]
+        rewards = tuple(float(n < share * len(texts)) for n in range(len(texts)))
+        return replace(found, rewards=rewards)
+
+    def _inner(self, ref: TaskRef) -> TaskRef:
+        return replace(ref, family=self._names[ref.family])
+
+
+@pytest.mark.slow(reason="two starts of a node")
+@virtual_time
+async def test_a_node_climbs_and_goes_on_at_its_level_after_a_restart(world: World) -> None:
+    settings, shots, judged = small_settings(), [], []
+    for _ in range(2):
+        host = _Graded()
+        node = world.node(settings, environment=host, climbs=True)
+        life = asyncio.create_task(node.run())
+        await asyncio.sleep(60)
+        shots.append(node.snapshot())
+        judged.append(host.judged)
+        node.stop()
+        await life
+    assert judged[0][0] == "sum-1"
+    assert "sum-1" not in judged[1]
+    for shot in shots:
+        (row,) = shot.levels
+        assert (row.ladder, row.level, row.levels, row.placed) == ("sum", 3, 4, True)
+    assert judged[1].count("sum-3") > len(judged[1]) / 2
+    # The curve of the second start is that of the first.
+    assert len({tuple(point.main) for shot in shots for point in shot.evals}) == 1
