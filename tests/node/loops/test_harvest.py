@@ -154,7 +154,10 @@ class Bench:
     async def _judge_all(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Judgement]:
         if self.broken:
             raise ChildError("gone")
-        return [Judgement("", tuple(0.0 for _ in texts)) for _, texts in groups]
+        # Groups that teach something: no change of settings is tried.
+        return [
+            Judgement("", tuple(float(n % 2) for n, _ in enumerate(texts))) for _, texts in groups
+        ]
 
 
 async def test_interrupted_groups_are_counted_until_a_later_batch_completes_them() -> None:
