@@ -57,6 +57,20 @@ _NUMBER: Final = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:[$€£¥]\s?)?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,4})?"
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%)?"
 )
+#: A whole number in words: its sign, its digits, perhaps with commas, and zeros after a point.
+_INTEGER: Final = re.compile(
+    r"(?<![\w.])(?P<sign>[-\u2212]?)(?:[$€£]\s?)?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)"
+    r"(?P<rest>\.\d+)?(?![\d_^])"
+)
+#: Signs that make a number beside them a part of an expression. A dash that begins a line is none.
+_OPERATED_BEFORE: Final = re.compile(
+    r"[\w)}]\s?(?:[-\u2212+*/^\xd7\xf7\xb7:]|\\(?:times|div|cdot))\s?$"
+)
+_OPERATED_AFTER: Final = re.compile(
+    r"\s?(?:[+*/^\xd7\xf7\xb7]|[-\u2212]\s?\d|\\(?:times|div|cdot)|:\d)"
+)
+#: What stands between the numbers of a list.
+_LISTED: Final = re.compile(r"(?:[ \t,;/|&]|\bor\b|\band\b)*", re.IGNORECASE)
 
 
 class FinalAnswer(NamedTuple):
@@ -220,6 +234,32 @@ def unmarked_choices(text: str) -> list[str]:
     line."""
     last = text.strip().rpartition("\n")[2]
     return [text, last] if len(text) <= _SHORT_CHARS else [last]
+
+
+def number_of(answer: FinalAnswer) -> str | None:
+    """The integer that an answer gives, as plain digits: the last number in it, with any words or
+    a unit around it. None if that is a fraction, a part of an expression ("12 + 13"), scaled ("25
+    dozen"), or the last of a list of different numbers ("24, 25"), which leaves open which is
+    meant."""
+    text = _EMPHASIS.sub("", answer.text)
+    *others, last = [None, None, *_INTEGER.finditer(text)][-3:]
+    if last is None:
+        return None
+    before, after = text[: last.start()], text[last.end() :]
+    word = _WORD.match(after.lstrip()[:16])
+    operated = _OPERATED_BEFORE.search(before[-16:]) or _OPERATED_AFTER.match(after[:16])
+    if operated or (word and word[0].casefold() in SCALES):
+        return None
+    value, one = _integer(last), others[-1]
+    listed = one is not None and _LISTED.fullmatch(text, one.end(), last.start())
+    return None if one is not None and listed and _integer(one) != value else value
+
+
+def _integer(found: re.Match[str]) -> str | None:
+    if found["rest"] and found["rest"].strip(".0"):
+        return None
+    digits = found["digits"].replace(",", "").lstrip("0") or "0"
+    return f"-{digits}" if found["sign"] and digits != "0" else digits
 
 
 Scorer = Callable[[str, str, Sequence[str]], float]

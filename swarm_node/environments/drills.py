@@ -1,9 +1,10 @@
 """Short exercises on letters and digits, generated without end: the default tasks of a swarm.
 
 A family is a generator of one kind of question, at a difficulty that is a length: of a word, of a
-number, of a list. Every family of the presets has more than 10,000 different questions, and no
+number, of a list. Every family of these presets has more than 10,000 different questions, and no
 single answer is right for more than a tenth of them, so reward means that a model can do it.
-Nothing but this module decides a task: no package, no data file, no version of Python.
+The graded presets have levels in place of lengths: see `graded.py`.
+No package, no data file and no version of Python decides a task.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
-from swarm_node.environments.answers import final_answer, only_answer, score_exact
+from swarm_node.environments import graded
+from swarm_node.environments.answers import final_answer, number_of, only_answer, score_exact
 from swarm_node.environments.asked import written
 from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.draws import Draws, Exercise
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.split import is_held_out
 from swarm_node.errors import ConfigError, instead
@@ -29,38 +32,6 @@ SCHEME = 2
 #: Bounds of a difficulty. 40 letters need 188 of the 256 random bits of a task.
 MAX_LENGTH = 12
 _LETTERS = string.ascii_lowercase
-
-
-class Exercise(NamedTuple):
-    """A question with its one right answer."""
-
-    question: str
-    answer: str
-
-
-class Draws:
-    """The random choices of one task, from the hash of its name: 256 bits, the same everywhere."""
-
-    def __init__(self, family: str, seed: int) -> None:
-        named = f"swarm-node/drills/{family}/{seed}".encode()
-        self._left = int.from_bytes(hashlib.sha256(named).digest(), "big")
-
-    def below(self, bound: int) -> int:
-        """An integer in [0, bound)."""
-        self._left, drawn = divmod(self._left, bound)
-        return drawn
-
-    def within(self, least: int, most: int) -> int:
-        """An integer in [least, most]."""
-        return least + self.below(most - least + 1)
-
-    def word(self, length: int) -> str:
-        """Draw a word of `length` letters."""
-        return "".join(_LETTERS[self.below(26)] for _ in range(length))
-
-    def digits(self, length: int) -> str:
-        """Draw `length` digits; the first may be 0."""
-        return "".join(str(self.below(10)) for _ in range(length))
 
 
 class Ending(NamedTuple):
@@ -176,9 +147,15 @@ ENDINGS: Mapping[str, Ending] = {
     "sorting": _SHOUT,
 }
 
+_LEVELS: Mapping[str, tuple[int, int]] = {
+    family: (level, level)
+    for family in graded.FAMILIES
+    for level in [int(family.rpartition("-")[2])]
+}
 #: Families with the least and the most length, the easiest preset first. "short" is for models of
 #: well under a million parameters; "long" has longer words and numbers, on which they stay far
-#: from right. "chat" is for pretrained chat models of half a billion weights and more.
+#: from right. "chat" is for pretrained chat models of half a billion weights and more. The graded
+#: presets are for pretrained models of any size, with a level in the place of each length.
 PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "short": {
         "alphabet": (3, 4),
@@ -213,11 +190,18 @@ PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "removal": (8, 12),
         "reversal": (6, 12),
     },
+    "graded": _LEVELS,
+    "graded-reasoning": _LEVELS,
 }
-#: Instructions of presets that have one: a chat model then thinks aloud, and its answer is found.
+#: Instructions of presets that have one. The wording of "graded" is the one of six that
+#: SmolLM2-135M-Instruct followed best (docs/environments.md).
 INSTRUCTIONS = {
-    "chat": "Think step by step. Then give the final answer alone inside <answer></answer>."
+    "chat": "Think step by step. Then give the final answer alone inside <answer></answer>.",
+    "graded": "Reply with just the number.",
+    "graded-reasoning": "Think step by step, and put the final answer in \\boxed{}.",
 }
+#: Presets whose right answers are integers, which are found in an answer's words.
+GRADED = frozenset({"graded", "graded-reasoning"})
 #: Presets for models that write an answer and nothing else, whose families have endings.
 STRICT = frozenset({"short", "long"})
 
@@ -231,7 +215,7 @@ def create(
     """The factory behind the entry point `drills`.
 
     Args:
-        preset: a key of `PRESETS`.
+        preset: a key of `PRESETS`. Those of `GRADED` count the last number of an answer.
         families: family -> [least, most] length; replaces the preset.
         instruction: appended to every question after an empty line; None means the preset's.
         strict: text around the <answer></answer> makes an answer wrong, and families have their
@@ -249,7 +233,8 @@ def create(
             raise ConfigError(
                 f"environment.options.preset: unknown {preset!r}{instead(str(preset), PRESETS)}"
             )
-        families = PRESETS[preset]
+        levels = preset in GRADED
+        return _Drills(PRESETS[preset], instruction, strict=strict, graded_levels=levels)
     return _Drills(_checked(families), instruction, strict=strict)
 
 
@@ -284,21 +269,29 @@ class _Drills:
     name = "drills"
 
     def __init__(
-        self, lengths: Mapping[str, tuple[int, int]], instruction: str, *, strict: bool
+        self,
+        lengths: Mapping[str, tuple[int, int]],
+        instruction: str,
+        *,
+        strict: bool,
+        graded_levels: bool = False,
     ) -> None:
         self.families = tuple(sorted(lengths))
-        covered = [lengths, instruction, strict]
+        covered = [lengths, instruction, strict, *["graded", graded.SCHEME] * graded_levels]
         canonical = json.dumps(covered, sort_keys=True, separators=(",", ":"))
         self.version = f"{SCHEME}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"
         self._lengths = lengths
+        self._graded = graded_levels
         self._suffix = f"\n\n{instruction}" if instruction else ""
         self._strict = strict
 
     def derive(self, ref: TaskRef) -> Task:
         check_ref(self, ref)
         draws = Draws(ref.family, ref.seed)
+        if self._graded:
+            return Task(ref, graded.FAMILIES[ref.family](draws)._asdict())
         length = draws.within(*self._lengths[ref.family])
-        question, answer = FAMILIES[ref.family](draws, length)
+        question, answer, _ = FAMILIES[ref.family](draws, length)
         if self._strict and ref.family in ENDINGS:
             mark, wanted = ENDINGS[ref.family]
             question, answer = question + wanted, answer + mark
@@ -309,6 +302,8 @@ class _Drills:
 
     def score(self, task: Task, text: str) -> float:
         answer = only_answer(text) if self._strict else final_answer(text).text
+        if self._graded and not self._strict:
+            answer = number_of(final_answer(text))
         return 0.0 if answer is None else score_exact(answer, self.answer(task), ())
 
     def question(self, task: Task) -> str:

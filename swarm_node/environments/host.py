@@ -41,7 +41,7 @@ from swarm_node.environments.judging.processes import (
 )
 from swarm_node.environments.judging.right_answers import OWN_TRIES, answers_scored
 from swarm_node.environments.judging.sandbox import Sandbox
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splitting import Asking, SplitEnvironment
 from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
@@ -174,6 +174,7 @@ class ProcessEnvironmentHost:
         self._score_seconds = score_seconds
         self._said_seconds = 0.0
         self._wary = 0
+        self._options = options
         self._environment = EnvironmentProcess(name, options)
         self._families = tuple(families)
         self._judges: Mapping[Whose, JudgeProcess] = {
@@ -189,6 +190,15 @@ class ProcessEnvironmentHost:
             "environment": self._environment.pid,
             **{f"judge_{whose}": judge.pid for whose, judge in self._judges.items()},
         }
+
+    @property
+    def system(self) -> str:
+        """The system message of every prompt, "" for none.
+
+        Raises:
+            ConfigError: the option is no such text.
+        """
+        return Asking.of(self._options).system
 
     @property
     def losses(self) -> int:

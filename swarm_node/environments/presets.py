@@ -17,6 +17,7 @@ from swarm_node.environments.reasoning_gym import environment as reasoning_gym
 from swarm_node.environments.registry import available, factory_taking, unknown_name
 from swarm_node.environments.rows import HUB
 from swarm_node.environments.split import described
+from swarm_node.environments.splitting import Asking
 from swarm_node.errors import ConfigError, instead, words_of
 from swarm_node.process.bounded import bounded_run
 
@@ -66,7 +67,8 @@ def environment_name(name: str, version: str) -> str:
     """An environment as people know it, with its preset in place of a digest. One of another
     release says so."""
     own, space, release = described(version).partition(" ")
-    known = _VERSIONS[name]().get(own, own) if name in _VERSIONS else own
+    made, *asked = own.split("+")  # of a system prompt and examples
+    known = "+".join([_VERSIONS[name]().get(made, made), *asked]) if name in _VERSIONS else own
     return f"{name} {known}{space}{release}"
 
 
@@ -107,6 +109,7 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
     Raises:
         ConfigError: the message names what there is.
     """
+    Asking.of(options)
     if name in _TURNS:  # others are asked
         factory_taking(name, options)
     if name == "games":

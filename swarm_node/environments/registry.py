@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.environments.rows import HUB
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splitting import Asking, SplitEnvironment
 from swarm_node.errors import ConfigError, instead
 
 GROUP = "swarm_node.environments"
@@ -39,7 +39,7 @@ def chosen_environment(text: str) -> dict[str, str]:
 
 def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironment:
     """Call the factory called `name` with `options` as keyword arguments, and split its questions
-    by text.
+    by text. The options of `Asking` are for every environment, and no factory gets them.
 
     `name` is an entry point of the group "swarm_node.environments", or "module:factory" for a
     module that can be imported. It comes from this node's own settings, never from a peer.
@@ -48,7 +48,12 @@ def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironmen
         ConfigError: no such environment, it cannot be imported, it does not take `options`, or what
             it makes is no environment.
     """
-    return SplitEnvironment(factory_taking(name, options)(**options))
+    asking = Asking.of(options)
+    return SplitEnvironment(factory_taking(name, options)(**_own(options)), asking)
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in Asking._fields}
 
 
 def factory_taking(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -60,9 +65,9 @@ def factory_taking(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """
     factory = factory_of(name)
     try:
-        inspect.signature(factory).bind(**options)
+        inspect.signature(factory).bind(**_own(options))
     except TypeError as error:
-        known = ", ".join(inspect.signature(factory).parameters) or "none"
+        known = ", ".join([*inspect.signature(factory).parameters, *Asking._fields])
         raise ConfigError(f"environment.options for {name}: {error}; it takes: {known}") from error
     return factory
 

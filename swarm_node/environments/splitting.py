@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import cache
+from typing import Any, Final, NamedTuple, cast
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Dialogue, Environment, Task, TaskMaker, check_ref
@@ -33,9 +36,49 @@ _REMEMBERED = 4096
 #: So many draws without a text of one side are no chance.
 _LATE_DRAWS = 64
 _REMEDY = ": give it settings with more questions, or leave it out"
+MAX_SYSTEM_CHARS: Final = 4096
+MAX_EXAMPLES: Final = 16
 _NEEDED = ("name", "version", "families", "derive", "render")
 #: Besides: one method for an answer, or these for a dialogue.
 _ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
+
+
+class Asking(NamedTuple):
+    """How any environment's questions are put to a model. `system` is the system message of every
+    prompt, "" for none. `examples` is the number of solved questions that stand before each
+    question; they are of its family and for training, and never the question itself."""
+
+    system: str = ""
+    examples: int = 0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Asking:
+        """The part of an environment's options that the program itself reads.
+
+        Raises:
+            ConfigError: a value makes no sense.
+        """
+        system, examples = options.get("system", ""), options.get("examples", 0)
+        if not isinstance(system, str) or len(system) > MAX_SYSTEM_CHARS or not _encodes(system):
+            raise ConfigError(
+                f"environment.options.system: give a text, of at most {MAX_SYSTEM_CHARS} characters"
+            )
+        if type(examples) is not int or not 0 <= examples <= MAX_EXAMPLES:
+            raise ConfigError(
+                f"environment.options.examples: {str(examples)[:40]!r} is not within 0 and "
+                f"{MAX_EXAMPLES}"
+            )
+        return cls(system, examples)
+
+    def version(self, own: str) -> str:
+        """The version of an environment that is asked so, from its `own`."""
+        if self == _PLAIN:
+            return own
+        canonical_form = json.dumps(self).encode()
+        return f"{own}+{hashlib.sha256(canonical_form).hexdigest()[:8]}"
+
+
+_PLAIN: Final = Asking()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +95,18 @@ class SplitEnvironment:
     whose text is on the other side moves on to further seeds, by a rule that every receiver
     repeats."""
 
-    def __init__(self, inner: Environment | Dialogue) -> None:
+    def __init__(self, inner: Environment | Dialogue, asking: Asking = _PLAIN) -> None:
         """
         Raises:
-            ConfigError: `inner` is no environment.
+            ConfigError: `inner` is no environment, or has no right answers for examples.
         """
         talks = _talks(inner)
+        if asking.examples and (talks or not hasattr(inner, "answer")):
+            raise ConfigError(
+                f"environment.options.examples: {inner.name} has no right answers to show: leave "
+                "it out"
+            )
+        self.asking = asking
         self._inner: TaskMaker = inner
         #: Most turns of the model; 1 for an answer to one question.
         self.turns: int = getattr(inner, "turns", 1)
@@ -71,7 +120,7 @@ class SplitEnvironment:
             self._judge_alone if talks else cast("Environment", inner).score
         )
         self.name = inner.name
-        self.version = with_split(inner.version)
+        self.version = with_split(asking.version(inner.version))
         self.families = tuple(inner.families)
         #: Processor seconds that a group of eight needs on a slow machine; 0 if it does not say.
         self.score_seconds = float(getattr(inner, "score_seconds", 0.0))
@@ -88,6 +137,7 @@ class SplitEnvironment:
         self._place: Callable[[Task], str] | None = getattr(inner, "place", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
         usual = bound_of(HELD_OUT_SHARE)
+        self._solved = cache(self._draw_solved)
         self._settled: Recent[tuple[str, int], int] = Recent(_REMEMBERED)
         self._bounds = {family: bounds.get(family, usual) for family in self.families}
 
@@ -106,10 +156,39 @@ class SplitEnvironment:
         raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, drawn))
 
     def render(self, task: Task) -> str:
-        inner = _inner(task)
+        prompt = self._asked(task)
+        if not self.asking.examples:
+            return prompt
+        own = canonical(self.question(task))
+        solved = [each for each in self._solved(task.ref.family) if each.question != own]
+        return few_shot(solved[: self.asking.examples], prompt)
+
+    def _asked(self, task: Task) -> str:
+        """The prompt without examples."""
         if isinstance(task, SplitTask) and task.prompt is not None:
             return task.prompt  # another call could give a text of the other side
-        return self._inner.render(inner)
+        return self._inner.render(_inner(task))
+
+    def _draw_solved(self, family: str) -> tuple[Solved, ...]:
+        """Solved questions for training, one more than a prompt has: one could be its own. They are
+        the same for all tasks of a family, so that prompts begin alike.
+
+        Raises:
+            UnknownTaskError: the family has too few that differ and have a right answer.
+        """
+        found: dict[str, Solved] = {}
+        for index in range(MAX_DRAWS):
+            seed = task_seed("example", family, index)
+            task = self.derive(TaskRef(self.name, self.version, family, seed))
+            own, right = canonical(self.question(task)), self.written(task)
+            if right is not None:
+                found.setdefault(own, Solved(own, self._asked(task), right))
+            if len(found) > self.asking.examples:
+                return tuple(found.values())
+        raise UnknownTaskError(
+            f"family {family}: {len(found)} questions for training have a right answer, and "
+            f"{self.asking.examples} examples need one more: lower environment.options.examples"
+        )
 
     def score(self, task: Task, text: str) -> float:
         return self._score(_inner(task), text)
@@ -176,6 +255,11 @@ class SplitEnvironment:
                 found += self._held_out(family, question) == held_out
             if found < _ENOUGH and (not found or index == MAX_DRAWS - 1):
                 return _refusal(family, held_out, found, drawn) + failed + _REMEDY
+        if self.asking.examples:
+            try:
+                self._solved(family)
+            except UnknownTaskError as error:
+                return str(error)
         return ""
 
     def _judge_alone(self, inner: Task, text: str) -> float:
@@ -196,6 +280,26 @@ class SplitEnvironment:
 
     def _held_out(self, family: str, question: str) -> bool:
         return position(question) < self._bounds[family]
+
+
+class Solved(NamedTuple):
+    """A solved question: its canonical text, its prompt, and its right answer in the form that the
+    prompt asks for."""
+
+    question: str
+    prompt: str
+    answer: str
+
+
+def few_shot(examples: Sequence[Solved], prompt: str) -> str:
+    """A prompt after solved ones, in the form in which base models are asked: the codec puts
+    "Question: " before such a text and "Answer:" after it where a model has no chat template."""
+    texts = [f"{each.prompt}\nAnswer: {each.answer}" for each in examples]
+    return "\n\nQuestion: ".join([*texts, prompt])
+
+
+def _encodes(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _talks(inner: object) -> bool:

@@ -122,7 +122,7 @@ async def measure(
             info = await environment.start()
             wanted = list(_tasks(info, limit, run.eval_tasks))
             for policy in policies:
-                codec = Codec.from_directory(policy.model)
+                codec = Codec.from_directory(policy.model).asking(environment.system)
                 check_groups(info, codec, sampling)
                 sampler = await open_sampler(policy, codec, where, threads)
                 examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)

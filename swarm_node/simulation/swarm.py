@@ -280,7 +280,7 @@ class _Swarm:
             trainer=trainer,
             environment=self._environment,
             storage=storage,
-            codec=model.codec,
+            codec=model.codec.asking(self._made.asking.system),
             policy=model.policy,
             clock=self._clock,
             processes=dict,

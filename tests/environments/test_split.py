@@ -20,6 +20,7 @@ from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
 from swarm_node.environments.jsonl import create as jsonl
 from swarm_node.environments.judging.judge import right_answer
+from swarm_node.environments.presets import check_choice, environment_name
 from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
@@ -405,3 +406,118 @@ def test_a_held_out_draw_is_remembered_and_gives_the_same_task() -> None:
     assert made > 3 * len(refs)
     assert [environment.derive(ref) for ref in refs] == first
     assert inner.made == len(refs)
+
+
+GRADED = {"preset": "graded"}
+
+
+@pytest.mark.parametrize("options", [GRADED, {"preset": "graded-reasoning"}, {"preset": "short"}])
+def test_examples_are_solved_questions_for_training_and_never_the_question_itself(
+    options: dict[str, object],
+) -> None:
+    plain = create_environment("drills", options)
+    shown = create_environment("drills", {**options, "examples": 3})
+    assert shown.version != plain.version
+    for family in shown.families:
+        for hashed in (task_seed, held_out_seed):
+            for index in range(40):
+                seed = hashed("shown", family, index)
+                task = shown.derive(TaskRef(shown.name, shown.version, family, seed))
+                own = plain.derive(TaskRef(plain.name, plain.version, family, seed))
+                assert shown.question(task) == plain.question(own)
+                *solved, asked = shown.render(task).split("\n\nQuestion: ")
+                assert asked == plain.render(own)
+                pairs = [each.split("\nAnswer: ") for each in solved]
+                assert len({prompt for prompt, _ in pairs} | {asked}) == 4
+                for prompt, answer in pairs:
+                    assert not is_held_out(prompt.split("\n\n")[0])
+                    assert plain.score(_task_asking(plain, family, prompt), answer) == 1.0
+
+
+def _task_asking(made: SplitEnvironment, family: str, prompt: str) -> Task:
+    for index in range(1024):
+        seed = task_seed("example", family, index)
+        task = made.derive(TaskRef(made.name, made.version, family, seed))
+        if made.render(task) == prompt:
+            return task
+    raise AssertionError(prompt)
+
+
+def test_examples_of_a_list_come_from_its_rows_for_training(tmp_path: Path) -> None:
+    rows = [{"question": f"Say {n}.", "answer": str(n)} for n in range(12)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = create_environment("jsonl", {"path": str(file), "examples": 4, "held_out": 0.3})
+    training, held_out = made.sizes["rows"]
+    kept = {
+        made.question(made.derive(TaskRef(made.name, made.version, "rows", seed)))
+        for seed in range(HELD_OUT_SEED, HELD_OUT_SEED + held_out)
+    }
+    for seed in range(training):
+        prompt = made.render(made.derive(TaskRef(made.name, made.version, "rows", seed)))
+        *solved, asked = prompt.split("\n\nQuestion: ")
+        assert len({*solved}) == 4
+        assert not any(question in each for question in kept for each in solved)
+        assert not any(each.startswith(f"{asked}\n") for each in solved)
+    few = create_environment("jsonl", {"path": str(file), "examples": 12})
+    assert few.refusal("rows")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"system": 3},
+        {"system": ["a"]},
+        {"system": None},
+        {"system": "a" * 4097},
+        {"system": "half \ud800"},
+        {"examples": -1},
+        {"examples": 17},
+        {"examples": True},
+        {"examples": "2"},
+        {"examples": 1.0},
+    ],
+)
+def test_an_impossible_system_prompt_or_number_of_examples_is_refused(
+    options: dict[str, object],
+) -> None:
+    for refuse in (
+        lambda: create_environment("drills", options),
+        lambda: check_choice("drills", options, ()),
+    ):
+        with pytest.raises(ConfigError, match=r"^environment\.options\.(system|examples)"):
+            refuse()
+
+
+def test_a_dialogue_has_no_examples_and_any_environment_a_system_prompt() -> None:
+    with pytest.raises(ConfigError, match=r"^environment\.options\.examples"):
+        create_environment("games", {"examples": 1})
+    versions = {
+        create_environment(name, {"system": text}).version
+        for name in ("games", "drills")
+        for text in ("", "Be brief.", "Be kind.")
+    }
+    assert len(versions) == 6
+    assert create_environment("drills", {"system": "", "examples": 0}).version == (
+        create_environment("drills", {}).version
+    )
+    assert all(len(version) <= 64 for version in versions)
+    for version in versions:
+        assert environment_name("drills", version).startswith("drills ")
+
+
+async def test_nodes_with_another_system_prompt_refuse_each_others_tasks() -> None:
+    made = [create_environment("drills", {"system": text}) for text in ("Be brief.", "Be kind.")]
+    ref = TaskRef(made[0].name, made[0].version, "sorting", 1)
+    made[0].derive(ref)
+    with pytest.raises(UnknownTaskError):
+        made[1].derive(ref)
+    host = ProcessEnvironmentHost("drills", {"system": "Be brief.", "examples": 1}, ["sorting"])
+    try:
+        info = await host.start()
+        assert host.system == "Be brief."
+        (prompt,) = await host.render([TaskRef(info.name, info.version, "sorting", 5)])
+        assert prompt.count("\n\nQuestion: ") == 1
+        assert "Be brief." not in prompt  # a message of its own, which the codec writes
+    finally:
+        await host.close()

@@ -19,8 +19,8 @@ _HARDER: Final = dict.fromkeys(
 )
 _OTHER_HARDER: Final = "harder ones (environment.options)"
 _EASIER: Final = {
-    "drills": "an easier preset (environment.options.preset; of drills: short, long, chat, from "
-    "easy to hard)",
+    "drills": "an easier preset (environment.options.preset; of drills: graded, whose "
+    "families have levels, or short, long, chat, from easy to hard)",
     "reasoning_gym": "an easier preset (environment.options.preset), or other data sets",
 }
 _OTHER_EASIER: Final = "easier ones (environment.options)"

@@ -3,8 +3,9 @@ number type, by measured times; and the answers that are sampled at once. Pure.
 
 | | trained from nothing, as `tiny` | pretrained: adapters | pretrained: all weights |
 | --- | --- | --- | --- |
-| preset of drills | short | chat | chat |
-| longest answer, tokens | 24 | 512 | 512 |
+| preset of drills | short | graded | graded |
+| longest answer to it, tokens | 24 | 24 | 24 |
+| longest answer to other tasks | 24 | 512 | 512 |
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
 | most groups of a sampling batch | 16 | 8 to 16 | 8 to 16 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
@@ -16,7 +17,9 @@ prompt, and published runs have groups of 8 to 16.
 1e-6 is the common learning rate of GRPO on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters
 of Qwen3-0.6B fell from 57% to 2% on GSM8K. 512 tokens hold the reasoning of a model of this size
-about a school problem.
+about a school problem. The answers of `graded` are a number. 24 tokens hold it after a repetition
+of all but the longest questions, also where each digit is a token; with more a model that does not
+stop yet writes on, and the last number counts (docs/environments.md).
 
 A GPU's sampler makes more tokens a second of more rows. So a pretrained model samples as many
 groups at once as the plan has rows for: at least the batch of an update, and at most two batches.
@@ -42,10 +45,12 @@ from swarm_node.policy.sampling.sampler import MAX_ROWS
 
 #: A model with fewer weights counts as trained from nothing, on tasks of a few tokens.
 PRETRAINED_WEIGHTS = 50_000_000
-PRESET, LONGEST_ANSWER = "chat", 512
-#: Environments that have this preset.
-_WITH_CHAT = frozenset({"drills", "reasoning_gym"})
-_SAMPLING = {"max_new_tokens": LONGEST_ANSWER, "group_size": 8}
+#: Presets of environments that ship, for pretrained models.
+PRESETS = {"drills": "graded", "reasoning_gym": "chat"}
+LONGEST_ANSWER = 512
+#: The same for presets whose answers are a number alone.
+LONGEST_NUMBER = 24
+_NUMBERS = frozenset({("drills", "graded")})
 #: Fewest groups of a sampling batch that a pretrained model gets, and most.
 _LEAST_TASKS, _MOST_TASKS = 8, 16
 #: More than the cores of one socket cost more to keep together than they compute: a guess.
@@ -57,16 +62,17 @@ def for_model(settings: Settings, shape: ModelConfig) -> Settings:
     """Return `settings` with the defaults for a model of this shape. Settings of the user stay."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
-    changed: dict[str, Any] = {
-        "sampling": _unless_set(settings.sampling, _SAMPLING),
-    }
     environment = settings.environment
-    if environment.name in _WITH_CHAT and not {"preset", "families", "datasets"} & set(
-        environment.options
-    ):
-        options = {**environment.options, "preset": PRESET}
-        changed["environment"] = environment.model_copy(update={"options": options})
-    return settings.model_copy(update=changed)
+    named = {"preset", "families", "datasets"} & set(environment.options)
+    if environment.name in PRESETS and not named:
+        options = {**environment.options, "preset": PRESETS[environment.name]}
+        environment = environment.model_copy(update={"options": options})
+    # Whoever names an instruction may have asked for reasoning.
+    short = (environment.name, environment.options.get("preset")) in _NUMBERS
+    own = {"families", "instruction"} & set(environment.options)
+    longest = LONGEST_NUMBER if short and not own else LONGEST_ANSWER
+    sampling = _unless_set(settings.sampling, {"max_new_tokens": longest, "group_size": 8})
+    return settings.model_copy(update={"sampling": sampling, "environment": environment})
 
 
 def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:

@@ -183,7 +183,7 @@ async def _answers_of(
 ) -> list[JudgedAnswers]:
     """Return about `answers` answers of the model, to as many tasks of each family. If some
     families leave a doubt that more answers can end, there are as many again to those."""
-    codec = Codec.from_directory(model)
+    codec = Codec.from_directory(model).asking(host.system)
     check_groups(info, codec, sampling)
     asking = _Asking(host, TorchSampler.from_directory(model, codec=codec), codec, sampling)
 

@@ -76,13 +76,13 @@ def build_parts(
         WeightsError: there is no room for policy versions.
     """
     sampler = make_sampler(settings, model, found)
-    codec = model.codec.within(sampler.positions)
+    table = settings.environment
+    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
+    codec = model.codec.within(sampler.positions).asking(environment.system)
     check_positions(codec, settings.sampling.max_new_tokens)  # the sampler's may be fewer
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
     reach = Reach()
     transport = _make_transport(settings, home, membership, reach)
-    table = settings.environment
-    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
     storage = Storage(home.database)
     storage.begin_epoch()
     metrics = MetricsFile(home.metrics)
@@ -142,7 +142,7 @@ def member_parts(
         trainer=policy,
         environment=environment,
         storage=storage,
-        codec=model.codec,
+        codec=model.codec.asking(environment.system),
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,

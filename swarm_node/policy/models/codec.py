@@ -78,6 +78,7 @@ class Codec:
         # A prompt is encoded when it is sampled, and again for every update on its group.
         self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
         self._around_reply = lru_cache(1)(self._split_template)
+        self._system = ""
 
     @classmethod
     def from_directory(cls, path: Path) -> Self:
@@ -100,6 +101,15 @@ class Codec:
         bounded.positions = min(self.positions, longest)
         return bounded
 
+    def asking(self, system: str) -> Self:
+        """The same codec for prompts that begin with a system message; "" for none. For a model
+        whose chat template has none, or fails on one, it begins the question, before an empty
+        line."""
+        asked = copy.copy(self)
+        asked._system = system
+        asked._encoded = lru_cache(_PROMPTS_KEPT)(asked._encode_prompt)
+        return asked
+
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
         """Check that a prompt and an answer of `max_new_tokens` fit the model's positions."""
         return len(prompt_ids) + max_new_tokens <= self.positions
@@ -110,7 +120,23 @@ class Codec:
         return self._encoded(text)
 
     def _encode_prompt(self, text: str) -> tuple[int, ...]:
-        return self.encode_chat([{"role": "user", "content": text}])
+        if not self._system:
+            return self.encode_chat([{"role": "user", "content": text}])
+        if not self._takes_system():
+            return self.encode_chat([{"role": "user", "content": f"{self._system}\n\n{text}"}])
+        system = {"role": "system", "content": self._system}
+        return self.encode_chat([system, {"role": "user", "content": text}])
+
+    def _takes_system(self) -> bool:
+        """Check that the chat template writes a system message."""
+        mark = "-system-"
+        messages = [{"role": "system", "content": mark}, {"role": "user", "content": _QUESTION}]
+        try:
+            return self._tokenizer.chat_template is not None and mark in self._templated(
+                messages, True
+            )
+        except ModelError:
+            return False
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation ("role" and "content" of each message), up to where the next

@@ -34,8 +34,8 @@ def test_a_pretrained_model_shares_the_cores_with_its_trainer() -> None:
 @pytest.mark.parametrize(("rank", "rate"), [(0, 1e-6), (32, 1e-5)])
 def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) -> None:
     settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(rank), 0)
-    assert settings.sampling.max_new_tokens == 512
-    assert settings.environment.options == {"preset": "chat"}
+    assert settings.sampling.max_new_tokens == 24
+    assert settings.environment.options == {"preset": "graded"}
     assert settings.training.learning_rate == rate
     assert (settings.sampling.group_size, settings.experience.own) == (8, 4)
     assert settings.sampling.group_size * settings.sampling.tasks_per_call == 64
@@ -60,7 +60,7 @@ def test_what_the_user_chose_stays() -> None:
     assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
     small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
     assert (small.sampling.group_size, small.experience.own) == (2, 16)
-    assert small.sampling.max_new_tokens == 512
+    assert small.sampling.max_new_tokens == 24
     for name, options in (
         ("drills", {"preset": "long"}),
         ("drills", {"families": {"sorting": [4, 5]}}),
@@ -77,13 +77,33 @@ def test_what_the_user_chose_stays() -> None:
     assert for_model(scored, CHAT).environment.options == {"scoring": "native", "preset": "chat"}
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "longest"),
+    [
+        ("drills", {}, 24),
+        ("drills", {"preset": "graded", "system": "Be brief.", "examples": 2}, 24),
+        ("drills", {"preset": "graded-reasoning"}, 512),
+        ("drills", {"instruction": "Think step by step."}, 512),
+        ("drills", {"preset": "chat"}, 512),
+        ("drills", {"families": {"sorting": [4, 5]}}, 512),
+        ("reasoning_gym", {}, 512),
+        ("jsonl", {"path": "x.jsonl"}, 512),
+    ],
+)
+def test_only_answers_that_are_a_number_are_short(
+    name: str, options: dict[str, object], longest: int
+) -> None:
+    settings = settings_of(environment__name=name, environment__options=options)
+    assert for_model(settings, CHAT).sampling.max_new_tokens == longest
+
+
 def test_the_plan_is_made_for_the_answers_of_that_model() -> None:
     card = Machine(
         Placement("cuda:0", "bfloat16"), 64 * GIB, GpuMemory(12 * GIB, 12 * GIB), vllm=None
     )
     settings = for_model(settings_of(), CHAT)
     found = fit(settings, CHAT, card)
-    assert found.plan.max_model_len == 4096 + 512
+    assert found.plan.max_model_len == 4096 + 24
 
 
 def test_without_a_gpu_adapters_are_trained_where_all_weights_do_not_fit() -> None:

@@ -127,6 +127,42 @@ def test_a_prompt_is_the_same_tomorrow(copy: Path) -> None:
     assert ids == (1, *CODEC.encode_answer("26 Jul 2024?"))
 
 
+_ROLES = (
+    "{% for each in messages %}{{ '<bos>' + each['role'] + ': ' + each['content'] + '<sep>' }}"
+    "{% endfor %}"
+)
+
+
+def test_a_system_prompt_is_a_message_of_its_own_where_the_template_has_one(copy: Path) -> None:
+    edit(copy / "tokenizer_config.json", chat_template=_ROLES)
+    plain = Codec.from_directory(copy)
+    asked = plain.asking("Be brief <eos>").within(512)
+    messages = [
+        {"role": "system", "content": "Be brief <eos>"},
+        {"role": "user", "content": "42"},
+    ]
+    assert asked.encode_prompt("42") == plain.encode_chat(messages) != plain.encode_prompt("42")
+    assert CODEC.eos_id not in asked.encode_prompt("42")
+    assert asked.asking("").encode_prompt("42") == plain.encode_prompt("42")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "{{ messages[-1]['content'] }}",  # leaves it out
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}" + _ROLES,
+    ],
+)
+def test_another_model_reads_a_system_prompt_at_the_beginning_of_the_question(
+    copy: Path, template: str | None
+) -> None:
+    edit(copy / "tokenizer_config.json", chat_template=template)
+    codec = Codec.from_directory(copy)
+    asked = codec.asking("Be brief").encode_prompt("42")
+    assert asked == codec.encode_prompt("Be brief\n\n42") != codec.encode_prompt("42")
+
+
 def test_prompts_without_a_template_are_plain(copy: Path) -> None:
     edit(copy / "tokenizer_config.json", chat_template=None)
     plain = CODEC.encode_answer("Question: 7 + {1}\nAnswer:")
