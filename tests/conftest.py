@@ -20,6 +20,7 @@ import structlog
 import typer.main
 import typer.testing
 from builders import ROOT, LoadBenchmark, write_model
+from gguf_files import REAL
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -55,7 +56,10 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests come first, so that no worker is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    missing = None if REAL.is_file() else pytest.mark.skip("NOT RUN: needs `make setup-real`")
     for item in items:
+        if missing is not None and item.get_closest_marker("real"):
+            item.add_marker(missing)
         item.user_properties.append(("loop", _loop(item)))  # `make test-times` reads it
 
 

@@ -18,6 +18,7 @@ from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.gguf.directory import quantised
 from swarm_node.policy.models.hub import HubModel, hub_model, origin
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.checkpoints.export import (
@@ -70,7 +71,8 @@ def export(
     model_dir = resolve(settings.model)
     public = _public_base(base, model_dir)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
-    named = str(public) if public else _cell(model_dir.name)
+    was = quantised(model_dir)
+    named = str(public) if public else _cell(was.file if was else model_dir.name)
     suited = for_model(settings, ModelConfig.from_directory(model_dir))
     recipe = {key: value_of(suited, key) for key in _RECIPE}
     card = model_card(

@@ -174,6 +174,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
             wrong.append(Finding("model", "error", str(error)))
     if shape is not None:
         settings = for_model(settings, shape)
+        wrong += _of_gguf(settings.model)
     if shape is not None and tried is not None and not home.in_use():
         wrong += _of_model(settings, tried, home.checkpoints)
     ticket = ticket_text(settings)
@@ -186,6 +187,15 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     return facts, found + [each for each in wrong if each not in found]
 
 
+def _of_gguf(name: str) -> Iterator[Finding]:
+    """Report that a model's weights are quantised ones."""
+    from swarm_node.node.preflight.doctor import Finding
+    from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
+
+    if is_gguf(name):
+        yield Finding("model", "ok", str(gguf_model(Path(name).expanduser())[1]))
+
+
 def _of_model(settings: Settings, tried: Tried, checkpoints: Path) -> Iterator[Finding]:
     """Report what a model that is here, and the newest checkpoint, are refused for."""
     from swarm_node.node.preflight.doctor import Finding
@@ -195,7 +205,7 @@ def _of_model(settings: Settings, tried: Tried, checkpoints: Path) -> Iterator[F
     if not local(settings.model):
         return
     try:
-        model = Model.read(settings.model, resolve(settings.model))
+        model = Model.read(settings.model, resolve(settings.model, told=lambda _: None))
     except ModelError as error:
         yield Finding("model", "error", str(error))
     else:

@@ -34,7 +34,7 @@ _VRAM = re.compile(
 def plan(
     model: Annotated[
         str | None,
-        typer.Option(help="tiny, qwen2.5-0.5b …, or a directory with a config.json."),
+        typer.Option(help="tiny, qwen2.5-0.5b …, a directory or a GGUF file."),
     ] = None,
     vram: Annotated[
         str | None,
@@ -67,6 +67,7 @@ def plan(
     from swarm_node.environments.presets import try_environment
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.fit import decide
+    from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
@@ -81,6 +82,8 @@ def plan(
         typer.echo(json_of(_plain(settings.model, shape, cards)))
     else:
         _show(settings.model, shape, cards)
+        if is_gguf(settings.model):
+            typer.echo(f"\n{gguf_model(Path(settings.model).expanduser())[1]}.")
     if all(card.decision.found is None for card in cards):
         raise typer.Exit(1)
 
@@ -103,6 +106,7 @@ def shape_of(name: str) -> ModelConfig:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
     from swarm_node.policy.models.config import ModelConfig
+    from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
     from swarm_node.policy.models.hub import hub_model
     from swarm_node.policy.models.model import SHIPPED, no_model, resolve
     from swarm_node.policy.models.shapes import known_shape
@@ -111,6 +115,8 @@ def shape_of(name: str) -> ModelConfig:
     known = None if path.is_dir() else known_shape(name)
     if known is not None:
         return known
+    if is_gguf(name):
+        return gguf_model(path)[0]
     if name not in SHIPPED and not path.is_dir() and hub_model(name) is not None:
         raise ModelError(
             f"the shape of {name} is not known offline: download its config.json and give the "

@@ -13,6 +13,7 @@ from swarm_node.node.preflight.facts import Facts
 from swarm_node.node.preflight.fit import Fit, Machine
 from swarm_node.policy.memory.footprint import footprint, longest_tokens
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.gguf.directory import Dequantising, Quantised
 from swarm_node.policy.models.hub import Download
 
 
@@ -89,6 +90,14 @@ def download_line(download: Download) -> Line:
     """Return the line of a download that begins."""
     told = f"{download.files} files, {amount(download.size)} to {download.cache}"
     return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
+
+
+def gguf_line(told: Dequantising | Quantised) -> Line:
+    """Return the line of a GGUF file that is being dequantised, or of weights that were."""
+    fields = told._asdict()
+    if isinstance(told, Dequantising):
+        fields |= {"file": str(told.file), "cache": str(told.cache)}
+    return Line("gguf", str(told), fields)
 
 
 def remembered_lines(origins: Mapping[str, str]) -> Iterator[Line]:

@@ -41,6 +41,7 @@ from swarm_node.node.preflight.first_lines import (
     Line,
     download_line,
     finding_line,
+    gguf_line,
     invite_line,
     remembered_lines,
     start_lines,
@@ -54,7 +55,7 @@ from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
-from swarm_node.policy.models.model import SHIPPED, Model, resolve
+from swarm_node.policy.models.model import SHIPPED, Model, Told, resolve
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
@@ -178,12 +179,15 @@ def _admitted(
         screen.tell([*remembered_lines(origins)])
         started.append(start)
 
-    def download(wanted: Download) -> None:
+    def told(what: Told) -> None:
         home.create()  # it may have the cache of the download, and only its owner may read it
-        downloads.append(wanted)
-        screen.tell([download_line(wanted)])
+        if isinstance(what, Download):
+            downloads.append(what)
+            screen.tell([download_line(what)])
+        else:
+            screen.tell([gguf_line(what)])
 
-    directory = resolve(given.model, admit, download)
+    directory = resolve(given.model, admit, told)
     if not downloads and given.model not in SHIPPED:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]

@@ -91,9 +91,9 @@ class Download(NamedTuple):
         return f"downloading {self.model}: {self.files} files, {_amount(self.size)} to {self.cache}"
 
 
-def to_stderr(download: Download) -> None:
-    """Tell the user of a download."""
-    print(download, file=sys.stderr, flush=True)
+def to_stderr(what: object) -> None:
+    """Tell the user of a download, or of another thing that takes long."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def hub_model(name: str) -> HubModel | None:

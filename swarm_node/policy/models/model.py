@@ -14,12 +14,22 @@ from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
+from swarm_node.policy.models.gguf.directory import (
+    Dequantising,
+    Quantised,
+    dequantised,
+    is_dequantised,
+    is_gguf,
+    quantised,
+)
 from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, is_cached, to_stderr
 from swarm_node.rollout import PolicyRef
 
 TINY, TALK = "tiny", "tiny-talk"
 #: Models that are part of this package, in directories of their names.
 SHIPPED = (TINY, TALK)
+#: What `resolve` tells while it works.
+Told = Download | Dequantising | Quantised
 _CHUNK_BYTES = 1 << 20
 
 
@@ -28,21 +38,22 @@ def no_model(name: str, path: Path) -> ModelError:
     return ModelError(
         f"no model at {path}{meant(name, [*SHIPPED, *ALIASES]) or '.'} Give a short name "
         f"({', '.join((*SHIPPED, *ALIASES))}), organisation/name of the model hub, or a directory "
-        "with config.json, model.safetensors and tokenizer.json"
+        "with config.json, model.safetensors and tokenizer.json, or a GGUF file"
     )
 
 
 def resolve(
     name: str,
     admit: Callable[[ModelConfig], object] = lambda config: None,
-    told: Callable[[Download], object] = to_stderr,
+    told: Callable[[Told], object] = to_stderr,
 ) -> Path:
     """The directory of the model `name`: one that is part of this package, or an existing
-    directory, or an alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
+    directory, or what a GGUF file holds, dequantised if it is not cached, or an alias or id of the
+    hub (`hub.hub_model`), fetched if it is not cached.
 
-    `admit` gets the architecture before weights are downloaded, and raises to refuse it; `told`
-    gets what is about to be downloaded. What is in a directory that is not this package's is
-    checked against `bounds`.
+    `admit` gets the architecture before weights are downloaded or dequantised, and raises to refuse
+    it; `told` gets what is about to be downloaded or dequantised, and that weights were quantised.
+    What is in a directory that is not this package's is checked against `bounds`.
 
     Raises:
         ModelError: there is no such model, or it cannot be fetched or used.
@@ -51,6 +62,8 @@ def resolve(
         path = Path(str(resources.files("swarm_node.policy.models"))) / name
     else:
         path = Path(name).expanduser()
+        if is_gguf(name):
+            return _from_gguf(path, admit, told)
         wanted = hub_model(name)
         if wanted is not None and not path.is_dir():
             fetched = fetch(wanted, admit, told)
@@ -65,9 +78,23 @@ def resolve(
     return path.resolve()
 
 
+def _from_gguf(
+    path: Path, admit: Callable[[ModelConfig], object], told: Callable[[Told], object]
+) -> Path:
+    directory = dequantised(path, admit, told)
+    check_directory(directory, ModelConfig.from_directory(directory))
+    note = quantised(directory)
+    if note is not None:
+        told(note)
+    return directory.resolve()
+
+
 def local(name: str) -> bool:
-    """Check that the model `name` is on this machine, so that `resolve` fetches nothing."""
+    """Check that the model `name` is on this machine, so that `resolve` neither fetches nor
+    dequantises."""
     path = Path(name).expanduser()
+    if is_gguf(name):
+        return is_dequantised(path)
     if name in SHIPPED or path.is_dir():
         return name in SHIPPED or (path / "config.json").is_file()
     wanted = hub_model(name)

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from gguf_files import write_gguf
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -32,6 +33,27 @@ def test_a_machine_that_can_start_is_told_so_and_nothing_is_written(tmp_path: Pa
     for subject in ("python", "home", "gpu", "sampler", "memory", "model", "disk", "port"):
         assert re.search(rf"^[✓!] +{subject} ", shown, re.M), shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_gguf_file_plan_and_doctor_say_its_encoding_and_dequantise_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_gguf(tmp_path / "m.gguf", "llama", "Q4_0")
+    _, shown = run(tmp_path / "home", "--model", str(path), "--json")
+    found = [each for each in json.loads(shown)["checks"] if each["subject"] == "model"]
+    assert [each["level"] for each in found] == ["ok", "ok"]
+    assert "Q4_0" in found[1]["found"]
+    planned = CliRunner().invoke(app, ["plan", "--model", str(path), "--vram", "8GB"])
+    assert planned.exit_code == 0
+    assert "Q4_0" in planned.output
+    assert list(tmp_path.iterdir()) == [path]
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(path.read_bytes()[:-1])
+    assert run(tmp_path / "home", "--model", str(cut))[0] == 1
+    refused = CliRunner().invoke(app, ["plan", "--model", str(cut)])
+    assert refused.exit_code == 1
+    assert "is cut" in " ".join(refused.output.split())
 
 
 def test_an_error_has_exit_code_1_and_programs_get_json(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Models in GGUF files: read within bounds, and dequantised once into an ordinary directory."""

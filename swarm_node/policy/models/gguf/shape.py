@@ -1,0 +1,251 @@
+"""A GGUF file's model as a `config.json`, and the names of its weights in transformers.
+
+Only functions that are known are computed: a key or a tensor that is not expected is refused by
+name, because it may change what the model computes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from swarm_node.durable import open_regular
+from swarm_node.errors import ModelError, reason_of
+from swarm_node.policy.models.bounds import MAX_LAYERS
+from swarm_node.policy.models.gguf.header import Header, StoredTensor
+from swarm_node.policy.models.rope import RopeScaling
+
+#: Classes of transformers by `general.architecture`, which is also the model_type. Mistral's files
+#: say "llama".
+ARCHITECTURES: Final = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+#: Keys of sizes below the architecture's name, and their names in config.json.
+_SIZES: Final = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+#: Keys that are read below, or that change nothing.
+_READ: Final = frozenset(
+    {
+        *_SIZES,
+        *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
+        *("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count"),
+        *("rope.scaling.type", "rope.scaling.finetuned", "vocab_size", "tensor_data_layout"),
+    }
+)
+#: Keys that must be zero where they are: experts, sliding windows.
+_ZERO: Final = frozenset(
+    {"expert_count", "expert_used_count", "attention.sliding_window", "rope.scaling.factor"}
+)
+_MOST: Final = 1 << 40
+_SHOWN: Final = 80
+#: The tensor by which llama.cpp scales the rotary frequencies of Llama 3.1 and 3.2: what each is
+#: divided by. It does not hold the rule, so theirs is tried.
+_FREQUENCIES: Final = "rope_freqs.weight"
+_LLAMA3: Final = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+class Weight(NamedTuple):
+    """A weight: its name in transformers, where it is stored, and the heads by which its rows are
+    permuted there, 0 if they are not."""
+
+    name: str
+    stored: StoredTensor
+    heads: int
+
+
+def refuse(header: Header, what: str) -> ModelError:
+    """Return the error for a file whose model is not computed here."""
+    names = ", ".join(ARCHITECTURES)
+    return ModelError(
+        f"{header.path}: {what}; GGUF files of plain {names} models (Mistral's say llama) run "
+        "here: choose another file"
+    )
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """The `config.json` of the model in a file.
+
+    Raises:
+        ModelError: another architecture, or a function that is not computed here.
+    """
+    family = header.metadata.get("general.architecture")
+    if family not in ARCHITECTURES:
+        raise refuse(header, f"the architecture is {str(family)[:_SHOWN]!r}")
+    keys = {
+        key.removeprefix(f"{family}."): value
+        for key, value in header.metadata.items()
+        if key.startswith(f"{family}.")
+    }
+    unknown = sorted(key for key in keys.keys() - _READ if key not in _ZERO or keys[key])
+    if unknown:
+        raise refuse(header, f"unsupported {', '.join(unknown)[:_SHOWN]}")
+    config: dict[str, Any] = {name: _number(header, keys, key, int) for key, name in _SIZES.items()}
+    if config["num_hidden_layers"] > MAX_LAYERS:
+        raise refuse(header, f"{config['num_hidden_layers']} layers, at most {MAX_LAYERS} run here")
+    heads = config["num_attention_heads"]
+    config["num_key_value_heads"] = _number(header, keys, "attention.head_count_kv", int, heads)
+    config["head_dim"] = _head_size(header, keys, config)
+    epsilon = _number(header, keys, "attention.layer_norm_rms_epsilon", float)
+    theta = _number(header, keys, "rope.freq_base", float, 10000.0)
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise refuse(header, "it has no token_embd.weight, or none of two dimensions")
+    if family == "qwen2" and config["head_dim"] * heads == config["hidden_size"]:
+        del config["head_dim"]
+    return {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "hidden_act": "silu",
+        "vocab_size": embedding.shape[0],
+        **config,
+        "rms_norm_eps": epsilon,
+        "rope_theta": theta,
+        "rope_parameters": {"rope_theta": theta, **_rope(header, keys, theta)},
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": family == "qwen2",
+        **({"mlp_bias": False} if family == "llama" else {"use_sliding_window": False}),
+        **_end_tokens(header),
+        "dtype": _dtype(header),
+    }
+
+
+def _number(
+    header: Header, keys: Mapping[str, Any], key: str, kind: type, otherwise: Any = None
+) -> Any:
+    value = keys.get(key, otherwise)
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if not fits or not 0 < value <= _MOST:  # also nan
+        raise refuse(header, f"{key} is {repr(value)[:_SHOWN]}")
+    return value
+
+
+def _head_size(header: Header, keys: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    usual = max(1, config["hidden_size"] // config["num_attention_heads"])
+    size: int = _number(header, keys, "attention.key_length", int, usual)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if _number(header, keys, key, int, size) != size:
+            raise refuse(header, f"{key} is {keys[key]}, and a head has {size} values")
+    return size
+
+
+def _rope(header: Header, keys: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """The rotary positions: unscaled, or scaled as those of Llama 3.1 and 3.2."""
+    kind = keys.get("rope.scaling.type", "none")
+    if kind != "none":
+        raise refuse(header, f"rope.scaling.type is {str(kind)[:_SHOWN]!r}")
+    stored = header.tensors.get(_FREQUENCIES)
+    if stored is None:
+        return {"rope_type": "default"}
+    if len(stored.shape) != 1 or stored.encoding.name != "F32" or stored.size > 1 << 16:
+        raise refuse(header, f"{_FREQUENCIES} has the shape {stored.shape}")
+    try:
+        with open_regular(header.path) as file:
+            file.seek(stored.offset)
+            divisors = struct.unpack(f"<{stored.shape[0]}f", file.read(stored.size))
+    except (OSError, struct.error) as error:
+        why = reason_of(error) if isinstance(error, OSError) else "it is cut"
+        raise ModelError(f"cannot read {header.path}: {why}") from error
+    factor = max(divisors)
+    plain = [theta ** (-place / len(divisors)) for place in range(len(divisors))]
+    scaling = RopeScaling("llama3", factor, **_LLAMA3) if 1 <= factor < _MOST else None
+    if scaling is None or not all(
+        math.isclose(divisor, angle / scaling.scaled(angle), rel_tol=1e-4)
+        for divisor, angle in zip(divisors, plain, strict=True)
+    ):
+        raise refuse(header, f"{_FREQUENCIES} is not the scaling of Llama 3.1 or 3.2")
+    return scaling.parameters()
+
+
+def _end_tokens(header: Header) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, name in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
+        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None:
+            found[name] = token
+    ends = [header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
+    named = list(dict.fromkeys(token for token in ends if token is not None))
+    if named:
+        found["eos_token_id"] = named[0] if len(named) == 1 else named
+    for name, value in found.items():
+        for token in value if isinstance(value, list) else [value]:
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise refuse(header, f"{name} is {repr(token)[:_SHOWN]}")
+    return found
+
+
+def _dtype(header: Header) -> str:
+    """The type in which no weight loses anything: the file's own if it has one, else float32. A
+    quantised weight such as d·q + m has more bits than float16 or bfloat16."""
+    whole = {"F16": "float16", "BF16": "bfloat16"}
+    kinds = set(header.encodings)
+    return whole[kinds.pop()] if len(kinds) == 1 and kinds <= whole.keys() else "float32"
+
+
+def weights_of(header: Header, config: Mapping[str, Any]) -> list[Weight]:
+    """All weights of the model in a file, in transformers' order.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape, or is not expected.
+    """
+    expected = dict(_expected(config))
+    missing = [name for name in expected if name not in header.tensors]
+    strange = sorted(header.tensors.keys() - expected.keys() - {_FREQUENCIES})
+    if missing or strange:
+        what = f"lacks the tensor {missing[0]}" if missing else f"has the tensor {strange[0]!r}"
+        raise refuse(header, f"it {what[:_SHOWN]}, unlike a {config['model_type']} model")
+    found = []
+    for name, (called, shape, heads) in expected.items():
+        stored = header.tensors[name]
+        if stored.shape != shape:
+            raise refuse(
+                header, f"the tensor {name} has the shape {stored.shape}, its metadata say {shape}"
+            )
+        found.append(Weight(called, stored, heads))
+    return found
+
+
+def _expected(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...], int]]]:
+    """Names in the file with names in transformers, shapes, and heads of permuted rows."""
+    family, hidden = config["model_type"], config["hidden_size"]
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    head = config.get("head_dim", hidden // heads)
+    inner, table = config["intermediate_size"], (config["vocab_size"], hidden)
+    # llama.cpp rotates neighbours and transformers halves, so llama files have rows in that order.
+    permuted = (heads, groups) if family == "llama" else (0, 0)
+    yield "token_embd.weight", ("model.embed_tokens.weight", table, 0)
+    for layer in range(config["num_hidden_layers"]):
+        parts: dict[str, tuple[str, tuple[int, ...], int]] = {
+            "attn_norm.weight": ("input_layernorm.weight", (hidden,), 0),
+            "attn_q.weight": ("self_attn.q_proj.weight", (heads * head, hidden), permuted[0]),
+            "attn_k.weight": ("self_attn.k_proj.weight", (groups * head, hidden), permuted[1]),
+            "attn_v.weight": ("self_attn.v_proj.weight", (groups * head, hidden), 0),
+            "attn_output.weight": ("self_attn.o_proj.weight", (hidden, heads * head), 0),
+            "ffn_norm.weight": ("post_attention_layernorm.weight", (hidden,), 0),
+            "ffn_gate.weight": ("mlp.gate_proj.weight", (inner, hidden), 0),
+            "ffn_up.weight": ("mlp.up_proj.weight", (inner, hidden), 0),
+            "ffn_down.weight": ("mlp.down_proj.weight", (hidden, inner), 0),
+        }
+        if family == "qwen2":
+            for letter, rows in (("q", heads * head), ("k", groups * head), ("v", groups * head)):
+                parts[f"attn_{letter}.bias"] = (f"self_attn.{letter}_proj.bias", (rows,), 0)
+        if family == "qwen3":
+            parts["attn_q_norm.weight"] = ("self_attn.q_norm.weight", (head,), 0)
+            parts["attn_k_norm.weight"] = ("self_attn.k_norm.weight", (head,), 0)
+        for name, (called, shape, by) in parts.items():
+            yield f"blk.{layer}.{name}", (f"model.layers.{layer}.{called}", shape, by)
+    yield "output_norm.weight", ("model.norm.weight", (hidden,), 0)
+    if not config["tie_word_embeddings"]:
+        yield "output.weight", ("lm_head.weight", table, 0)

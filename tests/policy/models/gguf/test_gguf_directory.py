@@ -1,0 +1,321 @@
+"""A GGUF file becomes a directory that computes what transformers computes from the file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf_files import (
+    HEAD,
+    HEADS,
+    HIDDEN,
+    REAL,
+    tensors,
+    tokens,
+    transformers_model,
+    write_gguf,
+)
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.gguf.directory import Dequantising, Quantised
+from swarm_node.policy.models.model import Model, Told, local, resolve
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "swarm-node" / "gguf"
+
+
+def silent(told: Told) -> None:
+    """Hears what is told."""
+
+
+def farthest(path: Path, directory: Path, text: str = "") -> float:
+    """The largest difference in all logits for a `text`: the node's decoder beside transformers'
+    own reading of the file, and transformers' of the directory."""
+    from transformers import AutoConfig
+
+    encoded = Codec.from_directory(directory).encode_answer(text) or range(3, 40)
+    ids = torch.tensor([*encoded]).reshape(1, -1)
+    config = AutoConfig.from_pretrained(directory)
+    # Of Qwen3's files, transformers reads no size of the heads.
+    options = {"config": config} if config.model_type == "qwen3" else {}
+    with torch.no_grad():
+        want = transformers_model(path.parent, gguf_file=path.name, **options)(ids).logits
+        theirs = transformers_model(directory)(ids).logits
+        ours = CausalLM.from_directory(directory)(ids)
+    assert want.abs().max() > 0.1
+    return float(max((theirs - want).abs().max(), (ours - want).abs().max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16", "F32"])
+def test_logits_are_those_of_transformers(tmp_path: Path, family: str, encoding: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", family, encoding)
+    assert farthest(path, resolve(str(path), told=silent)) <= TOLERANCE
+
+
+def test_an_output_head_of_its_own_is_kept(tmp_path: Path) -> None:
+    stored = tensors("qwen2")
+    stored["output.weight"] = np.flip(stored["token_embd.weight"]).copy()
+    path = write_gguf(tmp_path / "m.gguf", stored=stored)
+    directory = resolve(str(path), told=silent)
+    assert not ModelConfig.from_directory(directory).tie_word_embeddings
+    assert farthest(path, directory) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("encoding", "dtype"), [("F16", "F16"), ("BF16", "BF16"), ("Q8_0", "F32")])
+def test_weights_keep_the_type_in_which_they_lose_nothing(
+    tmp_path: Path, encoding: str, dtype: str
+) -> None:
+    directory = resolve(str(write_gguf(tmp_path / "m.gguf", encoding=encoding)), told=silent)
+    with (directory / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    assert header["model.embed_tokens.weight"]["dtype"] == dtype
+    assert header["model.norm.weight"]["dtype"] == "F32"
+
+
+def test_tokens_and_template_are_those_of_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    codec = Codec.from_directory(resolve(str(path), told=silent))
+    assert codec.eos_ids == {2}
+    prompt = codec.encode_prompt("a tin <|im_end|>")
+    assert prompt[0] == 1
+    assert tokens().index("Ġt") in prompt
+    assert prompt.count(2) == 1  # the name of a token in a question is text
+    text = "ten, naïve\n 12"
+    assert codec.decode(codec.encode_answer(text)) == text
+
+
+def test_rows_without_a_token_have_no_name_unless_the_file_says_so(tmp_path: Path) -> None:
+    names = [*tokens(), "[PAD1]", "[PAD2]"]
+    stored = tensors("qwen2")
+    stored["token_embd.weight"] = np.zeros((len(names), HIDDEN), np.float32)
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        stored=stored,
+        tokenizer__ggml__tokens=names,
+        tokenizer__ggml__token_type=[3, 3, 3] + [1] * 257 + [5, 5],
+        tokenizer__ggml__bos_token_id=len(names) - 1,
+        tokenizer__ggml__add_bos_token=True,
+    )
+    directory = resolve(str(path), told=silent)
+    assert Codec.from_directory(directory).special_ids >= {len(names) - 2, len(names) - 1}
+    vocabulary = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    assert vocabulary.keys() == {*names} - {"[PAD1]"}
+
+
+def test_a_second_start_uses_what_the_first_wrote_and_says_what_it_is(
+    tmp_path: Path, cache: Path
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    told: list[Any] = []
+    assert not local(str(path))
+    first = resolve(str(path), told=told.append)
+    assert local(str(path))
+    assert first.parent == cache.resolve()
+    assert [type(what) for what in told] == [Dequantising, Quantised]
+    before = {file: file.stat().st_mtime_ns for file in first.iterdir()}
+    told.clear()
+    moved = path.rename(tmp_path / "other.gguf")  # the content counts, not the name
+    assert resolve(str(moved), told=told.append) == first
+    assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
+    assert told == [Quantised("m.gguf", ("Q8_0",))]
+    assert Model.read("m", first).config.hidden_size == HIDDEN
+
+
+def test_a_refusal_of_the_architecture_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    path, seen = write_gguf(tmp_path / "m.gguf"), []
+
+    def refuse(config: ModelConfig) -> None:
+        seen.append(config)
+        raise ModelError("too large")
+
+    with pytest.raises(ModelError, match="too large"):
+        resolve(str(path), refuse, silent)
+    assert len(seen) == 1
+    assert [file.suffix for file in cache.iterdir()] == [".lock"]
+
+
+def test_two_starts_at_once_write_one_directory(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        found = pool.starmap(resolve, [(str(path),), (str(path),)])
+    assert found[0] == found[1]
+    assert {file.suffix for file in cache.iterdir()} == {"", ".lock"}
+
+
+def test_a_killed_run_leaves_nothing_that_the_next_one_takes(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    # It stops where the weights begin, and waits to be killed there.
+    program = (
+        "import sys, time\n"
+        "from swarm_node.policy.models.gguf.directory import dequantised\n"
+        "from pathlib import Path\n"
+        "def stop(_):\n    print('begun', flush=True)\n    time.sleep(600)\n"
+        "dequantised(Path(sys.argv[1]), lambda _: None, stop)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    (left,) = cache.glob("*.new")
+    assert (left / "config.json").is_file()
+    assert not local(str(path))
+    directory = resolve(str(path), told=silent)
+    assert not left.exists()
+    assert farthest(path, directory) <= TOLERANCE
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another architecture": ("gemma2", {}, "gemma2"),
+    "experts": ("llama", {"llama__expert_count": 8}, "expert_count"),
+    "a sliding window": ("qwen2", {"qwen2__attention__sliding_window": 9}, "sliding_window"),
+    "an unknown key": ("llama", {"llama__logit_scale": 0.5}, "logit_scale"),
+    "scaled positions": ("llama", {"llama__rope__scaling__type": "yarn"}, "yarn"),
+    "a part of a head is rotated": ("llama", {"llama__rope__dimension_count": 8}, "dimension"),
+    "no layers": ("llama", {"llama__block_count": None}, "block_count"),
+    "too many layers": ("llama", {"llama__block_count": 5000}, "layers"),
+    "more layers than tensors": ("llama", {"llama__block_count": 3}, "lacks"),
+    "fewer layers than tensors": ("llama", {"llama__block_count": 1}, "has the tensor"),
+    "a size that lies": ("qwen2", {"qwen2__feed_forward_length": 1 << 31}, "shape"),
+    "a size that is a text": ("qwen2", {"qwen2__embedding_length": "64"}, "embedding_length"),
+    "heads by layer": ("qwen2", {"qwen2__attention__head_count": [4, 4]}, "head_count"),
+    "an unknown splitter": ("qwen2", {"tokenizer__ggml__pre": "new"}, "'new'"),
+    "an unknown tokenizer": ("qwen2", {"tokenizer__ggml__model": "bert"}, "bert"),
+    "more tokens than rows": (
+        "qwen2",
+        {"tokenizer__ggml__tokens": [*map(str, range(900))], "tokenizer__ggml__token_type": None},
+        "tokens",
+    ),
+    "a token twice": ("qwen2", {"tokenizer__ggml__tokens": ["a"] * 260}, "twice"),
+    "a merge of unknown tokens": ("qwen2", {"tokenizer__ggml__merges": ["Ġ zz"]}, "malformed"),
+    "a merge of three": ("qwen2", {"tokenizer__ggml__merges": ["Ġ t h"]}, "pair"),
+    "an end token outside": ("qwen2", {"tokenizer__ggml__eos_token_id": 999}, "eos_token_id"),
+    "an endless template": (
+        "qwen2",
+        {"tokenizer__chat_template": "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2},
+        "template",
+    ),
+    "a long template": ("qwen2", {"tokenizer__chat_template": "x" * 70_000}, "template"),
+}
+
+
+@pytest.mark.parametrize(("family", "changes", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_computed_is_refused_by_name_and_leaves_nothing(
+    tmp_path: Path, cache: Path, family: str, changes: dict[str, Any], named: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", family, **changes)
+    with pytest.raises(ModelError, match=named):
+        resolve(str(path), told=silent)
+    assert not cache.is_dir() or {file.suffix for file in cache.iterdir()} <= {".lock"}
+
+
+def test_an_unexpected_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    stored = {**tensors("llama"), "blk.0.attn_q.bias": np.zeros(HEADS * HEAD, np.float32)}
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias"):
+        resolve(str(write_gguf(tmp_path / "m.gguf", "llama", stored=stored)), told=silent)
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, cache: Path) -> None:
+    stored = tensors("qwen2")
+    stored["blk.1.ffn_up.weight"][3, 4] = np.nan
+    path = write_gguf(tmp_path / "m.gguf", encoding="F32", stored=stored)
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_up"):
+        resolve(str(path), told=silent)
+    assert not list(cache.glob("*.new"))
+
+
+def llama3(factor: float) -> np.ndarray[Any, Any]:
+    """The tensor that llama.cpp's converter writes for Llama 3.1's positions (its formula)."""
+    base, low, high, old = 10000.0, 1.0, 4.0, 8192
+    found = []
+    for frequency in 1.0 / (base ** (np.arange(0, HEAD, 2) / HEAD)):
+        wavelength = 2 * np.pi / frequency
+        if wavelength < old / high:
+            found.append(1.0)
+        elif wavelength > old / low:
+            found.append(factor)
+        else:
+            smooth = (old / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> None:
+    stored = {"rope_freqs.weight": llama3(8.0), **tensors("llama")}
+    path = write_gguf(tmp_path / "m.gguf", "llama", stored=stored)
+    config = json.loads((resolve(str(path), told=silent) / "config.json").read_text())
+    assert config["rope_parameters"] == {
+        "rope_theta": 10000.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    other = {**stored, "rope_freqs.weight": llama3(8.0) * np.linspace(1, 2, HEAD // 2)}
+    other["rope_freqs.weight"] = other["rope_freqs.weight"].astype(np.float32)
+    with pytest.raises(ModelError, match="rope_freqs"):
+        resolve(str(write_gguf(tmp_path / "o.gguf", "llama", stored=other)), told=silent)
+
+
+def test_pieces_of_sentence_piece_are_merged_by_their_scores(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = ["▁", "t", "h", "e", "th", "he", "▁t", "▁the", "the"]
+    scores = [0.0] * len(pieces) + [-50.0, -51.0, -52.0, -53.0, -1.0, -5.0, -2.0, -4.0, -3.0]
+    count = len(pieces) + len(words)
+    stored = tensors("llama")
+    stored["token_embd.weight"] = np.zeros((count, HIDDEN), np.float32)
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        "llama",
+        stored=stored,
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__pre="default",
+        tokenizer__ggml__tokens=[*pieces, *words],
+        tokenizer__ggml__scores=scores,
+        tokenizer__ggml__token_type=[2, 3, 3] + [6] * 256 + [1] * len(words),
+        tokenizer__ggml__merges=None,
+        tokenizer__ggml__bos_token_id=1,
+        tokenizer__chat_template=None,
+    )
+    from transformers import AutoTokenizer
+
+    ours = AutoTokenizer.from_pretrained(resolve(str(path), told=silent))
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for text in ("the the", "hethe  the", "é the\n", ""):
+        ids = ours(text, add_special_tokens=False)["input_ids"]
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert ours.decode(ids) == text
+    assert ours("the")["input_ids"] == [1, count - 2]
+
+
+@pytest.mark.real
+@pytest.mark.slow(reason="dequantises a real model and reads it three times")
+def test_the_logits_of_a_real_model_are_those_of_transformers() -> None:
+    told: list[Told] = []
+    directory = resolve(str(REAL), told=told.append)
+    assert told[-1] == Quantised(REAL.name, ("Q4_1", "Q8_0"))
+    # Of a row of rare tokens, float32 itself is 2e-3 away from float64.
+    assert farthest(REAL, directory, "Paris is the capital of France: 12 + 30 = 42.") <= TOLERANCE
+    assert os.path.getsize(directory / "model.safetensors") > 4 * 134_000_000
