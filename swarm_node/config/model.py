@@ -102,7 +102,9 @@ class Sampling(Table):
     max_new_tokens: int = Field(
         24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
     )
-    temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
+    temperature: float = Field(
+        1.0, gt=0, le=10, description="Softmax temperature; a pretrained model: 0.7."
+    )
     engine: Literal["torch", "vllm", "auto"] = Field(
         "auto", description="The engine; auto: vLLM if it and CUDA are available, else torch."
     )
@@ -133,7 +135,7 @@ class Training(Table):
         3e-4,
         gt=0,
         le=1,
-        description="AdamW learning rate; a pretrained model: 1e-5 for adapters, 1e-6 for all.",
+        description="AdamW learning rate; pretrained: 1e-5 for adapters, small 1e-4; all: 1e-6.",
     )
     decay_updates: int = Field(
         0,
@@ -146,7 +148,10 @@ class Training(Table):
         description="Type in matrix products; auto: the GPU's fastest; on a CPU as measured.",
     )
     lora_rank: int = Field(
-        0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
+        0,
+        ge=0,
+        le=1024,
+        description="LoRA rank; 0: all weights; unset: all if they fit, else 32; on a CPU 16.",
     )
     base: Literal["auto", "whole", "nf4", "own"] = Field(
         "auto",

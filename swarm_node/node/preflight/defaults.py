@@ -8,11 +8,17 @@ number type, by measured times; and the answers that are sampled at once. Pure.
 | longest answer to other tasks | 24 | 512 | 512 |
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
 | most groups of a sampling batch | 16 | 8 to 16 | 8 to 16 |
-| learning rate | 3e-4 | 1e-5 | 1e-6 |
+| temperature | 1 | 0.7 | 0.7 |
+| learning rate | 3e-4 | 1e-5; under 300 million weights 1e-4 | 1e-6 |
+| trained on a CPU | all weights | rank 16 | if set so |
 
 With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike
-(docs/experiments.md). No pretrained model was measured. Each group costs such a model one more long
-prompt, and published runs have groups of 8 to 16.
+(docs/experiments.md). Each group costs a pretrained model one more long prompt, and published runs
+have groups of 8 to 16.
+
+Temperature, rank and rate of small models: SmolLM2-135M learnt additions with them, .57 to .92 on
+unseen texts in 40 updates (one run); at temperature 1 it had 1 of 24 right where greedy had 12.
+Larger models were not measured.
 
 1e-6 is the common learning rate of GRPO on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters
@@ -56,6 +62,10 @@ _LEAST_TASKS, _MOST_TASKS = 8, 16
 #: More than the cores of one socket cost more to keep together than they compute: a guess.
 _MOST_THREADS = 32
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
+#: Adapters of a model with fewer weights learn faster.
+_SMALL_WEIGHTS, _SMALL_ADAPTER_RATE = 300_000_000, 1e-4
+#: A pretrained model's softmax temperature, and the rank of its adapters on a CPU.
+_TEMPERATURE, _CPU_RANK = 0.7, 16
 
 
 def for_model(settings: Settings, shape: ModelConfig) -> Settings:
@@ -71,7 +81,8 @@ def for_model(settings: Settings, shape: ModelConfig) -> Settings:
     short = (environment.name, environment.options.get("preset")) in _NUMBERS
     own = {"families", "instruction"} & set(environment.options)
     longest = LONGEST_NUMBER if short and not own else LONGEST_ANSWER
-    sampling = _unless_set(settings.sampling, {"max_new_tokens": longest, "group_size": 8})
+    chosen = {"max_new_tokens": longest, "group_size": 8, "temperature": _TEMPERATURE}
+    sampling = _unless_set(settings.sampling, chosen)
     return settings.model_copy(update={"sampling": sampling, "environment": environment})
 
 
@@ -79,6 +90,16 @@ def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
     """Return `table` with those of `values` that the user did not set."""
     others = {key: value for key, value in values.items() if key not in table.model_fields_set}
     return table.model_copy(update=others)
+
+
+def lora_rank(settings: Settings, shape: ModelConfig, *, on_gpu: bool) -> int | None:
+    """Return the rank of the adapters to train, 0 for all weights, None where the plan of a GPU
+    decides. On a CPU, all weights of a pretrained model would take six times their memory."""
+    if "lora_rank" in settings.training.model_fields_set:
+        return settings.training.lora_rank
+    if on_gpu or shape.weight_count < PRETRAINED_WEIGHTS:
+        return None
+    return _CPU_RANK
 
 
 def tasks_per_call(settings: Settings, shape: ModelConfig, rows: int | None) -> int:
@@ -100,7 +121,9 @@ def for_training(
     of a GPU with `rows` rows; 0 on a CPU."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
-    rate = _ADAPTER_RATE if training.lora_rank else _WHOLE_RATE
+    small = shape.weight_count < _SMALL_WEIGHTS
+    adapters = _SMALL_ADAPTER_RATE if small else _ADAPTER_RATE
+    rate = adapters if training.lora_rank else _WHOLE_RATE
     tasks = tasks_per_call(settings, shape, rows)
     changed = {
         "training": _unless_set(settings.training, {"learning_rate": rate}),

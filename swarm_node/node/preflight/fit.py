@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.config.model import with_keys
 from swarm_node.errors import ConfigError, HomeError, ModelError, extra_of
-from swarm_node.node.preflight.defaults import rows_at_once, typed
+from swarm_node.node.preflight.defaults import lora_rank, rows_at_once, typed
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
     TrainingMethod,
@@ -200,7 +200,7 @@ def job_of(
             settings, shape, on_gpu=machine.gpu is not None, interleaved=engine.vllm and turns == 1
         ),
         max_new_tokens=sampling.max_new_tokens,
-        lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
+        lora_rank=lora_rank(settings, shape, on_gpu=machine.gpu is not None),
         dtype=where.products,
         eight_bit=training.optimizer == "adamw8bit",
         # No GPU has shown yet that a wake-up finds its memory free (docs/models.md).

@@ -106,8 +106,22 @@ def test_the_plan_is_made_for_the_answers_of_that_model() -> None:
     assert found.plan.max_model_len == 4096 + 24
 
 
-def test_without_a_gpu_adapters_are_trained_where_all_weights_do_not_fit() -> None:
-    for gib, rank in ((8, 32), (64, 0)):
-        machine = Machine(ON_CPU, gib * GIB, None, vllm=None)
-        small = settings_of(sampling__tasks_per_call=1)
-        assert fit(small, shape_of("qwen2.5-0.5b"), machine).training.lora_rank == rank
+def test_without_a_gpu_adapters_of_a_pretrained_model_are_trained_unless_all_are_asked_for() -> (
+    None
+):
+    machine, model = Machine(ON_CPU, 64 * GIB, None, vllm=None), shape_of("qwen2.5-0.5b")
+    for given, shape, rank in (({}, model, 16), ({"lora_rank": 0}, model, 0), ({}, TINY, 0)):
+        settings = settings_of(**{f"training__{key}": value for key, value in given.items()})
+        assert fit(settings, shape, machine).training.lora_rank == rank
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "rate"),
+    [("smollm2-135m", 16, 1e-4), ("smollm2-135m", 0, 1e-6), ("smollm2-360m", 16, 1e-5)],
+)
+def test_adapters_of_a_small_model_learn_faster(name: str, rank: int, rate: float) -> None:
+    shape = shape_of(name)
+    settings = for_training(for_model(settings_of(), shape), shape, TrainingMethod(rank), 0)
+    assert (settings.training.learning_rate, settings.sampling.temperature) == (rate, 0.7)
+    chosen = for_model(settings_of(sampling__temperature=1.0), shape)
+    assert chosen.sampling.temperature == 1.0

@@ -103,14 +103,15 @@ def test_rows_are_planned_for_the_groups_that_may_be_under_way(
 
 def test_a_card_of_24_gb_spends_memory_on_rows_and_still_keeps_activations(tmp_path: Path) -> None:
     model = shape_of("qwen2.5-1.5b")
+    long = settings_of(sampling__max_new_tokens=512)
     for gib, rows, checkpointing in ((24, 128, False), (16, 128, False), (12, 128, True)):
-        start = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(gib))
+        start = resolve_start(long, {}, Home(tmp_path), [], model, on_gpu(gib))
         plan = start.fit.plan
         assert (plan.rows, plan.training.checkpointing) == (rows, checkpointing)
         assert start.settings.sampling.tasks_per_call * 8 == rows
         shape = cache_shape(start.settings, model, start.fit)
         assert shape.rows == rows
-    small = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_gpu(8))
+    small = resolve_start(long, {}, Home(tmp_path), [], model, on_gpu(8))
     assert small.settings.sampling.tasks_per_call == 8
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None)
     slow = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_cpu)
@@ -371,7 +372,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
     monkeypatch.setattr(joining, "resolve", refused)
     monkeypatch.setattr(joining, "gather", plenty)
     with pytest.raises(HomeError, match="two must"):
-        joining.join_swarm(settings_of(home=str(tmp_path)), Sources({}))
+        joining.join_swarm(settings_of(home=str(tmp_path), training__lora_rank=0), Sources({}))
     assert fetched == []
 
 
@@ -508,7 +509,8 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(large, training__lora_rank=8) == "shared"
     assert published(replace(large, ipc=False), training__lora_rank=8) == "adapter"
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
-    assert published(on_cpu, sampling__engine="vllm") == "merged"
+    assert published(on_cpu, sampling__engine="vllm", training__lora_rank=0) == "merged"
+    assert published(on_cpu, sampling__engine="vllm") == "shared"
 
 
 def test_what_began_with_adapters_is_checked_as_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,7 +553,7 @@ def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_p
     machine, named = (card(given, 24 * GIB), ["/ip4/10.0.0.2/tcp/1", "/dns/c.example/tcp/80/http"])
     start = resolve_start(given, sources.origins(), Home(tmp_path), named, shape, machine)
     settings = start.settings
-    assert (settings.sampling.group_size, settings.sampling.max_new_tokens) == (4, 512)
+    assert (settings.sampling.group_size, settings.sampling.max_new_tokens) == (4, 24)
     assert settings.training.learning_rate == (1e-5 if start.fit.training.lora_rank else 1e-6)
     assert settings.network.bootstrap == ["/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1"]
     assert settings.network.coordinator == "http://c.example:80"
@@ -559,7 +561,7 @@ def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_p
     assert start.origins == {
         "run.seed": "command line",
         "sampling.group_size": f"{file}:2",
-        "sampling.max_new_tokens": "the model",
+        "sampling.temperature": "the model",
         "environment.options": "the model",
         "training.learning_rate": "what is trained",
         "network.bootstrap": "the ticket",

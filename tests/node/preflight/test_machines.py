@@ -227,7 +227,7 @@ def test_a_card_whose_kernels_do_not_run_is_not_taken() -> None:
 
 def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> None:
     facts = machine("RTX 4090", 8, shares=False, main=8)
-    found = decided(facts, "qwen2.5-1.5b").found
+    found = decided(facts, "qwen2.5-1.5b", **{"sampling.max_new_tokens": 512}).found
     assert found.training.nf4
     assert not found.shares_base
     assert found.plan.total <= 7.3 * GIB
