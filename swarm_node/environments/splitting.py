@@ -33,6 +33,8 @@ _REMEMBERED = 4096
 #: So many draws without a text of one side are no chance.
 _LATE_DRAWS = 64
 _REMEDY = ": give it settings with more questions, or leave it out"
+#: Prompts whose lengths stand for those of all.
+_SOME = 64
 _NEEDED = ("name", "version", "families", "derive", "render")
 #: Besides: one method for an answer, or these for a dialogue.
 _ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
@@ -45,6 +47,15 @@ class SplitTask(Task):
 
     inner: Task
     prompt: str | None
+
+
+def some_tasks(name: str, version: str, families: Sequence[str]) -> list[TaskRef]:
+    """References of the same few tasks for training each time, of all families in turn."""
+    return [
+        TaskRef(name, version, family, task_seed("some", family, number))
+        for number in range(max(1, _SOME // max(1, len(families))))
+        for family in families[:_SOME]
+    ]
 
 
 class SplitEnvironment:
@@ -110,6 +121,15 @@ class SplitEnvironment:
         if isinstance(task, SplitTask) and task.prompt is not None:
             return task.prompt  # another call could give a text of the other side
         return self._inner.render(inner)
+
+    def longest_prompt(self) -> int:
+        """Return the UTF-8 bytes of the longest of some prompts for training."""
+        until, longest = SYSTEM_CLOCK.now() + _CHECK_SECONDS, 0
+        for ref in some_tasks(self.name, self.version, self.families):
+            longest = max(longest, len(self.render(self.derive(ref)).encode(errors="replace")))
+            if SYSTEM_CLOCK.now() > until:
+                break
+        return longest
 
     def score(self, task: Task, text: str) -> float:
         return self._score(_inner(task), text)
