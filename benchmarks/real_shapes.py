@@ -2,14 +2,15 @@
 updates a second of the processor in several number types.
 
     python benchmarks/real_shapes.py [--model qwen2.5-0.5b] [--engine torch] [--new 512]
-                                     [--updates 5] [--limit-gb 16] [--device cpu]
-                                     [--dtype float32 bfloat16]
+                                     [--groups 1] [--kind story] [--rank 16] [--updates 5]
+                                     [--limit-gb 16] [--device cpu] [--dtype float32 bfloat16]
 
-The weights are random, in bfloat16 as the hub has them; the vocabulary has its 151,936 entries.
-Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, one group an
+The weights are random, in bfloat16 as the hub has them; the vocabulary has its 151,936 entries. Or
+`--model` is a directory with a real model.
+Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, `--groups` an
 update. The node is whole: `swarm-node join`, with its trainer, sampler and network. Memory is the
-peak of the tree's proportional set size, less that of the same node with a model of next to
-nothing: code and libraries are not planned for. The plan is the one that `join` makes and prints.
+peak of the tree's proportional set size. The plan is the one that `join` makes and prints, which on
+a CPU counts code and libraries too.
 With several number types (`--dtype`) a node runs in each, and the last line compares their updates
 a second of the processor, of the whole tree. `--model least` is the model of next to nothing.
 With `--limit-gb`, as root on cgroup v1 or v2, the kernel ends the node when it takes more. On a GPU
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 from figures import step_file, tell
+from hashed_questions import QUESTIONS
 from node_process import Memory, NodeProcess, cpu_seconds
 from random_model import write_weights
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -119,17 +121,18 @@ def limited(gigabytes: float) -> Iterator[None]:
 
 
 def settings_of(model: Path, arguments: argparse.Namespace, dtype: str, new: int) -> dict[str, Any]:
-    """The settings of a node that makes one group of `new` tokens an answer for each update."""
+    """The settings of a node that makes `--groups` of `new` tokens an answer for each update."""
     return {
         "model": model,
         "environment.name": "hashed_questions:create",
+        "environment.options.kind": arguments.kind,
         "sampling.engine": arguments.engine,
         "sampling.group_size": GROUP,
-        "sampling.tasks_per_call": 1,
+        "sampling.tasks_per_call": arguments.groups,
         "sampling.max_new_tokens": new,
-        "experience.own": 1,
+        "experience.own": arguments.groups,
         "experience.external": 0,
-        "training.lora_rank": RANK,
+        "training.lora_rank": arguments.rank,
         "training.dtype": dtype,
         "run.eval_seconds": 86400,
         "run.eval_tasks": 1,
@@ -218,6 +221,9 @@ def main() -> None:
     parser.add_argument("--model", default="qwen2.5-0.5b")
     parser.add_argument("--engine", default="torch", choices=("torch", "vllm"))
     parser.add_argument("--new", type=int, default=512)
+    parser.add_argument("--groups", type=int, default=1)
+    parser.add_argument("--kind", choices=QUESTIONS, default="story")
+    parser.add_argument("--rank", type=int, default=RANK)
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -227,29 +233,27 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
     import_environments()
-    directory = make_model(arguments.models / arguments.model, shape_named(arguments.model))
-    least = make_model(arguments.models / "least", LEAST)
+    directory = Path(arguments.model)
+    if not directory.is_dir():
+        directory = make_model(arguments.models / arguments.model, shape_named(arguments.model))
     found = {}
     with limited(arguments.limit_gb):
-        empty = run(least, arguments, "float32", updates=1, new=16)
         for dtype in arguments.dtype:
             found[dtype] = run(directory, arguments, dtype, arguments.updates, arguments.new)
-            show(arguments, dtype, found[dtype], empty["mib"])
+            show(arguments, dtype, found[dtype])
     first, *others = found.items()
     for dtype, made in others:
         ratio = first[1]["cpu_seconds"] / made["cpu_seconds"]
         print(f"updates a CPU second in {dtype}: {ratio:.2f} of those in {first[0]}")
 
 
-def show(
-    arguments: argparse.Namespace, dtype: str, found: dict[str, Any], libraries: float
-) -> None:
-    """Print the figures of one node. `libraries` is the memory of one without a model."""
-    without = 0.0 if arguments.device != "cpu" else libraries
-    measured, plan = found["mib"] - without, found["planned"]
+def show(arguments: argparse.Namespace, dtype: str, found: dict[str, Any]) -> None:
+    """Print the figures of one node."""
+    measured, plan = found["mib"], found["planned"]
     limit = f", at most {arguments.limit_gb:g} GB of memory" * bool(arguments.limit_gb)
-    what = f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {dtype}"
-    print(f"{what}, {GROUP} answers of {arguments.new}{limit}")
+    trained = f"LoRA {arguments.rank}" if arguments.rank else "all weights"
+    what = f"{arguments.model}, {trained}, {arguments.engine}, {dtype}"
+    print(f"{what}, {arguments.groups} groups of {GROUP} answers of {arguments.new}{limit}")
     print(f"planned MiB {plan:,.0f}, measured {measured:,.0f}, ratio {plan / measured:.2f}")
     tell(
         model=arguments.model,
@@ -263,7 +267,6 @@ def show(
         update_seconds=found["seconds"],
         update_cpu_seconds=found["cpu_seconds"],
     )
-    print(f"node without a model: {libraries:,.0f} MiB; in all {found['mib']:,.0f} MiB")
     print(
         f"{found['updates']} updates, {found['cpu_seconds']:.1f} CPU s and "
         f"{found['seconds']:.1f} s each",

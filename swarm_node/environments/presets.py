@@ -14,7 +14,12 @@ import msgspec
 from swarm_node.environments import drills, games
 from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
-from swarm_node.environments.registry import available, factory_taking, unknown_name
+from swarm_node.environments.registry import (
+    available,
+    create_environment,
+    factory_taking,
+    unknown_name,
+)
 from swarm_node.environments.rows import HUB
 from swarm_node.environments.split import described
 from swarm_node.environments.splitting import Asking
@@ -30,7 +35,8 @@ try:
     factory_of(sys.argv[1])
     print("imported", flush=True)
     made = create_environment(sys.argv[1], json.loads(sys.argv[2]))
-    print("turns", made.turns, "lists" if made.lists else "makes")
+    print("turns", made.turns, "lists" if made.lists else "makes", flush=True)
+    print("prompt", made.longest_prompt(), flush=True)
 except ConfigError as error:
     sys.exit(str(error))
 """
@@ -56,11 +62,13 @@ _DEFAULTS: Mapping[str, str] = {
 
 class Tried(NamedTuple):
     """An environment that a node could import, and the most turns of its dialogues. `lists` is true
-    for a list of questions with right answers, which a start has scored: `right_answers.py`."""
+    for a list of questions with right answers, which a start has scored: `right_answers.py`.
+    `prompt_bytes` are the UTF-8 bytes of the longest of some prompts, 0 if none was made."""
 
     name: str
     turns: int
     lists: bool = False
+    prompt_bytes: int = 0
 
 
 def environment_name(name: str, version: str) -> str:
@@ -72,17 +80,18 @@ def environment_name(name: str, version: str) -> str:
     return f"{name} {known}{space}{release}"
 
 
-def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
+def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False) -> Tried:
     """Refuse an environment that cannot be had, before anything starts for it. A name without a
     module must be that of an installed environment. It is imported and made in a process like the
     environment's, unless it ships and has no options, or is a list, whose rows a start has scored.
+    With `asks`, a list is made too, for its prompts.
 
     Raises:
         ConfigError: the message says what there is, or why it cannot be had.
     """
     if (":" not in name and name not in available()) or name.startswith(HUB):
         raise unknown_name(name)
-    if name in _LISTS or (name in _TURNS and not options):
+    if (name in _LISTS and not asks) or (name in _TURNS and not options):
         return Tried(name, _TURNS[name], name in _LISTS)
     command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
     try:
@@ -93,13 +102,24 @@ def try_environment(name: str, options: Mapping[str, Any]) -> Tried:
             "machine is less busy"
         ) from error
     told = re.search(rb"^turns ([0-9]{1,2}) (lists|makes)$", done.stdout, re.MULTILINE)
-    if done.returncode or told is None:
+    if told is None:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended the process"]
         if said[-1].startswith("environment."):
             raise ConfigError(said[-1])
         failed = "made" if b"imported\n" in done.stdout else "imported"
         raise ConfigError(f"environment.name: {name!r} cannot be {failed} ({said[-1]}): mend it")
-    return Tried(name, int(told[1]), told[2] == b"lists")
+    # Prompts that cannot be made are refused later, by the family.
+    longest = re.search(rb"^prompt ([0-9]{1,9})$", done.stdout, re.MULTILINE)
+    return Tried(name, int(told[1]), told[2] == b"lists", int(longest[1]) if longest else 0)
+
+
+def prompt_bytes(tried: Tried, options: Mapping[str, Any]) -> int:
+    """Return the UTF-8 bytes of the longest of some prompts of an environment that was `tried`, 0
+    if nobody knows. Generators that ship are asked here; `options` are those of the start, in which
+    the model may have chosen a preset."""
+    if tried.prompt_bytes or tried.name not in _TURNS or tried.name in _LISTS:
+        return tried.prompt_bytes
+    return create_environment(tried.name, options).longest_prompt()
 
 
 def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str]) -> None:

@@ -38,6 +38,8 @@ _LATE_DRAWS = 64
 _REMEDY = ": give it settings with more questions, or leave it out"
 MAX_SYSTEM_CHARS: Final = 4096
 MAX_EXAMPLES: Final = 16
+#: Prompts whose lengths stand for those of all.
+_SOME = 64
 _NEEDED = ("name", "version", "families", "derive", "render")
 #: Besides: one method for an answer, or these for a dialogue.
 _ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
@@ -88,6 +90,15 @@ class SplitTask(Task):
 
     inner: Task
     prompt: str | None
+
+
+def some_tasks(name: str, version: str, families: Sequence[str]) -> list[TaskRef]:
+    """References of the same few tasks for training each time, of all families in turn."""
+    return [
+        TaskRef(name, version, family, task_seed("some", family, number))
+        for number in range(max(1, _SOME // max(1, len(families))))
+        for family in families[:_SOME]
+    ]
 
 
 class SplitEnvironment:
@@ -189,6 +200,15 @@ class SplitEnvironment:
             f"family {family}: {len(found)} questions for training have a right answer, and "
             f"{self.asking.examples} examples need one more: lower environment.options.examples"
         )
+
+    def longest_prompt(self) -> int:
+        """Return the UTF-8 bytes of the longest of some prompts for training."""
+        until, longest = SYSTEM_CLOCK.now() + _CHECK_SECONDS, 0
+        for ref in some_tasks(self.name, self.version, self.families):
+            longest = max(longest, len(self.render(self.derive(ref)).encode(errors="replace")))
+            if SYSTEM_CLOCK.now() > until:
+                break
+        return longest
 
     def score(self, task: Task, text: str) -> float:
         return self._score(_inner(task), text)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
 
 from swarm_node.cli.options import task_flags
 from swarm_node.config import load_settings
-from swarm_node.environments.presets import try_environment
+from swarm_node.environments.presets import prompt_bytes, try_environment
 from swarm_node.environments.registry import (
     chosen_environment,
     create_environment,
 )
 from swarm_node.errors import ConfigError
+
+FAILING = """
+class Failing:
+    name, version, families = "failing", "1", ("one",)
+    def derive(self, ref):
+        raise RuntimeError("no task")
+    def render(self, task):
+        return ""
+    def score(self, task, text):
+        return 0.0
+
+def create():
+    return Failing()
+"""
 
 
 def test_the_turns_of_what_ships_are_known_and_those_of_others_are_asked() -> None:
@@ -26,6 +42,33 @@ def test_the_turns_of_what_ships_are_known_and_those_of_others_are_asked() -> No
             try_environment(name, {"digits": 1})
     with pytest.raises(ConfigError, match="programs"):  # not installed, or without a file
         try_environment("programs", {})
+
+
+@pytest.mark.parametrize("name", ["drills", "games"])
+def test_prompts_of_what_ships_are_as_long_as_a_process_of_its_own_says(name: str) -> None:
+    """The model chooses the preset after the trial, and a plan has the lengths of that one."""
+    for options in ({"preset": "chat"}, {"preset": "long"}) if name == "drills" else ({},):
+        known = prompt_bytes(try_environment(name, {}), options)
+        module = f"swarm_node.environments.{name}:create"
+        assert known == prompt_bytes(try_environment(module, options), options) > 20
+
+
+def test_an_environment_whose_prompts_fail_can_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    tried = try_environment("failing:create", {})
+    assert (tried.turns, tried.prompt_bytes) == (1, 0)
+
+
+def test_a_list_is_asked_for_its_prompts_where_no_start_scores_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = ({"question": f"{'ä' * 50} {n}?", "answer": str(n)} for n in range(200))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"path": str(path)}
+    assert prompt_bytes(try_environment("jsonl", options), options) == 0
+    assert prompt_bytes(try_environment("jsonl", options, asks=True), options) >= 105
 
 
 def test_a_file_of_questions_is_named_as_an_environment_is(

@@ -121,14 +121,18 @@ def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]
         ModelError: the model's shape is not known.
     """
     from swarm_node.cli.verbs.plan import shape_of
-    from swarm_node.environments.presets import try_environment
+    from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import examine
+    from swarm_node.node.preflight.fit import Lengths
     from swarm_node.node.preflight.stored import SUBJECTS, read_facts
 
     facts, shape = read_facts(path, settings.home), shape_of(settings.model)
-    turns = try_environment(settings.environment.name, settings.environment.options).turns
-    findings = examine(facts, for_model(settings, shape), shape, turns)
+    settings = for_model(settings, shape)
+    name, options = settings.environment.name, settings.environment.options
+    tried = try_environment(name, options, asks=True)
+    lengths = Lengths(tried.turns, prompt_bytes(tried, options))
+    findings = examine(facts, settings, shape, lengths)
     return facts, [finding for finding in findings if finding.subject in SUBJECTS]
 
 
@@ -140,11 +144,12 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         HomeError: the home cannot be used.
     """
     from swarm_node.cli.verbs.plan import shape_of
-    from swarm_node.environments.presets import try_environment
+    from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import Finding, examine, timed
     from swarm_node.node.preflight.facts import gather
+    from swarm_node.node.preflight.fit import Lengths
     from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.admission import of_choice, refused
     from swarm_node.node.start.join import ticket_text
@@ -156,14 +161,14 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         from swarm_node.node.start.derive import resumed  # imports torch
 
         settings = resumed(settings, home.checkpoints)
-    shape, turns = None, 1
+    shape, lengths = None, Lengths()
     wrong: list[Finding] = []
     try:
         tried = try_environment(settings.environment.name, settings.environment.options)
-        turns = tried.turns
         wrong += refused(of_choice(settings))
         if tried.lists:
-            wrong += asyncio.run(examine_rows(settings.environment))
+            rows = asyncio.run(examine_rows(settings.environment))
+            wrong, tried = wrong + rows.findings, tried._replace(prompt_bytes=rows.prompt_bytes)
     except ConfigError as error:
         tried = None
         wrong.append(Finding("environment", "error", str(error)))
@@ -175,6 +180,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     if shape is not None:
         settings = for_model(settings, shape)
         wrong += _of_gguf(settings.model)
+    if tried is not None:
+        lengths = Lengths(tried.turns, prompt_bytes(tried, settings.environment.options))
     if shape is not None and tried is not None and not home.in_use():
         wrong += _of_model(settings, tried, home.checkpoints)
     ticket = ticket_text(settings)
@@ -183,7 +190,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
     if shape is not None and not facts.running:
         facts = timed(facts, settings, shape)
-    found = examine(facts, settings, shape, turns=turns)
+    found = examine(facts, settings, shape, lengths)
     return facts, found + [each for each in wrong if each not in found]
 
 

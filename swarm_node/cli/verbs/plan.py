@@ -64,9 +64,9 @@ def plan(
     """
     from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.environments.presets import try_environment
+    from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.fit import decide
+    from swarm_node.node.preflight.fit import Lengths, decide
     from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
 
     flags = {"model": model, **parse_assignments(assign or [])}
@@ -74,8 +74,10 @@ def plan(
     shape = shape_of(settings.model)
     settings = for_model(settings, shape)
     machines = _machines(settings, vram, facts)
-    turns = try_environment(settings.environment.name, settings.environment.options).turns
-    cards = [PlannedCard(machine, decide(settings, shape, machine, turns)) for machine in machines]
+    name, options = settings.environment.name, settings.environment.options
+    tried = try_environment(name, options, asks=True)
+    lengths = Lengths(tried.turns, prompt_bytes(tried, options))
+    cards = [PlannedCard(each, decide(settings, shape, each, lengths)) for each in machines]
     if json:
         from swarm_node.cli.home import json_of
 

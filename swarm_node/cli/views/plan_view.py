@@ -108,7 +108,7 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     sampled = f"Sampled by {sampler}: {escape(decision.engine.why)}."
     title = _title(name, shape, decision.job)
     if machine.gpu is None or decision.plan is None:
-        return Group(title, "", _on_cpu(machine, decision), sampled)
+        return Group(title, "", _on_cpu(machine, decision, shape), sampled)
     job, shown, vram = decision.job, decision.plan, machine.gpu.free
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
@@ -133,7 +133,7 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     return Group(title, "", table, "", answer, sampled)
 
 
-def _on_cpu(machine: Machine, decision: Decision) -> str:
+def _on_cpu(machine: Machine, decision: Decision, shape: ModelConfig) -> str:
     if decision.found is None:
         return f"[red]Does not fit[/]: {escape(decision.why)}: {escape(decision.advice)}."
     found = decision.found
@@ -141,7 +141,11 @@ def _on_cpu(machine: Machine, decision: Decision) -> str:
     what = f"LoRA rank {rank}" if rank else "all weights"
     what += f" in {found.where.products}"
     free = f"{machine.free / 1e9:.1f} GB of main memory"
-    told = f"[green]Fits[/] into {free}. `join` would train {what} on the CPU."
+    parts = found.parts(shape)
+    each = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts.summary().items())
+    told = f"[green]Fits[/] into {free}, {parts.total() / 1e9:.1f} GB at the peak ({each}). `join` "
+    told += f"would train {what} on the CPU, in micro-batches of "
+    told += f"{found.training.micro_batch_tokens:,} tokens."
     return f"{told} {escape(found.numbers)}." if found.numbers else told
 
 

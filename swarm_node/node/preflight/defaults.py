@@ -180,11 +180,18 @@ def rows_at_once(settings: Settings, shape: ModelConfig, *, on_gpu: bool, interl
         tasks = tasks_per_call(settings, shape, 0)
     else:
         experience, asked = settings.experience, tasks_per_call(settings, shape, None)
-        adapts = experience.external == "auto"  # without peers, own groups fill the batch
-        batch = experience.own + (experience.own if adapts else int(experience.external))
-        own = batch if adapts else experience.own
+        batch = batch_groups(settings)
+        # Without peers, own groups fill the batch.
+        own = batch if experience.external == "auto" else experience.own
         slots = most_at_once(own, batch, experience.max_lag, asked)
         tasks = min(slots, asked)
         if interleaved:
             tasks = min(slots, provision(tasks, OVER_PROVISION, 0))
     return min(MAX_ROWS, settings.sampling.group_size * tasks)
+
+
+def batch_groups(settings: Settings) -> int:
+    """Return the most groups of an update's batch."""
+    experience = settings.experience
+    others = experience.external
+    return experience.own + (experience.own if others == "auto" else int(others))

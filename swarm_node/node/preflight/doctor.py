@@ -18,16 +18,17 @@ from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
 from swarm_node.node.preflight.defaults import times_decide
 from swarm_node.node.preflight.facts import Card, Facts, find_gpu
 from swarm_node.node.preflight.fit import (
+    ONE_ANSWER,
     Fit,
     GpuMemory,
+    Lengths,
     Machine,
-    check_disk,
     computed_on,
     engine_of,
     fit,
-    shared_bytes,
 )
 from swarm_node.node.preflight.probe import Seen, time_products
+from swarm_node.node.preflight.room import check_disk, shared_bytes
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
@@ -110,21 +111,24 @@ def examine_fit(
 
 
 def examine(
-    facts: Facts, settings: Settings, shape: ModelConfig | None, turns: int = 1
+    facts: Facts,
+    settings: Settings,
+    shape: ModelConfig | None,
+    lengths: Lengths = ONE_ANSWER,
 ) -> list[Finding]:
-    """Judge all facts of a start with `settings` on an environment of `turns` turns, and a model of
-    this shape, None if unknown."""
+    """Judge all facts of a start with `settings` on tasks of these `lengths`, and a model of this
+    shape, None if unknown."""
     before = examine_machine(facts, settings)
     findings, machine = before
     if shape is None or machine is None or not _has_engine(findings):
         return findings
-    choose = partial(engine_of, settings, machine, shape, turns)
+    choose = partial(engine_of, settings, machine, shape, lengths)
     sampler: list[Finding] = []
     try:
         sampler += _sampler(facts, settings.sampling.engine, machine.where.device, choose)
         if facts.running or not _has_engine(sampler):  # a plan depends on the engine
             return _completed(findings, sampler)
-        found = fit(settings, shape, machine, turns)
+        found = fit(settings, shape, machine, lengths)
     except (ConfigError, ModelError) as error:
         text, _, remedy = str(error).partition(": ")
         if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free

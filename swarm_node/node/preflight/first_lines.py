@@ -11,7 +11,7 @@ from swarm_node.config.sources import HOME_SOURCE
 from swarm_node.node.preflight.doctor import Finding, amount, gib
 from swarm_node.node.preflight.facts import Facts
 from swarm_node.node.preflight.fit import Fit, Machine
-from swarm_node.policy.memory.footprint import footprint, longest_tokens
+from swarm_node.policy.memory.footprint import longest_tokens
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.gguf.directory import Dequantising, Quantised
 from swarm_node.policy.models.hub import Download
@@ -57,22 +57,15 @@ def start_lines(
 
 
 def _training(rate: float, found: Fit, shape: ModelConfig) -> Iterator[Line]:
-    plan, job = found.plan, found.job
+    plan, job, parts = found.plan, found.job, found.parts(shape)
     if plan is not None:
-        how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows
+        how, total, rows = plan.described(), plan.total, plan.rows
     else:
-        rows, on_cpu = job.rows, found.where.device == "cpu"
-        parts = footprint(
-            shape,
-            found.training,
-            device="cpu" if on_cpu else "cuda",
-            rows=rows,
-            max_new_tokens=job.longest,
-            one_base=job.one_base,
-        )
-        rank = found.training.lora_rank
-        what = f"LoRA rank {rank}" if rank else "all weights"
-        how, total = f"{what} in {job.dtype}, {rows} answers at once", parts.total()
+        rows, training = job.rows, found.training
+        what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
+        what += f" in {job.dtype}" + ", activations recomputed" * training.checkpointing
+        how = f"{what}, micro-batches of {training.micro_batch_tokens:,} tokens, "
+        how, total = f"{how}{rows} answers at once", parts.total()
     longest = longest_tokens(shape, job.longest)
     told = f"{how}, {job.described()} in contexts of up to "
     told += f"{longest:,}, learning rate {rate:g}"

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from swarm_node.config import Settings
 from swarm_node.config.model import with_keys
-from swarm_node.errors import ConfigError, HomeError, ModelError, extra_of
-from swarm_node.node.preflight.defaults import lora_rank, rows_at_once, typed
+from swarm_node.errors import ConfigError, ModelError, extra_of
+from swarm_node.node.preflight.defaults import (
+    PRETRAINED_WEIGHTS,
+    batch_groups,
+    lora_rank,
+    rows_at_once,
+    typed,
+)
 from swarm_node.policy.memory.footprint import (
-    KEPT_CHECKPOINTS,
+    PROMPT_TOKENS,
+    Footprint,
     TrainingMethod,
-    adapter_count,
-    checkpoint_bytes,
     footprint,
+    tokens_of_prompt,
 )
 from swarm_node.policy.memory.free import needed_memory
 from swarm_node.policy.memory.plan import (
@@ -53,7 +58,6 @@ from swarm_node.policy.sampling.vllm.engine import (
     choose_engine,
     installed_vllm,
 )
-from swarm_node.policy.weights import KEEP_VERSIONS
 
 _GIB = 1 << 30
 #: The shortest answers that are proposed.
@@ -64,6 +68,18 @@ _NO_HALF = (
     f"{_ADAPTERS_NEED_HALF}: set training.dtype to what the GPU has, or take the built-in "
     "sampler with `--sampler torch`"
 )
+
+
+class Lengths(NamedTuple):
+    """What an environment's tasks take: the most `turns` of a dialogue, and the UTF-8 bytes of the
+    longest of some prompts, 0 if they are not known."""
+
+    turns: int = 1
+    prompt_bytes: int = 0
+
+
+#: The lengths where nothing is known of the tasks.
+ONE_ANSWER: Final = Lengths()
 
 
 class GpuMemory(NamedTuple):
@@ -113,6 +129,12 @@ class Fit:
     def engine(self) -> EngineChoice:
         return EngineChoice(self.vllm, self.why)
 
+    def parts(self, shape: ModelConfig) -> Footprint:
+        """Return the memory for a model of `shape`: the plan's, or that of the CPU."""
+        if self.plan is not None:
+            return self.plan.parts
+        return _without_plan(shape, self.training, self.job)
+
 
 def computed_on(
     settings: Settings, found: Hardware, memory: Callable[[int, int], GpuMemory | None]
@@ -155,10 +177,13 @@ def card(settings: Settings, vram: int) -> Machine:
 
 
 def engine_of(
-    settings: Settings, machine: Machine, shape: ModelConfig | None = None, turns: int = 1
+    settings: Settings,
+    machine: Machine,
+    shape: ModelConfig | None = None,
+    lengths: Lengths = ONE_ANSWER,
 ) -> EngineChoice:
     """Return the engine that samples on `machine`, and the reason. With the model's `shape`, "auto"
-    takes the built-in sampler if only that fits dialogues of `turns` turns: it can share a base of
+    takes the built-in sampler if only that fits tasks of these `lengths`: it can share a base of
     four bits, too.
 
     Raises:
@@ -170,7 +195,7 @@ def engine_of(
         return choice
     built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the card")
     with_vllm, without = (
-        make_plan(shape, job_of(settings, machine, each, shape, turns), machine.gpu.free)
+        make_plan(shape, job_of(settings, machine, each, shape, lengths), machine.gpu.free)
         for each in (choice, built_in)
     )
     if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
@@ -182,10 +207,14 @@ def engine_of(
 
 
 def job_of(
-    settings: Settings, machine: Machine, engine: EngineChoice, shape: ModelConfig, turns: int = 1
+    settings: Settings,
+    machine: Machine,
+    engine: EngineChoice,
+    shape: ModelConfig,
+    lengths: Lengths = ONE_ANSWER,
 ) -> Job:
-    """Return this node's demands on a GPU for a model of this shape and dialogues of `turns` turns.
-    Settings that the user did not set stay open.
+    """Return this node's demands on a machine for a model of this shape and tasks of these
+    `lengths`. Settings that the user did not set stay open.
 
     Raises:
         ConfigError: settings do not fit together.
@@ -195,6 +224,7 @@ def job_of(
     four_bits = machine.bitsandbytes and alone and not engine.vllm
     one_base = alone and training.base != "own" and (machine.gpu is None or machine.ipc)
     one_base &= not engine.vllm or (training.base != "nf4" and can_share(shape, where.device))
+    prompt, turns = tokens_of_prompt(lengths.prompt_bytes), lengths.turns
     return Job(
         rows=rows_at_once(
             settings, shape, on_gpu=machine.gpu is not None, interleaved=engine.vllm and turns == 1
@@ -212,6 +242,10 @@ def job_of(
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
         turns=turns,
         repeats_heads=machine.gpu is not None and (machine.repeats_heads or not where.half),
+        # The cache of a GPU is made once, and has half as many rows for prompts that are longer.
+        prompt_tokens=prompt if machine.gpu is None else max(prompt, PROMPT_TOKENS),
+        groups=batch_groups(settings),
+        group_size=sampling.group_size,
     )
 
 
@@ -249,41 +283,47 @@ class Decision:
 _NOTHING = "take a machine with more memory"
 
 
-def fit(settings: Settings, shape: ModelConfig, machine: Machine, turns: int = 1) -> Fit:
+def fit(
+    settings: Settings, shape: ModelConfig, machine: Machine, lengths: Lengths = ONE_ANSWER
+) -> Fit:
     """Plan how a node with these settings trains and samples a model of this shape on `machine`, in
-    dialogues of `turns` turns.
+    tasks of these `lengths`.
 
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
-    decided = decide(settings, shape, machine, turns)
+    decided = decide(settings, shape, machine, lengths)
     if decided.found is None:
         raise ModelError(f"{decided.why}: {decided.advice}")
     return decided.found
 
 
-def decide(settings: Settings, shape: ModelConfig, machine: Machine, turns: int = 1) -> Decision:
+def decide(
+    settings: Settings, shape: ModelConfig, machine: Machine, lengths: Lengths = ONE_ANSWER
+) -> Decision:
     """Return the answer of `plan`, `doctor` and `join` for a model of this shape on `machine`.
 
     Raises:
         ModelError: `sampling.engine` cannot be had here.
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
-    decided = _decided(settings, shape, machine, turns)
+    decided = _decided(settings, shape, machine, lengths)
     if decided.found is not None:
         return decided
-    return replace(decided, instead=tuple(_remedies(settings, shape, machine, turns)))
+    return replace(decided, instead=tuple(_remedies(settings, shape, machine, lengths)))
 
 
-def _decided(settings: Settings, shape: ModelConfig, machine: Machine, turns: int) -> Decision:
+def _decided(
+    settings: Settings, shape: ModelConfig, machine: Machine, lengths: Lengths
+) -> Decision:
     """The answer without remedies."""
     where, numbers = typed(settings, shape, machine.where, machine.products)
     machine = replace(machine, where=where)
-    engine = engine_of(settings, machine, shape, turns)
+    engine = engine_of(settings, machine, shape, lengths)
     if engine.vllm and settings.sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    job = job_of(settings, machine, engine, shape, turns)
+    job = job_of(settings, machine, engine, shape, lengths)
     _check_base(settings, machine)
     made, ipc = None, False
     if machine.gpu is None:
@@ -331,14 +371,14 @@ def _millions(shape: ModelConfig) -> str:
 
 
 def _remedies(
-    settings: Settings, shape: ModelConfig, machine: Machine, turns: int
+    settings: Settings, shape: ModelConfig, machine: Machine, lengths: Lengths
 ) -> Iterator[Remedy]:
     """Changes after which a node starts, each tried. A smaller model is named where no other
     setting helps, and the CPU beside a GPU that is too small."""
 
     def fits(changed: Mapping[str, Any], of: ModelConfig = shape, on: Machine = machine) -> bool:
         try:
-            return _decided(with_keys(settings, changed), of, on, turns).found is not None
+            return _decided(with_keys(settings, changed), of, on, lengths).found is not None
         except (ConfigError, ModelError):
             return False
 
@@ -375,66 +415,31 @@ def _lighter(settings: Settings, machine: Machine, fits: Callable[..., bool]) ->
         tokens //= 2
 
 
-def check_disk(home: Path, shape: ModelConfig, found: Fit, room: int) -> str | None:
-    """Check the disk of `home`, on which checkpoints may take `room` bytes, existing ones
-    included. Returns a warning, None if all checkpoints to keep fit.
-
-    Raises:
-        HomeError: the first two do not fit. One must stay while the next is written.
-    """
-    rank, eight_bit = found.training.lora_rank, found.job.eight_bit
-    each = checkpoint_bytes(shape, rank, eight_bit=eight_bit)
-    if room >= KEPT_CHECKPOINTS * each:
-        return None
-    needs = (
-        f"a checkpoint takes {each / 1e9:,.1f} GB here, and {room / 1e9:,.1f} GB are free on the "
-        f"disk of {home}"
-    )
-    if room >= 2 * each:
-        return f"{needs}: fewer than {KEPT_CHECKPOINTS} will be kept"
-    smaller = checkpoint_bytes(shape, DEFAULT_RANK, eight_bit=eight_bit) / 1e9
-    lighter = (
-        f", or train adapters (training.lora_rank = {DEFAULT_RANK}), whose checkpoints take "
-        f"{smaller:,.1f} GB"
-    ) * (not rank)
-    raise HomeError(
-        f"{needs}, where two must fit: free {(2 * each - room) / 1e9:,.1f} GB there, give a "
-        f"home on another disk (--home){lighter}"
-    )
-
-
-def shared_bytes(shape: ModelConfig, found: Fit) -> int:
-    """Bytes of shared memory for passing weights to the sampler: the versions that are kept, the
-    next one, and a base that both processes map."""
-    rank, copies, width = found.training.lora_rank, KEEP_VERSIONS + 1, 2 if found.where.half else 4
-    if found.ipc:
-        return 0
-    if rank:
-        mapped = found.shares_base and found.where.device == "cpu"
-        versions = copies * 4 * adapter_count(shape, rank)
-        return versions + (width * shape.weight_count if mapped else 0)
-    return copies * width * shape.weight_count
-
-
 def _unplanned(
     settings: Settings, shape: ModelConfig, job: Job, machine: Machine
 ) -> TrainingMethod:
     """Choose a CPU trainer's method: the first with which this machine's processes fit its memory,
     else the one that takes least. All weights come before adapters, as in a plan."""
-    for way in unplanned_ways(job):
-        parts = footprint(
-            shape,
-            way,
-            device="cpu",
-            rows=job.rows,
-            max_new_tokens=job.longest,
-            one_base=job.one_base,
-        )
+    for way in unplanned_ways(job, small=shape.weight_count < PRETRAINED_WEIGHTS):
+        parts = _without_plan(shape, way, job)
         others = settings.run.trainer_processes - 1
         others *= parts.trainer_weights + parts.optimizer + parts.activations
         if parts.total() + others <= machine.free * (1 - SPARE):
             break
     return way
+
+
+def _without_plan(shape: ModelConfig, training: TrainingMethod, job: Job) -> Footprint:
+    return footprint(
+        shape,
+        training,
+        device="cpu",
+        rows=job.rows,
+        max_new_tokens=job.longest,
+        one_base=job.one_base,
+        vllm=job.vllm,
+        prompt_tokens=job.prompt_tokens,
+    )
 
 
 def _base(settings: Settings, *, possible: bool) -> Literal["auto", "whole", "nf4"]:

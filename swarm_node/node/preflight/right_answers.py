@@ -15,6 +15,7 @@ from swarm_node.config.model import EnvironmentTable
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.judging.judge import FailedAnswer
 from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splitting import some_tasks
 from swarm_node.errors import ConfigError
 from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.loops.tasks import chosen_families
@@ -138,7 +139,14 @@ def _told(failed: FailedAnswer) -> str:
     return " ".join(filter(None, (failed.place and f"{failed.place},", answer, failed.why)))
 
 
-async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> list[Finding]:
+class Rows(NamedTuple):
+    """A list whose rows were judged, and the UTF-8 bytes of the longest of some of its prompts."""
+
+    findings: list[Finding]
+    prompt_bytes: int
+
+
+async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> Rows:
     """Judge the rows of the list that `table` names, as every start does.
 
     Raises:
@@ -154,12 +162,14 @@ async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) 
             scored = await score_family(host, info, family, seconds / len(families))
             said = judged(scored, table.accept)
             found += [said] if said is not None else []
+        prompts = await host.render(some_tasks(info.name, info.version, info.families))
     finally:
         await host.close()
-    return [Finding("rows", _LEVELS[said.level], said.text, said.remedy) for said in found]
+    findings = [Finding("rows", _LEVELS[said.level], said.text, said.remedy) for said in found]
+    return Rows(findings, max(len(prompt.encode(errors="replace")) for prompt in prompts))
 
 
-def check_rows(table: EnvironmentTable) -> list[Finding]:
+def check_rows(table: EnvironmentTable) -> Rows:
     """Judge the rows of the list that `table` names before a node starts with it.
 
     Raises:
@@ -167,7 +177,7 @@ def check_rows(table: EnvironmentTable) -> list[Finding]:
         UnknownTaskError, ChildError: see `score_family`.
     """
     found = asyncio.run(examine_rows(table))
-    for each in found:
+    for each in found.findings:
         if each.level == "error":
             raise ConfigError(f"environment.options: {each.found}: {each.remedy}")
     return found

@@ -35,13 +35,15 @@ from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.defaults import PRETRAINED_WEIGHTS, torch_threads
-from swarm_node.node.preflight.fit import Fit, shared_bytes
+from swarm_node.node.preflight.fit import Fit
+from swarm_node.node.preflight.room import shared_bytes
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble, assemble_member
 from swarm_node.node.start.derive import (
     Resolved,
     cache_shape,
     engine_plan,
+    most_rows,
     trainer_settings,
 )
 from swarm_node.node.start.screen import Screen
@@ -238,6 +240,7 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
         model.directory,
         found.where,
         codec=model.codec,
+        max_rows=most_rows(model.config, found),
         shape=cache_shape(settings, model.config, found),
         threads=torch_threads(settings, model.config),
         shares=found.shares_base,

@@ -12,9 +12,15 @@ from typing import Any
 
 from swarm_node.config import Settings
 from swarm_node.config.model import differing
+from swarm_node.environments.presets import Tried, prompt_bytes
 from swarm_node.node.home.home import Home
-from swarm_node.node.preflight.defaults import for_model, for_training, torch_threads
-from swarm_node.node.preflight.fit import Fit, Machine, fit
+from swarm_node.node.preflight.defaults import (
+    PRETRAINED_WEIGHTS,
+    for_model,
+    for_training,
+    torch_threads,
+)
+from swarm_node.node.preflight.fit import Fit, Lengths, Machine, fit
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
@@ -23,6 +29,7 @@ from swarm_node.policy.memory.footprint import TrainingMethod, context_tokens
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.decoding import CacheShape
+from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
 from swarm_node.policy.training.update.settings import Published, TrainerSettings
@@ -64,18 +71,21 @@ def resolve_start(
     named: Sequence[str],
     shape: ModelConfig,
     machine: Machine,
-    turns: int = 1,
+    tried: Tried | None = None,
 ) -> Resolved:
     """Resolve the settings `given` of a start, once: by the newest checkpoint of `home`, a model of
-    `shape`, the `machine`, the `turns` of the environment, and the addresses that the ticket
-    `named`. What the user set stays.
+    `shape`, the `machine`, the environment that was `tried` (None: one of unknown questions), and
+    the addresses that the ticket `named`. What the user set stays.
 
     Raises:
         ModelError, ConfigError: see `fit`.
     """
     going_on = resumed(given, home.checkpoints)
     suited = for_model(going_on, shape)
-    found = fit(suited, shape, machine, turns)
+    lengths = Lengths()
+    if tried is not None:
+        lengths = Lengths(tried.turns, prompt_bytes(tried, suited.environment.options))
+    found = fit(suited, shape, machine, lengths)
     rows = 0 if found.plan is None else found.plan.rows
     trained = for_training(suited, shape, found.training, rows)
     settings = _dialling(trained, named)
@@ -88,7 +98,7 @@ def resolve_start(
     ):
         told |= dict.fromkeys(differing(before, after), source)
         before = after
-    alone = partial(fit, settings, shape, replace(machine, ipc=False), turns)
+    alone = partial(fit, settings, shape, replace(machine, ipc=False), lengths)
     return Resolved(settings, found, told, alone)
 
 
@@ -173,8 +183,16 @@ def cache_shape(settings: Settings, model: ModelConfig, found: Fit) -> CacheShap
         return None
     rows = found.job.rows if found.plan is None else found.plan.rows
     # Matrix products on a GPU want rows of 16 bytes.
-    context = -(-context_tokens(model, _longest(settings, found)) // 8) * 8
-    return CacheShape(rows, context)
+    context = context_tokens(model, _longest(settings, found), found.job.prompt_tokens)
+    return CacheShape(rows, -(-context // 8) * 8)
+
+
+def most_rows(model: ModelConfig, found: Fit) -> int:
+    """Return the most answers that the built-in sampler samples at once. On a CPU, where the cache
+    grows with each batch, an evaluation has no more of them than the plan. Those of a small model
+    take next to nothing, and it is faster with many."""
+    planned = found.where.device == "cpu" and model.weight_count >= PRETRAINED_WEIGHTS
+    return min(MAX_ROWS, found.job.rows) if planned else MAX_ROWS
 
 
 def _longest(settings: Settings, found: Fit) -> int:

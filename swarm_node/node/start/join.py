@@ -47,8 +47,8 @@ from swarm_node.node.preflight.first_lines import (
     start_lines,
     tickets_line,
 )
-from swarm_node.node.preflight.fit import check_disk
 from swarm_node.node.preflight.right_answers import check_rows
+from swarm_node.node.preflight.room import check_disk
 from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
@@ -111,7 +111,9 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     _require(of_choice(given))
     if tried.lists:
         screen.step("rows")
-        screen.tell([finding_line(each) for each in check_rows(environment)])
+        rows = check_rows(environment)
+        screen.tell([finding_line(each) for each in rows.findings])
+        tried = tried._replace(prompt_bytes=rows.prompt_bytes)
     ticket = redeemed(given, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
     start, model = _admitted(given, sources.origins(), home, ticket, tried, screen)
@@ -170,7 +172,7 @@ def _admitted(
     def admit(shape: ModelConfig) -> None:
         known = timed(facts, given, shape)
         machine = machine_of(known, given)
-        start = resolve_start(given, origins, home, named, shape, machine, tried.turns)
+        start = resolve_start(given, origins, home, named, shape, machine, tried)
         check_disk(facts.home, shape, start.fit, facts.disk)
         findings = examine_fit(before, facts, start.settings, shape, start.fit)
         refuse(findings)
@@ -220,7 +222,7 @@ def join_as_member(
     tried = try_environment(environment.name, environment.options)
     _require(of_choice(given))
     if tried.lists:
-        wrong = [each for each in check_rows(environment) if each.level != "ok"]
+        wrong = [each for each in check_rows(environment).findings if each.level != "ok"]
         Screen().tell([finding_line(each) for each in wrong])
     if tried.turns > 1:
         raise ConfigError(

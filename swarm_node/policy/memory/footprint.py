@@ -18,13 +18,19 @@ Device = Literal["cpu", "cuda"]
 #: Logits that may be held at once whatever the memory, in elements: smaller pieces read the head
 #: more often than they save memory (docs/research/benchmarks.md).
 LEAST_LOGITS = 1 << 24
-#: Tokens of a typical prompt: a guess.
+#: Tokens of a typical prompt where the environment's are not known, and the least for a GPU.
 PROMPT_TOKENS = 256
+#: Tokens that a chat template adds, and bytes of a question for each of its tokens. Words have four
+#: and more, but digits and single letters are tokens of their own.
+_TEMPLATE_TOKENS, _TOKEN_BYTES = 48, 2
 #: Tokens of a reply between two turns of a dialogue: its most characters at four a token.
 REPLY_TOKENS = 256
 #: So many checkpoints are on a disk that has the room, the one that is being written included.
 KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
+#: On a CPU the processes of a node without a model: code and libraries (`benchmarks/real_shapes.py`
+#: measured 931 and 974 MiB, docs/research/one-gpu.md).
+PROCESSES = 950 * _MIB
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
 CONTEXT = 512 * _MIB
 #: Bytes that NCCL takes of each GPU on which several processes work together, and bytes of one
@@ -43,6 +49,9 @@ _MOMENTS, _MOMENTS_8BIT = 8, 2
 #: Tokens of one prefill step.
 PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
+#: A sequence of answers to one prompt has at most so many tokens, at most this share of its rows'
+#: tokens, and at most so many keys for each token (packing.py, which says why).
+MOST_SHARED_TOKENS, WORTHWHILE, MOST_KEYS = 2048, 0.7, 8
 #: Copies of keys and values per token where eight answers of 24 tokens share a typical prompt: each
 #: answer has its own (attention.py). Sequences of their own have none.
 SHARED_KEYS = 5
@@ -77,8 +86,8 @@ class Footprint:
     """Bytes of each part on one device, the first of several. `optimizer` has gradients and
     moments, `kv` keys and values, and `activations` the largest micro-batch with its logits.
     `workspace` is the sampler's temporary memory. `published` are the copies by which weights reach
-    the sampler, if they are in this memory. `reserve` are the contexts of the processes, NCCL's
-    buffers, and the sampler's CUDA graphs."""
+    the sampler, if they are in this memory. `reserve` are, on a GPU, the contexts of the processes,
+    NCCL's buffers, and the sampler's CUDA graphs, and on a CPU the processes without a model."""
 
     sampler_weights: int
     trainer_weights: int
@@ -131,14 +140,15 @@ def footprint(
     one_base: bool = False,
     vllm: bool = False,
     cards: int = 1,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> Footprint:
     """The memory on `device` for training `model` and sampling `rows` answers of `max_new_tokens`
-    at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
-    a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
-    do not. With adapters, these alone are published; with `one_base`, the sampler shares the
-    trainer's frozen weights. With `vllm`, vLLM samples and not the built-in sampler. An engine is
-    spread over `cards` GPUs: weights, keys and values."""
-    width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
+    to prompts of `prompt_tokens` at once. Trained weights are float32; frozen ones and the
+    sampler's have the trainer's type. On a CPU, published weights stay in this memory, in the
+    trainer or in shared memory. Those of a GPU do not. With adapters, these alone are published;
+    with `one_base`, the sampler shares the trainer's frozen weights. With `vllm`, vLLM samples and
+    not the built-in sampler. An engine is spread over `cards` GPUs: weights, keys and values."""
+    width, context = _size(training.dtype), context_tokens(model, max_new_tokens, prompt_tokens)
     trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
     adapters = width * trained if training.lora_rank else 0
@@ -154,15 +164,18 @@ def footprint(
     reserve = 2 * CONTEXT + graphs
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
     kept = activations * _KEPT[width] // 100 if device == "cpu" else 0
+    # Without vLLM the cache of a CPU grows with each batch: nothing is kept for longer ones.
+    grows = device == "cpu" and not vllm
+    slots = rows * context if grows else kv_slots(model, rows, max_new_tokens, context)
     return Footprint(
         sampler_weights=sampled,
         trainer_weights=4 * held + (base if training.lora_rank else 0),
         optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * held,
-        kv=-(-kv_bytes(model, rows, max_new_tokens, width) // cards),
+        kv=-(-2 * model.num_hidden_layers * model.key_value_size * width * slots // cards),
         activations=activations + kept,
         workspace=_workspace(model, rows, context, width) + again,
         published=(adapters or base) if device == "cpu" else 0,
-        reserve=reserve if device == "cuda" else 0,
+        reserve=reserve if device == "cuda" else PROCESSES,
     )
 
 
@@ -229,9 +242,35 @@ def frozen_bytes(model: ModelConfig, training: TrainingMethod) -> int:
     return width * (model.weight_count - quantized) + quantized // 2 + quantized // 16
 
 
-def context_tokens(model: ModelConfig, max_new_tokens: int) -> int:
-    """Tokens of a typical prompt with its answer."""
-    return min(model.max_position_embeddings, PROMPT_TOKENS + max_new_tokens)
+def tokens_of_prompt(longest: int) -> int:
+    """Tokens of a prompt of `longest` UTF-8 bytes with its chat template; 0 bytes stand for a
+    length that nobody knows. An estimate: a plan is made before there is a tokenizer."""
+    if not longest:
+        return PROMPT_TOKENS
+    return min(_PROMPT_ROOM, _TEMPLATE_TOKENS + -(-longest // _TOKEN_BYTES))
+
+
+def group_tokens(prompt: int, answer: int, answers: int) -> int:
+    """Tokens that the trainer computes for `answers` of `answer` tokens to one prompt, which it
+    computes once where that pays (`packing.sequences`). Shorter answers take fewer."""
+
+    def sequence(count: int) -> int:
+        """Tokens of one sequence of so many answers, or of as many sequences."""
+        together, apart = prompt + count * answer, count * (prompt + answer)
+        return together if together <= WORTHWHILE * apart else apart
+
+    most = max(1, (MOST_SHARED_TOKENS - prompt) // answer)
+    while most > 1 and most * (prompt + answer) > MOST_KEYS * (prompt + most * answer):
+        most -= 1
+    full, left = divmod(answers, most)
+    return full * sequence(most) + (sequence(left) if left else 0)
+
+
+def context_tokens(
+    model: ModelConfig, max_new_tokens: int, prompt_tokens: int = PROMPT_TOKENS
+) -> int:
+    """Tokens of a prompt with its answer."""
+    return min(model.max_position_embeddings, prompt_tokens + max_new_tokens)
 
 
 def longest_tokens(model: ModelConfig, max_new_tokens: int) -> int:
@@ -239,12 +278,10 @@ def longest_tokens(model: ModelConfig, max_new_tokens: int) -> int:
     return min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens)
 
 
-def kv_bytes(model: ModelConfig, rows: int, max_new_tokens: int, width: int) -> int:
-    """Bytes of keys and values, at 2·L·k·`width` bytes per token. They hold `rows` typical
-    sequences, and at least one of the longest with a spare block."""
-    token = 2 * model.num_hidden_layers * model.key_value_size * width
-    longest = longest_tokens(model, max_new_tokens) + 128
-    return token * max(rows * context_tokens(model, max_new_tokens), longest)
+def kv_slots(model: ModelConfig, rows: int, max_new_tokens: int, context: int) -> int:
+    """Tokens whose keys and values a cache holds that is made once: `rows` sequences of `context`,
+    and at least one of the longest with a spare block."""
+    return max(rows * context, longest_tokens(model, max_new_tokens) + 128)
 
 
 def activation_bytes(model: ModelConfig, training: TrainingMethod, *, longest_row: int) -> int:

@@ -41,13 +41,12 @@ def needed_memory(
         max_new_tokens=1,
         one_base=one_base,
     )
+    # Code and libraries, of which this process has loaded its own, are left to the plan.
+    needed = parts.resident - parts.reserve
     # Of trained weights each process reads its part; a frozen base is whole in each.
-    needed = parts.resident + (
-        (2 if placement.half else 4) * config.weight_count * (trainer_processes - 1)
-        if lora_rank
-        else 0
-    )
-    if lora_rank:  # without the memory for a copy of all weights, training waits for the write
+    if lora_rank:
+        needed += (2 if placement.half else 4) * config.weight_count * (trainer_processes - 1)
+        # Without the memory for a copy of all weights, training waits for the write.
         needed += checkpoint_bytes(config, lora_rank)
     return needed
 

@@ -5,13 +5,14 @@ alone.
 Candidate plans are tried in the order of their cost, and the first that fits is taken. The order
 is: all weights before LoRA, a whole base before one of four bits a weight, both resident ("split")
 before an engine that sleeps while the trainer works ("sleep"), all rows at once before fewer, kept
-activations before recomputed ones, large micro-batches before small ones. No candidate depends on
-the memory. So more memory never gives a worse plan, and a larger model never a better one.
+activations before recomputed ones, large micro-batches before small ones, of which none is larger
+than a batch. No candidate depends on the memory. So more memory never gives a worse plan, and a
+larger model never a better one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -19,11 +20,13 @@ from typing import Literal
 
 from swarm_node.policy.memory.footprint import (
     PREFILL_TOKENS,
+    PROMPT_TOKENS,
     REPLY_TOKENS,
     Footprint,
     TrainingMethod,
     engine_cards,
     footprint,
+    group_tokens,
     longest_tokens,
 )
 from swarm_node.policy.models.config import ModelConfig
@@ -41,6 +44,10 @@ SPARE = 0.05
 START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
+#: The same on a CPU, which gains nothing from larger ones (docs/models.md has the measurement).
+_CPU_TOKENS = (1024, 512)
+#: A smaller micro-batch is rounded up to so many tokens.
+_ROUNDED = 128
 #: Rows that are tried below those that are wanted.
 _FEWER_ROWS = (192, 128, 96, 64, 48, 32, 24, 16, 12, 8)
 #: Setting -> for each try, in order: True for a frozen base of four bits a weight.
@@ -56,7 +63,8 @@ class Job:
     trainer works. With `one_base`, the sampler shares the trainer's frozen weights. With `vllm`,
     vLLM samples. `base` says how a frozen base may be held. `processes` processes train, each on a
     GPU of its own, and an engine may be spread over `cards` of these. For `repeats_heads` see
-    `TrainingMethod`."""
+    `TrainingMethod`. A prompt has `prompt_tokens`, and the batch of an update at most `groups`
+    groups of `group_size` answers."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -71,6 +79,15 @@ class Job:
     cards: int = 1
     turns: int = 1
     repeats_heads: bool = False
+    prompt_tokens: int = PROMPT_TOKENS
+    groups: int = 8
+    group_size: int = 8
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of the largest batch of an update, rounded up."""
+        group = group_tokens(self.prompt_tokens, self.longest, self.group_size)
+        return -(-self.groups * group // _ROUNDED) * _ROUNDED
 
     @property
     def longest(self) -> int:
@@ -206,14 +223,17 @@ def _made(model: ModelConfig, job: Job) -> Iterator[Plan]:
                     one_base=job.one_base,
                     vllm=job.vllm,
                     cards=cards,
+                    prompt_tokens=job.prompt_tokens,
                 )
                 yield Plan(0, training, sharing, rows, longest, parts, cards)
 
 
-def unplanned_ways(job: Job) -> Iterator[TrainingMethod]:
-    """The ways to train in the order of their cost, where no GPU is planned for."""
+def unplanned_ways(job: Job, *, small: bool = False) -> Iterator[TrainingMethod]:
+    """The ways to train in the order of their cost, where no GPU is planned for. On a model so
+    `small` that its operations take no time beside their calls, micro-batches are large ones."""
+    sizes = (_KEPT_TOKENS, _RECOMPUTED_TOKENS) if small else (_CPU_TOKENS, _CPU_TOKENS)
     for nf4, rank in _frozen_and_ranks(job):
-        yield from _ways_to_train(rank, job, nf4=nf4)
+        yield from _ways_to_train(rank, job, nf4=nf4, sizes=sizes)
 
 
 def _frozen_and_ranks(job: Job) -> Iterator[tuple[bool, int]]:
@@ -223,10 +243,17 @@ def _frozen_and_ranks(job: Job) -> Iterator[tuple[bool, int]]:
     return ((nf4, rank) for nf4, rank in product(_BASES[job.base], ranks) if rank or not nf4)
 
 
-def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[TrainingMethod]:
-    """The ways to train `rank` in the order of their cost: the last takes the least memory."""
+def _ways_to_train(
+    rank: int,
+    job: Job,
+    *,
+    nf4: bool,
+    sizes: tuple[Sequence[int], Sequence[int]] = (_KEPT_TOKENS, _RECOMPUTED_TOKENS),
+) -> Iterator[TrainingMethod]:
+    """The ways to train `rank` in the order of their cost: the last takes the least memory. `sizes`
+    are micro-batches of which activations are kept, and those of which they are recomputed."""
     for recompute in (False, True):
-        for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
+        for tokens in dict.fromkeys(min(size, job.batch_tokens) for size in sizes[recompute]):
             yield TrainingMethod(
                 lora_rank=rank,
                 checkpointing=recompute,

@@ -61,7 +61,9 @@ def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
     assert lines["device"].text.startswith("CPU, 8.0 GB")
     assert lines["sampler"].text.endswith("the CPU")
     assert lines["model"].text.startswith("tiny, 0.2")
-    assert re.findall(r"[\d.,e-]*\d", lines["trains"].text) == ["32", "64", "24", "1,024", "1e-05"]
+    assert re.findall(r"[\d.,e-]*\d", lines["trains"].text) == [
+        *("32", "2,816", "64", "24", "1,024", "1e-05")
+    ]
     assert lines["tasks"].text.endswith("families: alphabet")
     assert lines["home"].fields == {"home": str(tmp_path)}
     parts = lines["memory"].fields["parts"]

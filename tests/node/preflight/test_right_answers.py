@@ -59,7 +59,9 @@ def table(path: Path, *, accept: bool = False) -> EnvironmentTable:
 async def test_rows_whose_own_answer_fails_are_named_and_more_than_one_in_a_hundred_refused(
     tmp_path: Path, wrong: list[int], accept: bool, level: str
 ) -> None:
-    (found,) = await examine_rows(table(written(tmp_path, 100, *wrong), accept=accept))
+    rows = await examine_rows(table(written(tmp_path, 100, *wrong), accept=accept))
+    (found,) = rows.findings
+    assert rows.prompt_bytes > 0
     assert (found.subject, found.level) == ("rows", level)
     assert [line for line in range(2, 102) if f"line {line}," in found.found] == wrong
     assert found.found.count("scores 0") == len(wrong)

@@ -28,6 +28,8 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.preflight.fit import Machine, card, decide, job_of
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,
+    PROCESSES,
+    PROMPT_TOKENS,
     REPLY_TOKENS,
     SHARED_KEYS,
     Footprint,
@@ -38,9 +40,19 @@ from swarm_node.policy.memory.footprint import (
     engine_cards,
     footprint,
     graph_sizes,
+    group_tokens,
     logit_elements,
+    longest_tokens,
+    tokens_of_prompt,
 )
-from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan
+from swarm_node.policy.memory.plan import (
+    DEFAULT_RANK,
+    SPARE,
+    Job,
+    least_plan,
+    make_plan,
+    unplanned_ways,
+)
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import ALIASES
@@ -116,7 +128,8 @@ def test_a_card_of_12_gb_trains_a_middling_model_with_lora_and_one_of_80_all_of_
     small, large = make_plan(model, Job(), 12 * GIB), make_plan(model, Job(), 80 * GIB)
     assert (small.training.lora_rank, small.training.dtype) == (DEFAULT_RANK, "bfloat16")
     assert small.rows == 64
-    assert large.training == TrainingMethod(0, False, 8192, "bfloat16")
+    # All of a batch: eight groups of a prompt and eight answers.
+    assert large.training == TrainingMethod(0, False, 8 * (256 + 8 * 24), "bfloat16")
     assert small.total <= 12 * GIB * (1 - SPARE)
     assert (small.sharing, small.sleep_level) == ("split", 0)
     assert {"rank", str(DEFAULT_RANK), "bfloat16,"} <= set(small.described().split())
@@ -166,7 +179,7 @@ def test_cuda_graphs_take_memory_and_cover_all_rows() -> None:
         return parts.reserve
 
     half = TrainingMethod(32, dtype="bfloat16")
-    assert reserve("cpu", False, half) == reserve("cpu", True, half) == 0
+    assert reserve("cpu", False, half) == reserve("cpu", True, half) == PROCESSES
     # Two contexts; four graphs of 28 layers, each with and without adapters.
     assert reserve("cuda", True, half) == (1 << 30) + 4 * 28 * 2 * (1 << 17)
     # Each of two windows, with the logits that it results in.
@@ -501,3 +514,47 @@ def test_the_command_refuses_in_one_line() -> None:
     assert (done.exit_code, done.stdout) == (1, "")
     assert "config.json" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("vllm", [False, True])
+def test_only_a_cache_that_is_made_once_has_room_for_the_longest_sequence(
+    device: Literal["cpu", "cuda"], vllm: bool
+) -> None:
+    model = shape("qwen2.5-0.5b")
+    token = 2 * model.num_hidden_layers * model.key_value_size * 4
+
+    def tokens(rows: int, prompt: int) -> float:
+        how = {"rows": rows, "max_new_tokens": 16, "prompt_tokens": prompt, "vllm": vllm}
+        return footprint(model, TrainingMethod(16), device=device, **how).kv / token
+
+    once = device == "cuda" or vllm
+    assert tokens(32, 40) == (longest_tokens(model, 16) + 128 if once else 32 * 56)
+    assert tokens(64, 200) == 64 * 216
+
+
+def test_a_micro_batch_is_no_larger_than_a_batch() -> None:
+    model = shape("qwen2.5-0.5b")
+    for job in (
+        Job(32, 16, prompt_tokens=40, groups=4),
+        Job(64, 128, prompt_tokens=100, groups=8),
+        Job(64, 512, 16),
+        Job(16, 64, prompt_tokens=500, groups=2, group_size=4, turns=3),
+    ):
+        ways = [*unplanned_ways(job), *unplanned_ways(job, small=True)]
+        plans = [make_plan(model, job, gib * GIB) for gib in (8, 24, 80)]
+        for way in [*ways, *(plan.training for plan in plans if plan)]:
+            assert 0 < way.micro_batch_tokens <= job.batch_tokens
+        group = group_tokens(job.prompt_tokens, job.longest, job.group_size)
+        assert 0 <= job.batch_tokens - job.groups * group < 128
+    # On a CPU a large one gains nothing.
+    assert next(unplanned_ways(Job(64, 512))).micro_batch_tokens == 1024
+    assert next(unplanned_ways(Job(64, 512), small=True)).micro_batch_tokens == 8192
+
+
+def test_a_prompt_of_unknown_length_is_a_typical_one() -> None:
+    assert tokens_of_prompt(0) == PROMPT_TOKENS
+    found = [tokens_of_prompt(size) for size in (1, 40, 400, 10**6)]
+    assert found == sorted(found)
+    assert 20 < found[1] < 100 < 200 < found[2] < 400
+    assert found[-1] == longest_tokens(shape("qwen2.5-0.5b"), 16) - 16

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import MOST_KEYS, MOST_SHARED_TOKENS, WORTHWHILE
 
-#: A shared sequence has at most so many tokens, and at most this share of its rows' tokens: masked
-#: attention costs twice as much as causal attention, and must not cost more than sharing saves.
-MOST_SHARED_TOKENS = 2048
-_WORTHWHILE = 0.7
-#: Most keys of a shared sequence for each of its tokens: each answer copies those of the prompt.
-_MOST_KEYS = 8
+# A shared sequence has at most MOST_SHARED_TOKENS, and at most the share WORTHWHILE of its rows'
+# tokens: masked attention costs twice as much as causal attention, and must not cost more than
+# sharing saves. It has at most MOST_KEYS keys for each of its tokens, because each answer copies
+# those of the prompt.
 #: Most padding in a micro-batch: this share of its tokens, or the tokens that one more micro-batch
 #: would cost (benchmarks/trainer.py measures both).
 _PADDING_SHARE = 0.1
@@ -90,7 +89,7 @@ def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -
     for alike in by_prompt.values():
         for pack in _cut(rows, alike, min(most_tokens, MOST_SHARED_TOKENS)):
             apart = sum(len(rows[index]) for index in pack)
-            together = shared_length(rows, pack) <= _WORTHWHILE * apart
+            together = shared_length(rows, pack) <= WORTHWHILE * apart
             found.extend([pack] if together else [[index] for index in pack])
     return found
 
@@ -132,7 +131,7 @@ def _cut(rows: Sequence[TrainRow], alike: Sequence[int], most_tokens: int) -> li
     for index in alike:
         keys += len(rows[index])
         together = shared_length(rows, [*packs[-1], index]) if packs else 0
-        if packs and together <= most_tokens and keys <= _MOST_KEYS * together:
+        if packs and together <= most_tokens and keys <= MOST_KEYS * together:
             packs[-1].append(index)
         else:
             packs.append([index])

@@ -12,7 +12,7 @@ from torch import nn
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod, logit_elements
-from swarm_node.policy.memory.shortage import free_caches, out_of_memory
+from swarm_node.policy.memory.shortage import free_caches, out_of_memory, trim_heap
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.placement import Precision
 from swarm_node.policy.training.objective.logprobs import (
@@ -166,7 +166,10 @@ class GradientPass:
         mine = self._rounds(rows)
         if self._reference is not None:
             references = self._reference.judge(self._model, rows, self._temperature, mine)
-        for indices in mine:
+        on_cpu = self._parameters[0].device.type == "cpu"
+        for number, indices in enumerate(mine):
+            if number and on_cpu:
+                trim_heap()
             part = [rows[index] for index in indices] or [min(rows, key=len)]
             logp, entropy = completion_scores(
                 self._model, part, self._temperature, self._most_logits

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import group_tokens
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.packing import (
@@ -228,3 +229,12 @@ def test_one_row_of_a_dialogue_has_the_log_probs_and_gradients_of_its_turns_apar
     torch.testing.assert_close(together, alone, rtol=0.0, atol=1e-5)
     for name, part in model.named_parameters():
         torch.testing.assert_close(shared[name], part.grad, rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(1, 3000), st.integers(1, 600), st.integers(1, 40))
+def test_a_plan_counts_the_tokens_of_a_group_as_they_are_packed(
+    prompt: int, answer: int, answers: int
+) -> None:
+    rows = [row(prompt, answer)] * answers
+    packed = sum(shared_length(rows, pack) for pack in sequences(rows))
+    assert group_tokens(prompt, answer, answers) == packed
