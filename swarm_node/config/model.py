@@ -100,7 +100,10 @@ class Sampling(Table):
         16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8, on a GPU 8 to 16."
     )
     max_new_tokens: int = Field(
-        24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
+        24,
+        ge=1,
+        le=32_768,
+        description="Longest completion; a pretrained model: 512, of preset graded 24.",
     )
     temperature: float = Field(
         1.0, gt=0, le=10, description="Softmax temperature; a pretrained model: 0.7."
