@@ -46,7 +46,7 @@ def start_lines(
     if not shape.native:
         yield Line(
             "decoder",
-            f"no native decoder for {shape.model_type}: transformers' own code, slower",
+            f"no native decoder for this {shape.model_type}: transformers' own code, slower",
             {"decoder": shape.architecture, "native": False},
         )
     yield from _training(settings.training.learning_rate, found, shape)
