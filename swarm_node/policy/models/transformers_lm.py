@@ -84,7 +84,9 @@ class TransformersLM(nn.Module):
         model = cls(ModelConfig.from_directory(path))
         model.load_hf_state(stored_weights(path))
         model.check_sampling()
-        return model.to(dtype)
+        for parameter in model.parameters():  # not rotary angles, which need float32
+            parameter.data = parameter.data.to(dtype)
+        return model
 
     @property
     def embedding(self) -> nn.Parameter:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models import transformers_config
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.lora import ADAPTER_FILE
@@ -244,6 +245,17 @@ def test_recomputed_activations_give_the_same_gradient(small: Callable[[str], Pa
     assert found[0].entropy == pytest.approx(found[1].entropy, rel=1e-5)
 
 
+def test_rotary_angles_stay_float32_in_half_precision(small: Callable[[str], Path]) -> None:
+    model = TransformersLM.from_directory(small("gemma3_text"), torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in model.buffers() if each.is_floating_point()} == {torch.float32}
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        whole = TransformersLM.from_directory(small("gemma3_text"))(ids).log_softmax(-1)
+        half = model(ids).float().log_softmax(-1)
+    assert float((whole - half).abs().mean()) < 0.05
+
+
 def test_a_published_adapter_of_another_model_changes_nothing(
     small: Callable[[str], Path],
 ) -> None:
@@ -298,6 +310,7 @@ def test_the_digest_covers_the_function_and_nothing_else(
     assert policy_digests(other)[0] != policy_digests(path)[0]
 
 
+@pytest.mark.slow(reason="starts two children that import transformers")
 def test_code_of_a_repository_never_runs(small: Callable[[str], Path], tmp_path: Path) -> None:
     trap = "raise SystemExit('ran')\n"
     place = rewritten(
@@ -306,7 +319,11 @@ def test_code_of_a_repository_never_runs(small: Callable[[str], Path], tmp_path:
         auto_map={"AutoConfig": "trap.Config", "AutoModelForCausalLM": "trap.Model"},
     )
     (place / "trap.py").write_text(trap)
+    transformers_config._known.clear()
     assert resolve(str(place)) == place.resolve()
+    by_child = ModelConfig.from_directory(place)
+    transformers_config._known.clear()
+    assert ModelConfig.from_directory(place) == by_child
     TransformersLM.from_directory(place)
     place = rewritten(place, tmp_path / "unknown", model_type="trap")
     with pytest.raises(ModelError, match="no causal model of transformers"):
