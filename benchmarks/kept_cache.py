@@ -108,6 +108,7 @@ def compare(rate: float, updates: int, new_tokens: int, place: Path) -> None:
     (place / "weights").mkdir(parents=True)
     host = TrainerHost(resolve("tiny"), place / "checkpoints", place / "weights", settings)
     new = host.core.model
+    assert isinstance(new, CausalLM)
     before = sample(new, new, new_tokens, 1, kept=True).batch
     host.update(before)  # so that the optimizer has moments
     old = copied(new)

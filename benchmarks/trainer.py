@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def filled(rows: Sequence[Any], token_budget: int) -> list[list[int]]:
+def filled(rows: Sequence[Any], token_budget: int, share: bool = True) -> list[list[int]]:
     """The rival: as many rows as the budget takes, longest first."""
     groups: list[list[int]] = []
     longest = 0

@@ -181,10 +181,9 @@ def make_model() -> Callable[..., Path]:
             "tie_word_embeddings": True,
             "eos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
         }
-        family = model_type.capitalize()
-        config = getattr(transformers, f"{family}Config")(**{**shape, **changes})
+        config = transformers.CONFIG_MAPPING[model_type](**{**shape, **changes})
         transformers.set_seed(7)
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
         model.save_pretrained(path, max_shard_size=shard)
         tokenizer.save_pretrained(path)
         return path

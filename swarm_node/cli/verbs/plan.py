@@ -107,11 +107,11 @@ def shape_of(name: str) -> ModelConfig:
     Raises:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
-    from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
     from swarm_node.policy.models.hub import hub_model
     from swarm_node.policy.models.model import SHIPPED, no_model, resolve
     from swarm_node.policy.models.shapes import known_shape
+    from swarm_node.policy.models.transformers_config import examined
 
     path = Path(name).expanduser()
     known = None if path.is_dir() else known_shape(name)
@@ -126,7 +126,7 @@ def shape_of(name: str) -> ModelConfig:
         )
     if name not in SHIPPED and not (path / "config.json").is_file():
         raise no_model(name, path)
-    return ModelConfig.from_directory(resolve(name) if name in SHIPPED else path)
+    return examined(resolve(name) if name in SHIPPED else path)
 
 
 def parse_vram(text: str) -> int:

@@ -44,6 +44,12 @@ def start_lines(
         yield Line("numbers", found.numbers, {"dtype": found.where.products})
     million = f"{shape.weight_count / 1e6:,.1f} million weights"
     yield Line("model", f"{name}, {million}", {"model": name, "weights": shape.weight_count})
+    if not shape.native:
+        yield Line(
+            "decoder",
+            f"no native decoder for this {shape.model_type}: transformers' own code, slower",
+            {"decoder": shape.architecture, "native": False},
+        )
     yield from _training(settings.training.learning_rate, found, shape)
     table = settings.environment
     families = ", ".join(table.families) or "all"

@@ -221,6 +221,7 @@ def job_of(
     """
     training, sampling, where = settings.training, settings.sampling, machine.where
     alone = settings.run.ranks == 1
+    alone &= shape.native
     four_bits = machine.bitsandbytes and alone and not engine.vllm
     one_base = alone and training.base != "own" and (machine.gpu is None or machine.ipc)
     one_base &= not engine.vllm or (training.base != "nf4" and can_share(shape, where.device))
@@ -319,6 +320,8 @@ def _decided(
 ) -> Decision:
     """The answer without remedies."""
     where, numbers = typed(settings, shape, machine.where, machine.products)
+    if not shape.native:
+        where = _by_transformers(settings, shape, where)
     machine = replace(machine, where=where)
     engine = engine_of(settings, machine, shape, lengths)
     if engine.vllm and settings.sampling.temperature > MAX_TEMPERATURE:
@@ -458,6 +461,28 @@ def _base(settings: Settings, *, possible: bool) -> Literal["auto", "whole", "nf
             )
         return "nf4"
     return "auto" if possible and base != "whole" else "whole"
+
+
+def _by_transformers(settings: Settings, shape: ModelConfig, where: Placement) -> Placement:
+    """Return the device with the number type for a model that transformers computes, which trains
+    in one process, on a whole base, and in a type with the range of float32.
+
+    Raises:
+        ConfigError: the settings ask for something else.
+    """
+    training, wrong = settings.training, ""
+    if training.base == "nf4":
+        wrong = 'training.base = "nf4": set it to "whole"'
+    elif settings.run.ranks > 1:
+        wrong = "several processes: unset run.trainer_processes and run.trainer_hosts"
+    elif training.dtype == "float16":
+        wrong = 'training.dtype = "float16": set it to "float32"'
+    if wrong:
+        raise ConfigError(
+            f"{shape.model_type} has no native decoder, and transformers' does not take {wrong}, "
+            "or take a model of a family with one, such as qwen2.5-0.5b"
+        )
+    return replace(where, products="float32") if where.products == "float16" else where
 
 
 def _check_base(settings: Settings, machine: Machine) -> None:

@@ -120,12 +120,16 @@ class CausalLM(nn.Module):
     With weights in float16, what goes from layer to layer is float32: it grows with each layer, and
     float16 ends at 65,504."""
 
+    #: A training sequence may have several answers to its prompt.
+    shares_prompts = True
+
     def __init__(
         self, config: ModelConfig, *, generator: torch.Generator | None = None, draw: bool = True
     ) -> None:
         """Draw weights from a normal distribution with standard deviation 0.02 (biases 0, norms 1).
         Without `draw`, matrices stay uninitialised, to be loaded."""
         super().__init__()
+        assert config.native, "transformers computes it"
         self.config = config
         self.recompute = False
         self.products = torch.float32
@@ -212,6 +216,10 @@ class CausalLM(nn.Module):
         """A copy of the weights in main memory under transformers' names, contiguous, in their own
         type or `dtype`; without `lm_head.weight` when the embedding is tied to it."""
         return {name: on_host(part, dtype) for name, part in self.hf_weights()}
+
+    def hf_parts(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The parts of the `parameter` called `name`, under transformers' names; no copies."""
+        return hf_parts(self.config, name, parameter)
 
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in from transformers' names, cast to this model's type or to four bits.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.families import FAMILIES, IMPLIED, Family
 from swarm_node.policy.models.rope import RopeScaling, rope_table
+
+if TYPE_CHECKING:
+    from swarm_node.policy.models.transformers_config import TransformersModel
 
 #: The largest tokenizer.json in use has 33 MB, and half a million merges that are lists of two.
 MAX_JSON_BYTES = 64 << 20
@@ -21,14 +24,17 @@ MAX_JSON_DEPTH = 64
 _MAX_JSON_VALUES, _MAX_JSON_LISTS = 1 << 21, 1 << 20
 #: Characters of a wrong value in an error.
 _SHOWN = 80
+_PLAIN_LAYERS = {"full_attention"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The fields of `config.json` that define the function this model computes.
 
-    `model_type` is a key of `families.FAMILIES`. A `head_dim` of 0 becomes hidden_size /
-    num_attention_heads. `rope_scaling` is None for plain rotary positions."""
+    `model_type` is a key of `families.FAMILIES`, which the native decoder computes. A `head_dim` of
+    0 becomes hidden_size / num_attention_heads. `rope_scaling` is None for plain rotary positions.
+    With `transformers`, that library's own class computes the model, of any `model_type`, and it
+    says all that the sizes here do not."""
 
     vocab_size: int
     hidden_size: int
@@ -43,14 +49,17 @@ class ModelConfig:
     model_type: str = IMPLIED
     head_dim: int = 0
     rope_scaling: RopeScaling | None = None
+    transformers: TransformersModel | None = None
 
     def __post_init__(self) -> None:
-        if self.model_type not in FAMILIES:
+        if self.native and self.model_type not in FAMILIES:
             raise _other_family(self.model_type)
         sizes = {**asdict(self), "head_dim": self.head_dim or 1}
         numbers = [value for value in sizes.values() if type(value) in (int, float)]
         if not all(0 < number <= 1 << 40 for number in numbers):
             raise ModelError("config.json: every size must be a positive number")
+        if not self.native:
+            return
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError("config.json: key/value heads must divide the attention heads")
         if self.head_dim == 0:
@@ -59,6 +68,11 @@ class ModelConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.head_dim % 2:
             raise ModelError("config.json: head_dim must be even, to be rotated")
+
+    @property
+    def native(self) -> bool:
+        """Check that the native decoder computes it."""
+        return self.transformers is None
 
     @property
     def query_size(self) -> int:
@@ -70,11 +84,16 @@ class ModelConfig:
 
     @property
     def family(self) -> Family:
+        """What the native decoder adds for it; of another model only the class is known."""
+        if self.transformers is not None:
+            return Family(self.transformers.architecture)
         return FAMILIES[self.model_type]
 
     @property
     def weight_count(self) -> int:
         """The number of weights; a tied output head counts once."""
+        if self.transformers is not None:
+            return self.transformers.weights
         qkv = self.query_size + 2 * self.key_value_size
         small = qkv * self.family.qkv_bias + 2 * self.head_dim * self.family.head_norms
         layer = self.hidden_size * (qkv + self.query_size + 3 * self.intermediate_size + 2) + small
@@ -89,7 +108,12 @@ class ModelConfig:
 
     def described(self) -> dict[str, Any]:
         """The fields that a digest covers: all but those that have implied values."""
+        if self.transformers is not None:
+            from swarm_node.policy.models.transformers_config import described
+
+            return {"transformers": described(self.transformers.text)}
         fields = asdict(self)
+        del fields["transformers"]
         if self.model_type == IMPLIED:
             del fields["model_type"]
         if self.query_size == self.hidden_size:
@@ -103,16 +127,21 @@ class ModelConfig:
         """Read `path/config.json`.
 
         Raises:
-            ModelError: the file is missing or malformed, or it describes a function that this model
-                does not compute exactly (another architecture, sliding windows, ...).
+            ModelError: the file is missing or malformed, or it describes a function that neither
+                the native decoder nor transformers computes here.
         """
         raw = read_json(path / "config.json")
+        if not is_native(raw):
+            from swarm_node.policy.models.transformers_config import read  # imports transformers
+
+            return cls(**read(raw))
         _refuse_unsupported(raw)
         raw = FAMILIES[raw["model_type"]].filled(raw)
         rope = rope_table(raw, "rope_parameters")
         values: dict[str, Any] = {
             name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None
         }
+        values.pop("transformers", None)
         values["rope_theta"] = rope.get("rope_theta", raw["rope_theta"])
         values["rope_scaling"] = RopeScaling.from_config(raw)
         values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
@@ -123,8 +152,14 @@ class ModelConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """The same architecture as a `config.json` of transformers."""
+        if self.transformers is not None:
+            return {
+                **json.loads(self.transformers.text),
+                "architectures": [self.architecture],
+                "model_type": self.model_type,
+            }
         fields = asdict(self)
-        del fields["rope_scaling"]
+        del fields["rope_scaling"], fields["transformers"]
         scaling = self.rope_scaling
         rope = {"rope_type": "default"} if scaling is None else scaling.parameters()
         return {
@@ -151,33 +186,39 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Refuse what the native decoder does not compute exactly, by the name of the field."""
+def is_native(raw: dict[str, Any]) -> bool:
+    """Check that a `config.json` is for the native decoder. What is left are other architectures,
+    and variants of its families that it does not compute, such as windows of attention.
+
+    Raises:
+        ModelError: its weights are quantised.
+    """
+    if raw.get("quantization_config") is not None:
+        raise ModelError(
+            f"config.json: {repr(raw.get('model_type'))[:_SHOWN]} with quantization_config is not "
+            'supported: choose the unquantised model; training.base = "nf4" makes four bits of it'
+        )
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise _other_family(model_type)
-    family = FAMILIES[model_type]
-    heads, head_dim, layers = (
-        raw.get(name) for name in ("num_attention_heads", "head_dim", "layer_types")
-    )
-    plain_layers = isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}
+        return False
+    layers = raw.get("layer_types")
+    plain = layers is None or (isinstance(layers, list) and set(map(str, layers)) <= _PLAIN_LAYERS)
+    usual = plain and raw.get("hidden_act", "silu") == "silu"
+    return usual and not FAMILIES[model_type].unsupported(raw)
+
+
+def _refuse_unsupported(raw: dict[str, Any]) -> None:
+    """Refuse a head size that the family's class does not take from `config.json`."""
+    heads, head_dim = raw.get("num_attention_heads"), raw.get("head_dim")
     derived = (
         isinstance(heads, int)
         and isinstance(head_dim, int)
         and head_dim * heads == raw.get("hidden_size")
     )
-    wrong = family.unsupported(raw)
-    checks = {
-        "hidden_act": raw.get("hidden_act", "silu") == "silu",
-        "layer_types": layers is None or plain_layers,
-        "quantization_config": raw.get("quantization_config") is None,
-        "head_dim": head_dim is None or derived or family.own_head_dim,
-    }
-    wrong += [name for name, fine in checks.items() if not fine]
-    if wrong:
+    if not (head_dim is None or derived or FAMILIES[raw["model_type"]].own_head_dim):
         raise ModelError(
-            f"config.json: a {model_type} model with {', '.join(wrong)[:_SHOWN]} is not supported: "
-            "use one with full attention, silu and unquantised weights, such as qwen2.5-0.5b"
+            f"config.json: a {raw['model_type']} model with head_dim {repr(head_dim)[:_SHOWN]} is "
+            "not supported: use one whose heads share the hidden size, such as qwen2.5-0.5b"
         )
 
 

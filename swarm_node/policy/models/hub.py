@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
-from swarm_node.policy.models.families import FAMILIES
+from swarm_node.policy.models.transformers_config import examined
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
 #: those whose name ends in "-base" are not.
@@ -131,18 +131,18 @@ def fetch(
     """
     cached = _cached(model)
     if cached is not None:
-        admit(ModelConfig.from_directory(cached))
+        admit(examined(cached))
         return cached
     listed = _listed(model)
     if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
-        raise ModelError(f"{model} has no {missing[0]}: choose a model of {', '.join(FAMILIES)}")
+        raise ModelError(f"{model} has no {missing[0]}: choose a model of transformers")
     if not any(file.name.endswith(".safetensors") for file in listed):
         raise ModelError(
             f"{model} has no model.safetensors; other formats may hold code and are never loaded: "
             "choose a revision with safetensors, or convert it yourself"
         )
     _check_small(model, listed)
-    config = ModelConfig.from_directory(_download(model, ["config.json"]))
+    config = examined(_download(model, ["config.json"]))
     _check_weights(model, listed, config)
     admit(config)
     told(_planned(model, listed))

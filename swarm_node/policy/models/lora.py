@@ -37,7 +37,7 @@ SCALE = 2
 #: peft's name for the file with an adapter's tensors.
 ADAPTER_FILE = "adapter_model.safetensors"
 #: peft's name for the only adapter, and the prefix of every name in its files.
-_ADAPTER, _PREFIX = "default", "base_model.model."
+ADAPTER, PREFIX = "default", "base_model.model."
 
 
 class Adapter:
@@ -57,13 +57,13 @@ class Adapter:
         tree = _tree(model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(self._config(inference=False), tree, adapter_name=_ADAPTER)
+            inject_adapter_in_model(self._config(inference=False), tree, adapter_name=ADAPTER)
         self._projections: dict[str, Any] = {
             name: tree.get_submodule(name) for name, *_ in _projections(model)
         }
         #: The trained parameters, by their names in peft's files.
         self.parameters: dict[str, nn.Parameter] = {
-            _PREFIX + name.replace(f".{_ADAPTER}.", "."): parameter
+            PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
             for name, parameter in tree.named_parameters()
             if parameter.requires_grad
         }
@@ -81,12 +81,7 @@ class Adapter:
         Raises:
             ModelError: it is of another model or another rank; nothing was changed.
         """
-        shapes = {name: value.shape for name, value in state.items()}
-        if shapes != {name: value.shape for name, value in self.parameters.items()}:
-            raise ModelError(
-                f"the adapter does not fit this model at rank {self._rank}: "
-                "use the base model and the rank that it was trained with"
-            )
+        check_fits(self.parameters, state, self._rank)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[name])
@@ -99,16 +94,14 @@ class Adapter:
             projection = self._projections.get(name.removesuffix(".weight"))
             total = weight
             if projection is not None:
-                total = weight.float() + projection.get_delta_weight(_ADAPTER)
+                total = weight.float() + projection.get_delta_weight(ADAPTER)
             state[name] = on_host(total, dtype or weight.dtype)
         return state
 
     def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None:
         """Write adapter_model.safetensors, with `metadata` in its header, and adapter_config.json,
         as peft and vLLM load them."""
-        header = {"format": "pt", **(metadata or {})}
-        save_file(self.state(), directory / ADAPTER_FILE, metadata=header)
-        self._config(inference=True).save_pretrained(str(directory))
+        write_adapter(self.state(), self._config(inference=True), directory, metadata)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -130,17 +123,50 @@ class Adapter:
             layer.added = partial(_added, parts)
 
     def _config(self, *, inference: bool) -> Any:
-        from peft import LoraConfig
+        return lora_config(self._rank, TARGETS, self._base, inference=inference)
 
-        return LoraConfig(
-            r=self._rank,
-            lora_alpha=SCALE * self._rank,
-            target_modules=list(TARGETS),
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=self._base and self._base.repo,
-            revision=self._base and self._base.revision,
-            inference_mode=inference,
+
+def lora_config(
+    rank: int, targets: Sequence[str], base: HubModel | None, *, inference: bool
+) -> Any:
+    """peft's configuration of adapters on the modules with the last names `targets`."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=SCALE * rank,
+        target_modules=list(targets),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base and base.repo,
+        revision=base and base.revision,
+        inference_mode=inference,
+    )
+
+
+def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], rank: int) -> None:
+    """
+    Raises:
+        ModelError: `state` has other tensors than `own`.
+    """
+    if {name: value.shape for name, value in state.items()} != {
+        name: value.shape for name, value in own.items()
+    }:
+        raise ModelError(
+            f"the adapter does not fit this model at rank {rank}: "
+            "use the base model and the rank that it was trained with"
         )
+
+
+def write_adapter(
+    state: Mapping[str, Tensor],
+    config: Any,
+    directory: Path,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write adapter_model.safetensors, with `metadata` in its header, and adapter_config.json."""
+    header = {"format": "pt", **(metadata or {})}
+    save_file(dict(state), directory / ADAPTER_FILE, metadata=header)
+    config.save_pretrained(str(directory))
 
 
 class PublishedAdapter:
@@ -162,7 +188,7 @@ class PublishedAdapter:
         model, like = self._model, self._model.embedding
         rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
         wanted = {
-            f"{_PREFIX}{path}.lora_{factor}.weight": size
+            f"{PREFIX}{path}.lora_{factor}.weight": size
             for path, weight in _projections(model)
             for factor, size in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank)))
         }
@@ -198,7 +224,7 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     """The factors of the projections `paths` of one layer, joined for their fused product, in the
     type and on the device of `like`: [Σr, in] and [out, Σr]."""
-    parts = [f"{_PREFIX}model.layers.{index}.{path}" for path in paths]
+    parts = [f"{PREFIX}model.layers.{index}.{path}" for path in paths]
     down = torch.cat([state[f"{part}.lora_A.weight"] for part in parts])
     ups = [state[f"{part}.lora_B.weight"] for part in parts]
     up = SCALE * torch.block_diag(*ups)  # type: ignore[no-untyped-call]
@@ -218,7 +244,7 @@ def _added_at_once(factors: Mapping[str, tuple[Tensor, Tensor]], site: str, x: T
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
     """The outputs for x [..., in] of the adapters whose projections are fused at `site`, joined."""
     # The factor goes to the products between, which are narrow.
-    outputs = [part.lora_B[_ADAPTER](SCALE * part.lora_A[_ADAPTER](x)) for part in parts[site]]
+    outputs = [part.lora_B[ADAPTER](SCALE * part.lora_A[ADAPTER](x)) for part in parts[site]]
     return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
 

@@ -23,6 +23,7 @@ from swarm_node.policy.models.gguf.directory import (
     quantised,
 )
 from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, is_cached, to_stderr
+from swarm_node.policy.models.transformers_config import examined
 from swarm_node.rollout import PolicyRef
 
 TINY, TALK = "tiny", "tiny-talk"
@@ -67,11 +68,11 @@ def resolve(
         wanted = hub_model(name)
         if wanted is not None and not path.is_dir():
             fetched = fetch(wanted, admit, told)
-            check_directory(fetched, ModelConfig.from_directory(fetched))
+            check_directory(fetched, examined(fetched))
             return fetched
     if not (path / "config.json").is_file():
         raise no_model(name, path)
-    config = ModelConfig.from_directory(path)
+    config = examined(path)
     admit(config)
     if name not in SHIPPED:
         check_directory(path, config)

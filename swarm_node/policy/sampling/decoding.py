@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 import torch
@@ -24,6 +24,7 @@ from swarm_node.policy.memory.footprint import LEAST_BUCKET, bucket_sizes
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.cache import KeyValueCache, KeyValueMemory
 from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.loading import PolicyModel
 
 #: Sequences move to the begin of the cache when it is full, or when new ones come and this share of
 #: the slots in use serves none: every step reads them.
@@ -115,6 +116,28 @@ class Prompts(NamedTuple):
             mask[:, begin:].clone(),
             self.logits[-1:].clone(),
         )
+
+
+class BatchDecoder(Protocol):
+    """What a sampler needs of a model: batches of sequences that grow by a token each. Methods are
+    described at `Decoder`."""
+
+    shape: CacheShape | None
+
+    @property
+    def model(self) -> PolicyModel: ...
+
+    def begin(
+        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, later: int | None = None
+    ) -> Tensor: ...
+
+    def step(self, tokens: Tensor) -> Tensor: ...
+
+    def keep(self, rows: Tensor) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def shrink(self, rows: int) -> None: ...
 
 
 class Decoder:

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.sampling.decoding import Decoder, Prompts
+from swarm_node.policy.models.loading import PolicyModel
+from swarm_node.policy.sampling.decoding import BatchDecoder, Decoder, Prompts
 from swarm_node.policy.sampling.sampler import Progress, SampleRequest
 from swarm_node.rollout import Ranking
 
@@ -167,7 +167,7 @@ class _Batch:
     goes to the last columns and is cut off by `_lengths`."""
 
     def __init__(
-        self, rows: Sequence[SeededRow], places: int, eos_ids: frozenset[int], model: CausalLM
+        self, rows: Sequence[SeededRow], places: int, eos_ids: frozenset[int], model: PolicyModel
     ) -> None:
         device, vocab_size = model.embedding.device, model.config.vocab_size
         steps = max(len(row.uniforms) for row in rows)
@@ -356,7 +356,7 @@ class _Waiting:
 
 @torch.inference_mode()
 def generate(
-    decoder: Decoder,
+    decoder: BatchDecoder,
     rows: Sequence[SeededRow],
     eos_ids: frozenset[int],
     abandoned: threading.Event,
@@ -364,18 +364,22 @@ def generate(
     progress: Progress | None = None,
 ) -> list[Sampled]:
     """Sample every row until its end token or its last uniform number: `places` rows at once, None
-    for all. Rows of one prompt should be neighbours, and prompts of one length. Tokens and ended
-    rows are added to `progress` at every step.
+    for all. Only the native `Decoder` takes fewer than all. Rows of one prompt should be
+    neighbours, and prompts of one length. Tokens and ended rows are added to `progress` at every
+    step.
 
     Raises:
         CancelledError: `abandoned` was set.
     """
     model, places = decoder.model, min(places or len(rows), len(rows))
-    first, waiting = rows[:places], _Waiting(rows[places:], decoder)
+    native = decoder if isinstance(decoder, Decoder) else None
+    first, waiting = rows[:places], _Waiting(rows[places:], native) if native else None
+    assert native or places == len(rows), "only the native decoder begins rows later"
     batch, idle = _Batch(rows, places, eos_ids, model), IdlePlaces(places)
     ids, mask, origin = _prompts(first, model.embedding.device)
     steps = max(len(row.uniforms) for row in first)
-    logits = decoder.begin(ids, mask, origin, steps, waiting.longest)
+    longest = waiting.longest if waiting is not None else None
+    logits = decoder.begin(ids, mask, origin, steps, longest)
     progress, alive = progress or Progress(), places
     while True:
         if abandoned.is_set():
@@ -384,9 +388,9 @@ def generate(
         ended = batch.ended
         progress.add(alive, alive - (batch.places - ended))
         alive = batch.places - ended
-        if waiting:
+        if native and waiting:
             if idle.due(ended, places):
-                begun = _refill(batch, waiting, decoder, drawn)
+                begun = _refill(batch, waiting, native, drawn)
                 progress.add(begun, begun - (ended - batch.ended))
                 alive = batch.places - batch.ended
         else:
@@ -396,8 +400,8 @@ def generate(
                     return batch.results()
                 drawn = drawn[keep]
                 decoder.keep(keep)
-        if decoder.full:
-            decoder.make_room(batch.alive)
+        if native and native.full:
+            native.make_room(batch.alive)
         logits = decoder.step(drawn)
 
 

@@ -30,12 +30,21 @@ from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.lora import ADAPTER_FILE, PublishedAdapter
+from swarm_node.policy.models.loading import published_adapter
+from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.models.tensors import header, load_safetensors
+from swarm_node.policy.models.transformers_lm import TransformersLM
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size, run_size
+from swarm_node.policy.sampling.decoding import (
+    BatchDecoder,
+    CacheShape,
+    Decoder,
+    batch_size,
+    run_size,
+)
 from swarm_node.policy.sampling.generating import Sampled, SeededRow, generate, rows_of
 from swarm_node.policy.sampling.sampler import MAX_ROWS, Progress, SampleRequest, check_request
+from swarm_node.policy.sampling.transformers_decoder import TransformersDecoder
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.policy.weights.device import is_on_device, read_device
 from swarm_node.rollout import Completion, Finish, VersionSpan
@@ -53,7 +62,7 @@ class TorchSampler:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: CausalLM | TransformersLM,
         codec: Codec,
         *,
         version: int = 0,
@@ -109,6 +118,7 @@ class TorchSampler:
             ConfigError: bitsandbytes is needed and not installed.
         """
         try:
+            model: CausalLM | TransformersLM
             if shares:
                 model = CausalLM(ModelConfig.from_directory(path), draw=False)
             else:
@@ -216,11 +226,16 @@ class TorchSampler:
         self._take(CausalLM(self._model.config, draw=False))
         free_caches()
 
-    def _take(self, model: CausalLM, base: str = "") -> None:
+    def _take(self, model: CausalLM | TransformersLM, base: str = "") -> None:
         """Compute with `model` from now on. If the trainer shares it, `base` is its index."""
-        self._model, self._base = model.eval(), base
-        self._decoder = Decoder(self._model, self._shape, self._faults)
-        self._adapter = PublishedAdapter(self._model)
+        self._model, self._base = model, base
+        model.eval()
+        self._decoder: BatchDecoder
+        if isinstance(model, TransformersLM):
+            self._decoder = TransformersDecoder(model, self._shape)
+        else:
+            self._decoder = Decoder(model, self._shape, self._faults)
+        self._adapter = published_adapter(model)
 
     def _sample(
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
@@ -246,7 +261,9 @@ class TorchSampler:
             left = [rows[i] for i in order[len(done) :]]
             sizes = [(len(row.prompt_ids), len(row.uniforms)) for row in left]
             places = batch_size(sizes, self._max_rows, self._decoder.shape)
-            count = run_size(sizes, places, self._decoder.shape)
+            count = places  # rows that other decoders begin at once end before others begin
+            if isinstance(self._decoder, Decoder):
+                count = run_size(sizes, places, self._decoder.shape)
             counted = replace(self._progress)
             progress = self._progress if own else Progress()
             sampled = self._attempt(left[:count], places, abandoned, progress)

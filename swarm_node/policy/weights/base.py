@@ -20,6 +20,7 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.models.causal_lm import MATRICES, CausalLM, DecoderLayer, stored_weights
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.nf4 import FourBit
+from swarm_node.policy.models.transformers_lm import TransformersLM
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, shareable, views
 
@@ -28,18 +29,24 @@ _INDEX, _FILE = "base.json", "base.weights"
 
 def make_base(
     model_dir: Path, directory: Path | None, where: Placement, *, four_bit: bool = False
-) -> CausalLM:
+) -> CausalLM | TransformersLM:
     """The model in `model_dir`, frozen, in the type of the products at `where`, its matrices in
     four bits if `four_bit`. Each weight goes straight to its device. The weights lie in memory that
     `map_base` shares through the trainer's private `directory`; None shares nothing. A file that an
-    earlier trainer left there is mapped instead of written again.
+    earlier trainer left there is mapped instead of written again. A model that transformers
+    computes is neither shared nor held in four bits.
 
     Raises:
         ModelError: the model cannot be used, or `directory` has too little space.
         ConfigError: bitsandbytes is needed and not installed.
     """
-    model = CausalLM(ModelConfig.from_directory(model_dir), draw=False)
-    dtype = where.products
+    config, dtype = ModelConfig.from_directory(model_dir), where.products
+    if not config.native:
+        assert directory is None, "a plan for other models shares nothing"
+        assert not four_bit
+        whole = TransformersLM.from_directory(model_dir, DTYPES[dtype])
+        return whole.requires_grad_(False).to(where.device)
+    model = CausalLM(config, draw=False)
     _, total = _table(model, DTYPES[dtype], four_bit)
     on_host = where.device == "cpu"
     if on_host and directory is not None:

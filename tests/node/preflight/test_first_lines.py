@@ -25,6 +25,7 @@ from swarm_node.node.preflight.fit import GpuMemory, fit
 from swarm_node.node.preflight.probe import Seen
 from swarm_node.node.start.screen import Screen
 from swarm_node.policy.models.hub import Download
+from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 from swarm_node.program.logs import set_up_logging
@@ -68,6 +69,22 @@ def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
     assert lines["home"].fields == {"home": str(tmp_path)}
     parts = lines["memory"].fields["parts"]
     assert sum(parts.values()) == lines["memory"].fields["bytes"]
+
+
+def test_a_model_without_a_native_decoder_is_said_to_be_slower(tmp_path: Path) -> None:
+    facts, settings = here(tmp_path), load_settings({"model": "tiny"}, environ={})
+    assert "decoder" not in lines_of(facts)
+    theirs = TransformersModel("Phi3ForCausalLM", "{}", 1 << 20, 1 << 10)
+    shape = replace(shape_of("tiny"), model_type="phi3", transformers=theirs)
+    machine = machine_of(facts, settings)
+    found = fit(settings, shape, machine)
+    (told,) = [
+        line
+        for line in start_lines(settings, facts, machine, found, shape)
+        if line.event == "decoder"
+    ]
+    assert "phi3" in told.text
+    assert told.fields == {"decoder": "Phi3ForCausalLM", "native": False}
 
 
 def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> None:

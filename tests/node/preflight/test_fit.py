@@ -46,6 +46,7 @@ from swarm_node.policy.memory.footprint import (
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
 from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild
 from swarm_node.policy.weights import KEEP_VERSIONS
@@ -292,6 +293,42 @@ def test_four_bits_that_cannot_be_had_are_refused_by_name(
     ready = replace(machine, bitsandbytes="pip" not in what)
     with pytest.raises(ConfigError, match=re.escape(what)):
         fit(settings_of(training__base="nf4", **flags), shape_of("qwen2.5-0.5b"), ready)
+
+
+def by_transformers() -> ModelConfig:
+    """A model of 1.5 billion weights without a native decoder."""
+    known = shape_of("qwen2.5-1.5b")
+    theirs = TransformersModel("Phi3ForCausalLM", "{}", known.weight_count, 1 << 20)
+    return replace(known, model_type="phi3", transformers=theirs)
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        ({"training__base": "nf4"}, "training.base"),
+        ({"run__trainer_processes": 2}, "run.trainer_processes"),
+        ({"training__dtype": "float16"}, "training.dtype"),
+    ],
+)
+def test_what_transformers_decoder_does_not_take_is_refused_by_name(
+    flags: dict[str, Any], what: str
+) -> None:
+    machine = replace(on_gpu(80), bitsandbytes=True)
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        fit(settings_of(**flags), by_transformers(), machine)
+
+
+def test_a_sampler_of_transformers_has_a_whole_base_of_its_own() -> None:
+    settings, machine = settings_of(training__lora_rank=8), replace(on_gpu(80), bitsandbytes=True)
+    native = fit(settings, shape_of("qwen2.5-1.5b"), machine)
+    other = fit(settings, by_transformers(), machine)
+    assert (native.shares_base, other.shares_base) == (True, False)
+    assert other.training.nf4 is False
+    assert trainer_settings(settings, other).published == "adapter"
+    assert other.plan.parts.sampler_weights > 2 * by_transformers().weight_count
+    assert adapter_count(by_transformers(), 8) == 8 << 20
+    old = replace(machine, where=replace(machine.where, products="float16"))
+    assert fit(settings_of(), by_transformers(), old).where.products == "float32"
 
 
 def test_on_a_cpu_four_bits_need_less_memory() -> None:

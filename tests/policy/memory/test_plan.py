@@ -454,7 +454,7 @@ def test_plan_counts_the_turns_of_the_environment_that_is_set() -> None:
         assert done.exit_code == 0, done.output
         return " ".join(done.output.split())
 
-    assert "512 tokens" in shown()
+    assert "24 tokens" in shown()
     games = shown("--set", "environment.name=games")
     assert re.search(r"\b2 turns .*\b512 tokens", games)
     assert run("--vram", "12GB", "--set", "environment.name=gams").exit_code == 1

@@ -329,12 +329,8 @@ def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "gpt_neox"},
+        {"model_type": "gpt_nonexistent"},
         {"model_type": None},
-        {"hidden_act": "gelu"},
-        {"model_type": "llama", "attention_bias": True},
-        {"model_type": "llama", "mlp_bias": True},
-        {"model_type": "mistral", "sliding_window": 4096},
         {"rope_scaling": {"type": ["linear"]}},
         *(
             {"rope_parameters": {**LLAMA3, name: value}}
@@ -342,8 +338,6 @@ def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path:
             for value in (0, -1.0, None, "8", True, float("inf"), float("nan"))
         ),
         {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
-        {"use_sliding_window": True},
-        {"layer_types": ["full_attention", "sliding_attention"]},
         {"rope_scaling": {"type": "yarn", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "linear", "factor": 0, "rope_theta": 1e4}},
         {"rope_parameters": {"rope_type": "longrope", "factor": 2.0, "rope_theta": 1e4}},
@@ -351,7 +345,6 @@ def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path:
         {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
         {"rope_parameters": 3},
         {"head_dim": 64},
-        {"model_type": "qwen3", "attention_bias": True},
         {"model_type": "qwen3", "head_dim": 7},
         {"model_type": "qwen3", "head_dim": "8"},
         {"model_type": ["qwen2"]},
@@ -378,10 +371,31 @@ def test_a_mistral_without_the_field_has_the_window_of_its_class(tmp_path: Path)
     raw = json.loads(config.read_text())
     raw.pop("sliding_window", None)
     config.write_text(json.dumps(raw))
-    with pytest.raises(ModelError, match="sliding_window 4096"):
-        ModelConfig.from_directory(tmp_path)
+    assert not ModelConfig.from_directory(tmp_path).native
     config.write_text(json.dumps({**raw, "sliding_window": None}))
-    ModelConfig.from_directory(tmp_path)
+    assert ModelConfig.from_directory(tmp_path).native
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"model_type": "llama", "attention_bias": True},
+        {"model_type": "llama", "mlp_bias": True},
+        {"model_type": "mistral", "sliding_window": 4096},
+        {"use_sliding_window": True},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"model_type": "qwen3", "attention_bias": True},
+    ],
+    ids=str,
+)
+def test_a_variant_of_a_family_is_left_to_transformers(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = ModelConfig.from_directory(write_config(tmp_path, **changes))
+    assert not config.native
+    with pytest.raises(AssertionError):
+        CausalLM(config)
 
 
 def test_malformed_files_are_model_errors(tmp_path: Path) -> None:

@@ -360,8 +360,11 @@ def require_vllm(device: str, *, nf4: bool = False) -> None:
 
 def can_share(model: ModelConfig, device: str) -> bool:
     """Check that the weights of an engine in one process have the trainer's layout: it pads neither
-    heads nor the vocabulary, which vLLM rounds up to a multiple of 64."""
-    return model.vocab_size % 64 == 0 and _head_size(model, device) == model.head_dim
+    heads nor the vocabulary, which vLLM rounds up to a multiple of 64. A model without a native
+    decoder is not shared."""
+    return (
+        model.native and model.vocab_size % 64 == 0 and _head_size(model, device) == model.head_dim
+    )
 
 
 def _head_size(model: ModelConfig, device: str) -> int:
@@ -370,7 +373,7 @@ def _head_size(model: ModelConfig, device: str) -> int:
         return own
     larger = next((size for size in _CPU_HEADS if size % own == 0), None)
     # The padding's zeros would count in the mean by which a head is normalised.
-    if larger is None or model.family.head_norms:
+    if larger is None or model.family.head_norms or not model.native:
         raise ModelError(
             f"vLLM on a CPU cannot take attention heads of {own}: use `--sampler torch`"
         )

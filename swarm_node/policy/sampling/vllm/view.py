@@ -70,7 +70,8 @@ def _module_and_kind(name: str) -> tuple[str, str]:
 
 def engine_config(model: ModelConfig, padding: HeadPadding) -> dict[str, Any]:
     """`config.json` for the engine. Not every class of vLLM has a configurable head size. Its Llama
-    with or without biases on q, k and v is the same network and has one."""
+    with or without biases on q, k and v is the same network and has one. Of a model that
+    transformers computes it gets the directory's own, without types and code."""
     if padding.own == padding.padded:
         return model.to_hf()
     config = replace(model, model_type="llama", head_dim=padding.padded).to_hf()

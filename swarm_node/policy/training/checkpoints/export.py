@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import CheckpointError, ModelError, words_of
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig, read_json
 from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.loading import TrainedAdapter, load_model, make_adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read
 from swarm_node.policy.training.checkpoints.stored import newest_valid
@@ -98,11 +97,11 @@ def write_export(
             "this home trained all weights (training.lora_rank = 0), so there is no adapter to "
             "export; use --format hf"
         )
-    model = CausalLM.from_directory(model_dir)
-    adapter: Adapter | None = None
+    model = load_model(model_dir)
+    adapter: TrainedAdapter | None = None
     try:
         if rank:
-            adapter = Adapter(model, rank, base=base)
+            adapter = make_adapter(model, rank, base=base)
             adapter.load_state(state.weights)
         else:
             model.load_hf_state(state.weights)

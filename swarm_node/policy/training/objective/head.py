@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 #: What 1 becomes in float16, so that neither a rare token's share of 1e-7 vanishes nor a sum of
 #: weights overflows.
 _IN_FLOAT16 = 1024.0
+#: Copies of logits in float32 that autograd holds at once.
+_COPIES = 4
 
 
 def head_logprobs(
@@ -30,6 +33,33 @@ def head_logprobs(
         weight, hidden = weight.to(kind), hidden.to(kind)
     found: tuple[Tensor, Tensor | None] = _Head.apply(hidden, wanted, weight, temperature, piece)  # type: ignore[no-untyped-call]
     return found
+
+
+def logit_logprobs(
+    logits: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    wanted: Tensor,
+    temperature: float,
+    piece: int,
+) -> tuple[Tensor, Tensor | None]:
+    """`head_logprobs` for any function from hidden states to `logits` [N, V]. They are made twice
+    where there is a gradient, and held in a few copies, hence in smaller pieces."""
+
+    def scored(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logps = (logits(states).float() / temperature).log_softmax(-1)
+        kept = logps.detach()
+        return logps.gather(1, ids[:, None])[:, 0], -(kept.exp() * kept).sum(-1)
+
+    parts = list(_parts(wanted, max(1, piece // _COPIES)))
+    if not (torch.is_grad_enabled() and hidden.requires_grad):
+        return torch.cat([scored(hidden[part], wanted[part])[0] for part in parts]), None
+    made = [
+        recompute_in_backward(
+            scored, hidden[part], wanted[part], use_reentrant=False, preserve_rng_state=False
+        )
+        for part in parts
+    ]
+    return torch.cat([logp for logp, _ in made]), torch.cat([entropy for _, entropy in made])
 
 
 class _Head(torch.autograd.Function):

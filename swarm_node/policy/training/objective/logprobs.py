@@ -17,9 +17,9 @@ from torch import Tensor
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import LEAST_LOGITS
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.loading import PolicyModel
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.training.objective.head import head_logprobs
+from swarm_node.policy.training.objective.head import head_logprobs, logit_logprobs
 from swarm_node.policy.training.objective.losses import Tokens
 from swarm_node.policy.training.objective.packing import arrange
 from swarm_node.policy.weights.base import make_base
@@ -28,7 +28,7 @@ from swarm_node.rollout import Provenance
 
 
 def completion_logprobs(
-    model: CausalLM,
+    model: PolicyModel,
     rows: Sequence[TrainRow],
     temperature: float,
     logit_elements: int = LEAST_LOGITS,
@@ -44,14 +44,14 @@ def completion_logprobs(
 
 
 def completion_scores(
-    model: CausalLM,
+    model: PolicyModel,
     rows: Sequence[TrainRow],
     temperature: float,
     logit_elements: Callable[[int], int],
 ) -> tuple[Tensor, float]:
     """`completion_logprobs`, and the sum of the entropies of π at these tokens, in nats; 0 where no
     gradient is asked for. `logit_elements` takes the tokens of the micro-batch."""
-    made = arrange(rows)
+    made = arrange(rows, model.shares_prompts)
     device = model.embedding.device
     ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
     segments = None if made.segments is None else torch.from_numpy(made.segments)
@@ -64,7 +64,7 @@ def completion_scores(
 
 
 def _scores(
-    model: CausalLM,
+    model: PolicyModel,
     ids: Tensor,
     segments: Tensor | None,
     places: Tensor,
@@ -76,12 +76,16 @@ def _scores(
     hidden = model.hidden(ids, segments)[at_sequence, at_position]
 
     piece = max(1, logit_elements // model.config.vocab_size)
-    logp, entropy = head_logprobs(model.head_weight, hidden, wanted, temperature, piece)
+    weight = model.head_weight
+    if weight is None:
+        logp, entropy = logit_logprobs(model.logits, hidden, wanted, temperature, piece)
+    else:
+        logp, entropy = head_logprobs(weight, hidden, wanted, temperature, piece)
     return logp.cpu(), entropy
 
 
 @torch.no_grad()
-def measure_canary(model: CausalLM, text: Sequence[int] = ()) -> Canary:
+def measure_canary(model: PolicyModel, text: Sequence[int] = ()) -> Canary:
     """The canary of `model` with its current weights, by one forward pass over a few tokens. For
     `text` see `canary_ids`.
 
@@ -112,7 +116,7 @@ class ReferencePolicy:
     """The frozen base model. It costs two forward passes per row, and memory where it is a copy."""
 
     def __init__(
-        self, model: CausalLM, switched: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, model: PolicyModel, switched: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
         """`model` computes the base policy inside the context `switched()`."""
         self._model = model
@@ -130,7 +134,7 @@ class ReferencePolicy:
     @torch.no_grad()
     def judge(
         self,
-        model: CausalLM,
+        model: PolicyModel,
         rows: Sequence[TrainRow],
         temperature: float,
         rounds: Sequence[Sequence[int]],

@@ -42,14 +42,18 @@ class Arrangement:
     places: NDArray[np.int64]
 
 
-def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
+def micro_batches(
+    rows: Sequence[TrainRow], token_budget: int, share: bool = True
+) -> list[list[int]]:
     """Indices of `rows`, grouped so that sequences × longest one ≤ `token_budget` in every group.
 
     Sequences of similar length share a group. A group ends where one more sequence would make over
     a tenth of it padding, unless that padding costs less than another group. The longest sequences
     come first, so that a lack of memory shows at once. A row over the budget gets its own group.
     """
-    packs = [(shared_length(rows, pack), pack) for pack in sequences(rows, token_budget)]
+    packs = [
+        (shared_length(rows, pack), pack) for pack in sequences(rows, token_budget if share else 0)
+    ]
     groups: list[list[int]] = []
     prompts: set[bytes] = set()
     longest = tokens = count = 0
@@ -57,7 +61,8 @@ def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]
         prompt = rows[pack[0]].prompt_ids.tobytes()
         padded = longest * (count + 1)
         # `arrange` makes sequences of the group anew, and may join others of the same prompt.
-        most = padded_tokens(rows, [*groups[-1], *pack]) if prompt in prompts else padded
+        joins = share and prompt in prompts
+        most = padded_tokens(rows, [*groups[-1], *pack]) if joins else padded
         padding = padded - tokens - length
         allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
         if groups and max(padded, most) <= token_budget and padding <= allowed:
@@ -72,16 +77,16 @@ def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]
     return groups
 
 
-def padded_tokens(rows: Sequence[TrainRow], group: Sequence[int]) -> int:
+def padded_tokens(rows: Sequence[TrainRow], group: Sequence[int], share: bool = True) -> int:
     """Tokens of the micro-batch `group`, padding included: sequences × longest one."""
     chosen = [rows[index] for index in group]
-    packs = sequences(chosen)
+    packs = sequences(chosen, MOST_SHARED_TOKENS if share else 0)
     return len(packs) * max(shared_length(chosen, pack) for pack in packs)
 
 
 def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -> list[list[int]]:
     """Indices of `rows`, one list for each sequence. A shared sequence has at most `most_tokens`
-    tokens."""
+    tokens: with 0, which is for models that take none, there are none."""
     by_prompt: defaultdict[bytes, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_prompt[row.prompt_ids.tobytes()].append(index)
@@ -99,10 +104,10 @@ def shared_length(rows: Sequence[TrainRow], pack: Sequence[int]) -> int:
     return int(rows[pack[0]].prompt_ids.size) + sum(rows[index].answer_size for index in pack)
 
 
-def arrange(rows: Sequence[TrainRow]) -> Arrangement:
+def arrange(rows: Sequence[TrainRow], share: bool = True) -> Arrangement:
     """The model's input for the rows of a micro-batch. The last token of an answer predicts nothing
-    and is left out."""
-    packs = sequences(rows)
+    and is left out. Without `share` every sequence is one row."""
+    packs = sequences(rows, MOST_SHARED_TOKENS if share else 0)
     width = max(shared_length(rows, pack) - len(pack) for pack in packs)
     ids = np.zeros((len(packs), width), np.int64)
     segments = np.full((len(packs), width), -1, np.int64)

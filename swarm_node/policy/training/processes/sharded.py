@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig, hf_parts, stored_weights
+from swarm_node.policy.models.loading import PolicyModel
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.processes.launching import Rendezvous
 
@@ -146,7 +147,8 @@ class Group:
         return whole[first:last].to(parameter.device)
 
     @torch.no_grad()
-    def load(self, model: CausalLM, weights: Mapping[str, Tensor]) -> None:
+    def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
+        assert isinstance(model, CausalLM), "one process trains the others"
         if not isinstance(model.embedding, DTensor):
             model.load_hf_state(weights)
             return

@@ -13,7 +13,7 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod, logit_elements
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory, trim_heap
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.loading import PolicyModel
 from swarm_node.policy.placement import Precision
 from swarm_node.policy.training.objective.logprobs import (
     ReferencePolicy,
@@ -92,7 +92,7 @@ class GradientPass:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: PolicyModel,
         parameters: Iterable[nn.Parameter],
         loss: LossFn,
         bounds: ClipBounds,
@@ -218,7 +218,11 @@ class GradientPass:
 
     def _rounds(self, rows: Sequence[TrainRow]) -> list[list[int]]:
         judged = self._reference is not None
-        return rounds(rows, self.token_budget, self._ranks, whole_groups=judged)
+        return rounds(
+            *(rows, self.token_budget, self._ranks),
+            whole_groups=judged,
+            share=self._model.shares_prompts,
+        )
 
     def _halve(self, rows: Sequence[TrainRow]) -> None:
         try:
@@ -245,5 +249,6 @@ class GradientPass:
                 "at most: set training.lora_rank or a smaller sampling.max_new_tokens"
             )
         # Half of the largest micro-batch: half of a budget far above it would change nothing.
-        largest = max(padded_tokens(rows, group) for group in groups if group)
+        share = self._model.shares_prompts
+        largest = max(padded_tokens(rows, group, share) for group in groups if group)
         return max(1, min(self.token_budget, largest) // 2)

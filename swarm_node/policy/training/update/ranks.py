@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.loading import PolicyModel, load_model
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.objective.packing import micro_batches, sequences, shared_length
 
@@ -33,8 +33,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def trained(self, directory: Path, placement: Placement) -> CausalLM:
-        """`CausalLM.from_directory` on its device, sharded: each process reads and holds a part of
+    def trained(self, directory: Path, placement: Placement) -> PolicyModel:
+        """`load_model` on its device, sharded: each process reads and holds a part of
         every parameter."""
         ...
 
@@ -54,7 +54,7 @@ class Ranks(Protocol):
         """This process's part of `whole`; the inverse of `gather`. No other part is read."""
         ...
 
-    def load(self, model: CausalLM, weights: Mapping[str, Tensor]) -> None:
+    def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
         """`CausalLM.load_hf_state` for a model that may be sharded; see `cut`."""
         ...
 
@@ -97,8 +97,8 @@ class Alone:
     def agree_on(self, placement: Placement) -> None:
         pass
 
-    def trained(self, directory: Path, placement: Placement) -> CausalLM:
-        return CausalLM.from_directory(directory).to(placement.device)
+    def trained(self, directory: Path, placement: Placement) -> PolicyModel:
+        return load_model(directory).to(placement.device)
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter
@@ -112,7 +112,7 @@ class Alone:
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         return whole
 
-    def load(self, model: CausalLM, weights: Mapping[str, Tensor]) -> None:
+    def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
         model.load_hf_state(weights)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -138,15 +138,22 @@ ALONE = Alone()
 
 
 def rounds(
-    rows: Sequence[TrainRow], token_budget: int, ranks: Ranks, *, whole_groups: bool
+    rows: Sequence[TrainRow],
+    token_budget: int,
+    ranks: Ranks,
+    *,
+    whole_groups: bool,
+    share: bool = True,
 ) -> list[list[int]]:
-    """The micro-batches of this process, as indices of `rows`.
+    """The micro-batches of this process, as indices of `rows`. For `share` see `sequences`.
 
     Every process has the same number, because all process a micro-batch in one collective step. A
     process with fewer rows gets empty ones.
     """
     shares = split(rows, ranks.count, token_budget, whole_groups=whole_groups)
-    packed = [micro_batches([rows[index] for index in share], token_budget) for share in shares]
+    packed = [
+        micro_batches([rows[index] for index in mine], token_budget, share) for mine in shares
+    ]
     mine = shares[ranks.index]
     own = [[mine[place] for place in group] for group in packed[ranks.index]]
     return own + [[]] * (max(map(len, packed)) - len(own))

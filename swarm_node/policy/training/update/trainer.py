@@ -21,8 +21,7 @@ from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
-from swarm_node.policy.models.causal_lm import CausalLM, hf_parts
-from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.loading import PolicyModel, TrainedAdapter, make_adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.placement import hardware, place
@@ -128,9 +127,9 @@ class TrainerCore:
         )
         self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.
-        self.adapter: Adapter | None = None
+        self.adapter: TrainedAdapter | None = None
         if settings.lora_rank:
-            self.adapter = Adapter(self.model, settings.lora_rank, seed=settings.seed)
+            self.adapter = make_adapter(self.model, settings.lora_rank, seed=settings.seed)
         trained = self.adapter.parameters if self.adapter else self.model.named_parameters()
         self._trained = dict(trained)
         self._clock = clock
@@ -298,8 +297,9 @@ class TrainerCore:
             ranks=self._ranks,
         )
 
-    def _load(self, model_dir: Path, share: Path | None) -> CausalLM:
+    def _load(self, model_dir: Path, share: Path | None) -> PolicyModel:
         self._ranks.agree_on(self.placement)
+        model: PolicyModel
         if self.settings.lora_rank:
             four_bit = self.settings.base == "nf4"
             model = make_base(model_dir, share, self.placement, four_bit=four_bit)
@@ -319,7 +319,7 @@ class TrainerCore:
         for name, parameter in self.model.named_parameters():
             whole = self._ranks.gather(parameter, self._ranks.local(parameter))
             if not self._ranks.index:
-                for hf_name, part in hf_parts(self.model.config, name, whole):
+                for hf_name, part in self.model.hf_parts(name, whole):
                     state[hf_name] = take(part, dtype)
         return state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_a_model_whose_heads_fit_is_shown_as_it_is(tmp_path: Path) -> None:
     assert read_json(tmp_path / "config.json")["head_dim"] == 32
     tensor = torch.randn(64, 64)
     assert HeadPadding(16, 16).pad("model.layers.0.self_attn.q_proj.weight", tensor) is tensor
+
+
+def test_an_engine_gets_the_config_of_another_architecture_as_it_is(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = make_model(tmp_path / "model", "phi3", pad_token_id=0, bos_token_id=1)
+    config = ModelConfig.from_directory(path)
+    write_view(config, HeadPadding(8, 8), tmp_path)
+    written, own = (read_json(place / "config.json") for place in (tmp_path, path))
+    assert written == {name: own[name] for name in written}
+    assert "auto_map" not in written
+    assert ModelConfig.from_directory(tmp_path) == config
 
 
 def test_an_adapter_is_padded_like_the_matrices_it_changes(tmp_path: Path) -> None:
