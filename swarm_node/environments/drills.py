@@ -193,7 +193,7 @@ PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "graded": _LEVELS,
     "graded-reasoning": _LEVELS,
 }
-#: Instructions of presets that have one. The wording of "graded" is the one of six that
+#: Instructions of presets that have one. That of "graded" is among the wordings that
 #: SmolLM2-135M-Instruct followed best (docs/environments.md).
 INSTRUCTIONS = {
     "chat": "Think step by step. Then give the final answer alone inside <answer></answer>.",
