@@ -41,6 +41,12 @@ for a start. `swarm-node config set KEY=VALUE` writes into the home, with `--con
 `SWARM_NODE_CONFIG` into that file and keeps its comments, and has the running node read it. After
 an edit by hand `kill -HUP` does. A file with a mistake changes nothing: reply and log say why. What
 the command line or a variable of the node names stays as it is.
+
+There is no `top_p`, `top_k` or `min_p`. The loss divides the trained policy's probability of a
+token by the probability that it was sampled with. A truncated distribution gives 0 to most tokens,
+and after an update, or at a peer with other weights, it gives 0 to other ones: a ratio has no value
+there, and an answer that is good for one node is impossible for the next. A temperature below 1
+makes unlikely tokens rarer, and leaves every ratio finite.
 """
 
 

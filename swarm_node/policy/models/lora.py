@@ -8,6 +8,7 @@ products. Names, shapes and configuration are peft's, so an adapter made here lo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +50,8 @@ class Adapter:
         self, model: CausalLM, rank: int, *, base: HubModel | None = None, seed: int = 0
     ) -> None:
         """`rank` is 1 or more. A saved adapter names `base` as its base model, or none."""
+        # peft imports bitsandbytes where it is installed, which warns on a CPU of a faster kernel.
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
         from peft import inject_adapter_in_model  # imports transformers, hence only here
 
         self._model = model.requires_grad_(False)
