@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests setup-real demo test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
+.PHONY: setup setup-reasoning-gym setup-tests setup-real demo demo-real test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
 .PHONY: gpu-call rehearse-gpu gpu-table
 .PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
@@ -61,6 +61,10 @@ setup-real: setup
 	$(BIN)/python .ci/tools/real_model.py
 
 FETCH_REAL = $(BIN)/python .ci/tools/real_model.py || echo "NOT FETCHED: tests of a real model are skipped" >&2
+
+# The demo with a real language model: 15 minutes on two cores, some 14 GB of memory.
+demo-real: setup-real
+	$(BIN)/swarm-node demo --model "$$($(BIN)/python .ci/tools/real_model.py)" $(DEMO)
 
 demo: setup
 	$(BIN)/swarm-node demo $(DEMO)

@@ -1,9 +1,9 @@
 """`swarm-node demo`: a private swarm of real node processes on this machine, live in a table.
 
 Node i samples every n-th task family, so a node learns all other families from its peers' rollouts
-alone: of the drills three of nine each, of the games one of three. One further node samples as
-node 1 does, in a swarm of its own. Its reward on families that it never samples is transfer, not
-sharing. All start at once.
+alone: of the drills three of nine each, of the games one of three, of the graded tasks of a
+pretrained model one or two of five. One further node samples as node 1 does, in a swarm of its own.
+Its reward on families that it never samples is transfer, not sharing. All start at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _POLL_SECONDS = 1.0
 _HOUR = 3600
 _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
 #: The summary shows the rewards of so many families one by one.
-_SHOWN_FAMILIES = 4
+_SHOWN_FAMILIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,30 @@ class DemoTasks:
     model: str
     #: Settings of every node.
     assignments: Sequence[str]
+    #: How long it takes until something is seen, on two cores.
+    minutes: float = 3.0
+
+    #: Families whose levels a node samples together are shared out by name.
+    levels: bool = False
+
+    @property
+    def kinds(self) -> list[list[str]]:
+        """The families that one node samples together: each alone, or all levels of one name."""
+        if not self.levels:
+            return [[family] for family in self.families]
+        by_name = itertools.groupby(self.families, key=lambda family: family.rpartition("-")[0])
+        return [[*members] for _, members in by_name]
+
+    def share(self, index: int, nodes: int) -> list[str]:
+        """The families of node `index` of `nodes`."""
+        return [family for kind in self.kinds[index::nodes] for family in kind]
 
     @property
     def all(self) -> str:
-        return f"all {_NUMBERS.get(len(self.families), len(self.families))} families"
+        return f"all {_NUMBERS.get(len(self.kinds), len(self.kinds))} families"
 
 
-_NUMBERS = {3: "three", 9: "nine"}
+_NUMBERS = {3: "three", 5: "five", 9: "nine"}
 DRILLS = DemoTasks(
     "drills",
     FAMILIES,
@@ -75,6 +92,23 @@ DRILLS = DemoTasks(
     ("training.learning_rate=6e-5",),
 )
 GAMES = DemoTasks("games", games.create().families, "tiny-talk", ("environment.name=games",))
+
+
+def pretrained(model: str) -> DemoTasks:
+    """Return the tasks of a demo of a pretrained `model`: small batches, because four nodes share
+    the cores, and few measurements."""
+    small = ("sampling.tasks_per_call=4", "experience.own=2")
+    seldom = ("run.eval_seconds=150", "run.eval_tasks=8")
+    return DemoTasks(
+        "drills",
+        sorted(PRESETS["graded"]),
+        model,
+        ("environment.options.preset=graded", *small, *seldom, "run.threads=1"),
+        minutes=15.0,
+        levels=True,
+    )
+
+
 GROUNDS = {ground.environment: ground for ground in (DRILLS, GAMES)}
 
 
@@ -150,19 +184,22 @@ class DemoNode:
 
 async def run_demo(
     nodes: int,
-    minutes: float,
+    minutes: float | None,
     report: Path,
     sampler: str | None = None,
     environment: str = DRILLS.environment,
+    model: str | None = None,
 ) -> int:
     """Run the demo on the tasks of `environment` with `nodes` nodes that sample with `sampler` (the
-    setting `sampling.engine`); returns the exit code.
+    setting `sampling.engine`); returns the exit code. A pretrained `model` begins with graded
+    tasks.
 
     Raises:
         ConfigError: there is no demo of the environment, or it has fewer families than nodes.
         SwarmNodeError: a node could not start; the message holds the end of its log.
     """
-    ground = ground_of(environment, nodes)
+    ground = ground_of(environment, nodes, model)
+    minutes = ground.minutes if minutes is None else minutes
     settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
         engine_of(settings, this_machine(settings))
@@ -197,8 +234,8 @@ async def run_demo(
     return 0
 
 
-def ground_of(environment: str, nodes: int) -> DemoTasks:
-    """Return the ground called `environment`.
+def ground_of(environment: str, nodes: int, model: str | None = None) -> DemoTasks:
+    """Return the ground called `environment`, or that of a `model` that does not ship.
 
     Raises:
         ConfigError: there is no demo of it, or one of so many `nodes` would sample nothing.
@@ -208,23 +245,27 @@ def ground_of(environment: str, nodes: int) -> DemoTasks:
         raise ConfigError(
             f"--environment: no demo of {environment!r}{instead(environment, GROUNDS)}"
         )
-    if nodes > len(ground.families):
+    if model not in (None, ground.model):
+        if ground is not DRILLS:
+            raise ConfigError(f"--model: the demo of {environment} is for {ground.model}")
+        ground = pretrained(model)
+    if nodes > len(ground.kinds):
         raise ConfigError(
-            f"--nodes: {environment} has {len(ground.families)} families, and each node samples "
-            f"one or more of its own: at most {len(ground.families)} nodes"
+            f"--nodes: {environment} has {len(ground.kinds)} families, and each node samples "
+            f"one or more of its own: at most {len(ground.kinds)} nodes"
         )
     return ground
 
 
 def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -> list[DemoNode]:
     """The nodes of the swarm, and the one alone, each with its membership."""
-    families, swarm = ground.families, []
+    swarm = []
     for index in range(nodes):
         home = Home(directory / f"node-{index + 1}")
         named = f"node {index + 1}"
-        swarm.append(DemoNode(named, home, families[index::nodes], sampler, ground=ground))
+        swarm.append(DemoNode(named, home, ground.share(index, nodes), sampler, ground=ground))
     home = Home(directory / ALONE)
-    alone = DemoNode(ALONE, home, families[::nodes], sampler, ground=ground)
+    alone = DemoNode(ALONE, home, ground.share(0, nodes), sampler, ground=ground)
     now = time.time()
     for node in (*swarm, alone):
         node.home.create()
@@ -369,11 +410,12 @@ def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
             f"those that it never samples {borrowed}, seen texts "
             f"{_change(result.seen_start, result.seen_end)}, {result.updates} updates"
         )
-        if len(ground.families) <= _SHOWN_FAMILIES:
+        if len(ground.kinds) <= _SHOWN_FAMILIES:
             each = (
                 f"{family}{' (samples it)' * (family in result.samples)} "
                 + _change(result.families_start.get(family), result.families_end.get(family))
                 for family in ground.families
+                if family in result.families_start
             )
             yield f"  {', '.join(each)}"
     yield (

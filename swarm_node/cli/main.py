@@ -74,19 +74,23 @@ def _main(
 @app.command(rich_help_panel=_BASIC)
 def demo(
     nodes: Annotated[int, typer.Option(min=2, max=9, help="Node processes.")] = 3,
-    minutes: Annotated[float, typer.Option(min=0.5, max=120, help="How long to learn.")] = 3.0,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.5, max=120, help="How long: 3, with a model 15.")
+    ] = None,
     report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
     environment: Annotated[str, typer.Option(help="drills, or games of two turns.")] = "drills",
+    model: Annotated[str | None, typer.Option(help="A pretrained model: smollm2-135m …")] = None,
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
 
     Each node samples its own share of the nine task families and sees the others only in its
-    peers' rollouts. Of the three games it samples one. Ctrl-C ends the demo cleanly at any time.
+    peers' rollouts. Of the three games it samples one. With a pretrained model, which takes 15
+    minutes, there are five families of graded tasks. Ctrl-C ends the demo cleanly at any time.
     """
     from swarm_node.demo import run_demo
 
-    raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler, environment)))
+    raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler, environment, model)))
 
 
 @app.command(rich_help_panel=_BASIC)

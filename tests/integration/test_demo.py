@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from swarm_node.demo import (
     summary,
     write_report,
 )
+from swarm_node.environments.drills import PRESETS
 from swarm_node.errors import ConfigError
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint
@@ -85,6 +87,18 @@ def test_the_demo_of_games_shows_each_nodes_reward_on_its_peers_games(tmp_path: 
 def test_each_node_of_the_demo_samples_games_that_its_peers_do_not() -> None:
     assert ground_of("drills", 9) is DRILLS
     assert [GAMES.families[index::3] for index in range(3)] == [("guess",), ("calc",), ("weigh",)]
+    graded = ground_of("drills", 3, "smollm2-135m")
+    shares = [graded.share(index, 3) for index in range(3)]
+    assert [{family.rpartition("-")[0] for family in share} for share in shares] == [
+        {"addition", "subtraction"},
+        {"division", "word-problems"},
+        {"multiplication"},
+    ]
+    assert sorted(itertools.chain(*shares)) == sorted(PRESETS["graded"])
+    with pytest.raises(ConfigError, match="--model"):
+        ground_of("games", 3, "smollm2-135m")
+    with pytest.raises(ConfigError, match="at most 5 nodes"):
+        ground_of("drills", 6, "smollm2-135m")
     with pytest.raises(ConfigError, match=r"games .* 3 nodes$"):
         ground_of("games", 4)
     with pytest.raises(ConfigError, match=r"'game'.* games\?"):
