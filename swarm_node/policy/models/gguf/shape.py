@@ -14,16 +14,14 @@ from typing import Any, Final, NamedTuple
 from swarm_node.durable import open_regular
 from swarm_node.errors import ModelError, reason_of
 from swarm_node.policy.models.bounds import MAX_LAYERS
+from swarm_node.policy.models.families import FAMILIES
 from swarm_node.policy.models.gguf.header import Header, StoredTensor
 from swarm_node.policy.models.rope import RopeScaling
 
-#: Classes of transformers by `general.architecture`, which is also the model_type. Mistral's files
-#: say "llama".
-ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+#: Families by `general.architecture`, which is also the model_type, and whether llama.cpp permutes
+#: their queries and keys: it rotates neighbours and transformers halves. Mistral's files say
+#: "llama".
+ARCHITECTURES: Final = {"llama": True, "qwen2": False, "qwen3": False}
 #: Keys of sizes below the architecture's name, and their names in config.json.
 _SIZES: Final = {
     "block_count": "num_hidden_layers",
@@ -103,10 +101,11 @@ def config_of(header: Header) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise refuse(header, "it has no token_embd.weight, or none of two dimensions")
-    if family == "qwen2" and config["head_dim"] * heads == config["hidden_size"]:
+    traits = FAMILIES[family]
+    if not traits.own_head_dim and config["head_dim"] * heads == config["hidden_size"]:
         del config["head_dim"]
     return {
-        "architectures": [ARCHITECTURES[family]],
+        "architectures": [traits.architecture],
         "model_type": family,
         "hidden_act": "silu",
         "vocab_size": embedding.shape[0],
@@ -115,8 +114,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "rope_theta": theta,
         "rope_parameters": {"rope_theta": theta, **_rope(header, keys, theta)},
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": family == "qwen2",
-        **({"mlp_bias": False} if family == "llama" else {"use_sliding_window": False}),
+        **traits.writes,
         **_end_tokens(header),
         "dtype": _dtype(header),
     }
@@ -223,8 +221,7 @@ def _expected(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, tuple
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     head = config.get("head_dim", hidden // heads)
     inner, table = config["intermediate_size"], (config["vocab_size"], hidden)
-    # llama.cpp rotates neighbours and transformers halves, so llama files have rows in that order.
-    permuted = (heads, groups) if family == "llama" else (0, 0)
+    traits, permuted = FAMILIES[family], (heads, groups) if ARCHITECTURES[family] else (0, 0)
     yield "token_embd.weight", ("model.embed_tokens.weight", table, 0)
     for layer in range(config["num_hidden_layers"]):
         parts: dict[str, tuple[str, tuple[int, ...], int]] = {
@@ -238,10 +235,10 @@ def _expected(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, tuple
             "ffn_up.weight": ("mlp.up_proj.weight", (inner, hidden), 0),
             "ffn_down.weight": ("mlp.down_proj.weight", (hidden, inner), 0),
         }
-        if family == "qwen2":
+        if traits.qkv_bias:
             for letter, rows in (("q", heads * head), ("k", groups * head), ("v", groups * head)):
                 parts[f"attn_{letter}.bias"] = (f"self_attn.{letter}_proj.bias", (rows,), 0)
-        if family == "qwen3":
+        if traits.head_norms:
             parts["attn_q_norm.weight"] = ("self_attn.q_norm.weight", (head,), 0)
             parts["attn_k_norm.weight"] = ("self_attn.k_norm.weight", (head,), 0)
         for name, (called, shape, by) in parts.items():
