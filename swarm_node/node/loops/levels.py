@@ -152,7 +152,7 @@ class Levels:
     def choose(self, seeds: Sequence[int]) -> list[str]:
         """Return a family for each task of these seeds (63 bits). Ladders that are not placed come
         first: their level now, and the levels above it for what is left of the batch."""
-        probes = self._probes(len(seeds))
+        probes = self._probes(seeds)
         weights = {
             family: weight
             for ladder in self._ladders.values()
@@ -187,10 +187,13 @@ class Levels:
     def _climbed(self) -> list[Ladder]:
         return [each for each in self._ladders.values() if len(each.families) > 1]
 
-    def _probes(self, count: int) -> list[str]:
-        """At most `count` families to measure, PROBE tasks of each; all of them at once where no
-        ladder is placed."""
+    def _probes(self, seeds: Sequence[int]) -> list[str]:
+        """Families to measure, PROBE tasks of each; all of them at once where no ladder is placed.
+        The first one is drawn: a small batch is not always for the same ladder, all of whose
+        prompts may be too long."""
         open_ladders = [each for each in self._ladders.values() if not each.placed]
+        count, first = len(seeds), seeds[0] % len(open_ladders) if seeds and open_ladders else 0
+        open_ladders = [*open_ladders[first:], *open_ladders[:first]]
         found: list[str] = []
         highest = max((len(each.families) - each.level for each in open_ladders), default=0)
         for ahead in range(highest):

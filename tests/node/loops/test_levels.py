@@ -102,6 +102,16 @@ def test_the_first_batch_measures_every_ladder(tmp_path: Path) -> None:
     storage.close()
 
 
+def test_a_small_batch_is_not_always_for_the_same_ladder(tmp_path: Path) -> None:
+    """All prompts of a ladder may be too long, so that nothing of it is ever measured."""
+    storage = Storage(tmp_path / "db")
+    found = levels(storage, (*FIVE, "take-1", "take-2"))
+    chosen = {family for seed in range(9) for family in found.choose([seed, seed + 1])}
+    assert chosen == {"sum-1", "take-1"}
+    assert found.choose([]) == []
+    storage.close()
+
+
 def test_without_levels_or_for_a_single_one_nothing_is_climbed(tmp_path: Path) -> None:
     storage = Storage(tmp_path / "db")
     assert not levels(storage, FIVE, climbs=False).active
