@@ -55,6 +55,8 @@ class Ladder:
         self.name, self.families = name, tuple(families)
         self.level = 0
         self.placed = len(families) == 1
+        #: Levels that the owner was told of: one may move between two of them for ever.
+        self.told: set[tuple[bool, int]] = set()
         self.means: dict[str, deque[float]] = {each: deque(maxlen=WINDOW) for each in families}
 
     @property
@@ -214,7 +216,9 @@ class Levels:
             kept = await storage.run(storage.counter, key)
             await storage.run(storage.advance, key, (ladder.level + 1 - kept) % _LEVELS)
         said = ", ".join(f"{family} {reward:.2f}" for family, reward in row.measured.items())
-        _log.info(
+        log = _log.debug if (ladder.placed, ladder.level) in ladder.told else _log.info
+        ladder.told.add((ladder.placed, ladder.level))
+        log(
             "level",
             ladder=ladder.name,
             level=row.level,
