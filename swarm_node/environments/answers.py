@@ -60,15 +60,20 @@ _NUMBER: Final = re.compile(
 #: A whole number in words: its sign, its digits, perhaps with commas, and zeros after a point.
 _INTEGER: Final = re.compile(
     r"(?<![\w.])(?P<sign>[-\u2212]?)(?:[$€£]\s?)?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)"
-    r"(?P<rest>\.\d+)?(?![\d_^])"
+    r"(?P<rest>\.\d+)?(?![\d_^\xb2\xb3])"
 )
 #: Signs that make a number beside them a part of an expression. A dash that begins a line is none.
+#: So is a colon between numbers, and not one after a word. A star that nothing follows is emphasis.
 _OPERATED_BEFORE: Final = re.compile(
-    r"[\w)}]\s?(?:[-\u2212+*/^\xd7\xf7\xb7:]|\\(?:times|div|cdot))\s?$"
+    r"[\w)}]\s?(?:[-\u2212+*/^\xd7\xf7\xb7]|\\(?:times|div|cdot))\s?$|\d(?:\s:\s?|:)$"
 )
 _OPERATED_AFTER: Final = re.compile(
-    r"\s?(?:[+*/^\xd7\xf7\xb7]|[-\u2212]\s?\d|\\(?:times|div|cdot)|:\d)"
+    r"\s?(?:[+/^\xd7\xf7\xb7]|\*{1,2}\s?[\w(\\$]|[-\u2212]\s?\d|\\(?:times|div|cdot)|:\d)"
 )
+#: Marks of thousands other than a comma: LaTeX's, and spaces that break no line.
+_THOUSANDS: Final = re.compile(r"(?<=\d)(?:\{,\}|\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+#: A number after it is one that is not the answer.
+_DENIED: Final = re.compile(r"\bnot [$\u20ac\xa3]?$", re.IGNORECASE)
 #: What stands between the numbers of a list.
 _LISTED: Final = re.compile(r"(?:[ \t,;/|&]|\bor\b|\band\b)*", re.IGNORECASE)
 
@@ -238,11 +243,16 @@ def unmarked_choices(text: str) -> list[str]:
 
 def number_of(answer: FinalAnswer) -> str | None:
     """The integer that an answer gives, as plain digits: the last number in it, with any words or
-    a unit around it. None if that is a fraction, a part of an expression ("12 + 13"), scaled ("25
-    dozen"), or the last of a list of different numbers ("24, 25"), which leaves open which is
-    meant."""
-    text = _EMPHASIS.sub("", answer.text)
-    *others, last = [None, None, *_INTEGER.finditer(text)][-3:]
+    a unit around it, and not one that is denied ("25, not 24"). None if that is a fraction, a part
+    of an expression ("12 + 13"), scaled ("25 dozen"), or the last of a list of different numbers
+    ("24, 25"), which leaves open which is meant."""
+    text = _THOUSANDS.sub(",", _EMPHASIS.sub("", answer.text))
+    said = (
+        found
+        for found in _INTEGER.finditer(text)
+        if not _DENIED.search(text, max(0, found.start() - 6), found.start())
+    )
+    *others, last = [None, None, *said][-3:]
     if last is None:
         return None
     before, after = text[: last.start()], text[last.end() :]

@@ -106,6 +106,15 @@ RIGHT = (
     *("25", "25.", " 25\n", "17 + 8 = 25", "The answer is 25.", "25 apples", "$25", "25 dollars"),
     *("**25**", r"\boxed{25}", "$25$", "- 25", "25.00", "= 25", "x = 25", "25cm", "(25)", "25!"),
     *("a total of 25 apples", "<answer>25</answer>", "17 + 8 = 25\n17 + 8 = 25", "25, 25", "025"),
+    *(
+        "Total: 25",
+        "A: 25",
+        "Step 2: 25",
+        "*25*",
+        "25, not 24",
+        "25 and not 24",
+        "It is not 24: 25",
+    ),
     *("1. 25 apples", "It is 17 plus 8, so 25 is right.", "+25", "#### 25", "24. No, 25"),
 )
 WRONG = (
@@ -124,6 +133,17 @@ WRONG = (
     ),
     *("25 dozen", "12 + 13", "25.5", "25/2", "50 / 2", "2^25", "25 + 0", "3:25", "17-25", "x25"),
     *("25 thousand", "25 - 3", r"\boxed{24, 25}", r"\boxed{24} \boxed{25}", "25 and 3 are 28"),
+    *(
+        "24, not 25",
+        "24 and not 25",
+        "17:25",
+        "17 : 25",
+        "25 * 2",
+        "25*x",
+        "25**2",
+        "25\xb2",
+        "not 25",
+    ),
     *("twenty-five", "250", "1,25", "25,000", "²⁵", "The answer is 24. Or 25? The answer is 24."),
 )
 
@@ -142,7 +162,10 @@ def test_large_numbers_may_have_commas_and_other_right_answers_are_read_as_well(
     made = create("graded")
     task = made.derive(TaskRef(made.name, made.version, "addition-1", 1))
     for right, texts in {
-        "1234567": ("1,234,567", "1234567", "about 9 x 9 = 1,234,567."),
+        "1234567": (
+            *("1,234,567", "1234567", "about 9 x 9 = 1,234,567.", r"\boxed{1{,}234{,}567}"),
+            *(r"1\,234\,567", "1\u202f234\u202f567", "1\xa0234\xa0567"),
+        ),
         "0": ("0", "It is 0.", "00", "-0"),
     }.items():
         task.payload["answer"] = right

@@ -55,6 +55,8 @@ class Ladder:
         self.name, self.families = name, tuple(families)
         self.level = 0
         self.placed = len(families) == 1
+        #: Levels that the owner was told of: one may move between two of them for ever.
+        self.told: set[tuple[bool, int]] = set()
         self.means: dict[str, deque[float]] = {each: deque(maxlen=WINDOW) for each in families}
 
     @property
@@ -152,7 +154,7 @@ class Levels:
     def choose(self, seeds: Sequence[int]) -> list[str]:
         """Return a family for each task of these seeds (63 bits). Ladders that are not placed come
         first: their level now, and the levels above it for what is left of the batch."""
-        probes = self._probes(len(seeds))
+        probes = self._probes(seeds)
         weights = {
             family: weight
             for ladder in self._ladders.values()
@@ -187,10 +189,13 @@ class Levels:
     def _climbed(self) -> list[Ladder]:
         return [each for each in self._ladders.values() if len(each.families) > 1]
 
-    def _probes(self, count: int) -> list[str]:
-        """At most `count` families to measure, PROBE tasks of each; all of them at once where no
-        ladder is placed."""
+    def _probes(self, seeds: Sequence[int]) -> list[str]:
+        """Families to measure, PROBE tasks of each; all of them at once where no ladder is placed.
+        The first one is drawn: a small batch is not always for the same ladder, all of whose
+        prompts may be too long."""
         open_ladders = [each for each in self._ladders.values() if not each.placed]
+        count, first = len(seeds), seeds[0] % len(open_ladders) if seeds and open_ladders else 0
+        open_ladders = [*open_ladders[first:], *open_ladders[:first]]
         found: list[str] = []
         highest = max((len(each.families) - each.level for each in open_ladders), default=0)
         for ahead in range(highest):
@@ -211,7 +216,9 @@ class Levels:
             kept = await storage.run(storage.counter, key)
             await storage.run(storage.advance, key, (ladder.level + 1 - kept) % _LEVELS)
         said = ", ".join(f"{family} {reward:.2f}" for family, reward in row.measured.items())
-        _log.info(
+        log = _log.debug if (ladder.placed, ladder.level) in ladder.told else _log.info
+        ladder.told.add((ladder.placed, ladder.level))
+        log(
             "level",
             ladder=ladder.name,
             level=row.level,

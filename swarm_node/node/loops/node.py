@@ -349,15 +349,16 @@ class Node:
             await self._supervisor.attempt("train", self._train_once)
 
     async def _train_once(self) -> None:
+        limit = self.settings.run.updates
+        if limit and self._tally.updates >= limit:  # perhaps at an earlier start
+            self._stop.set()
+            return
         await self._until(
             lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
         )
         reject = self._work.exchange.asker.reject
         if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
             await self._notify()
-        limit = self.settings.run.updates
-        if limit and self._tally.updates >= limit:
-            self._stop.set()
 
     async def _list(self) -> None:
         """List the newest announcements of a few random peers, as many as can be pulled. A round

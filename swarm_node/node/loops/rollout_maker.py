@@ -7,13 +7,15 @@ tasks of several turns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import structlog
 
 from swarm_node.config import Sampling
 from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.first_groups import Beginning, FirstGroups
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
 from swarm_node.node.loops.judging import Judging
@@ -103,13 +105,21 @@ class RolloutMaker:
             await self._try(barren)
 
     async def _try(self, barren: Beginning) -> None:
-        """Find what would help, and tell the owner."""
+        """Find what would help, and tell the owner, also if nothing could be tried."""
+        parts, tally = self._parts, self._tally
         tried: dict[Change, float] = {}
-        if barren.pass_at_1 <= 0.5:  # tasks that are too easy need no trial
-            parts = self._parts
-            tried = await try_changes(
-                barren, self._asked, parts.sampler, self._judging, parts.codec
-            )
+        try:
+            if barren.pass_at_1 <= 0.5:  # tasks that are too easy need no trial
+                calls = partial(at_sampler, parts, tally)
+                tried = await try_changes(
+                    barren, self._asked, parts.sampler, self._judging, parts.codec, calls
+                )
+        except SwarmNodeError:
+            self._advise(barren, tried)
+            raise
+        self._advise(barren, tried)
+
+    def _advise(self, barren: Beginning, tried: Mapping[Change, float]) -> None:
         self._tally.advice = advice(barren, tried)
         tell(barren, self._tally.advice)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from swarm_node.node.figures.first_groups import Beginning
 from swarm_node.node.loops.judging import Judging
@@ -55,14 +57,22 @@ def changes(beginning: Beginning, request: SampleRequest) -> Iterator[Change]:
         yield Change(max_new_tokens=2 * request.max_new_tokens)
 
 
+class Noted(Protocol):
+    """Notes a call to the sampler, in whose body it is made (`parts.at_sampler`)."""
+
+    def __call__(self, longest: int, *, answers: int) -> AbstractContextManager[None]: ...
+
+
 async def try_changes(
     beginning: Beginning,
     requests: Mapping[TaskRef, SampleRequest],
     sampler: Sampler,
     judging: Judging,
     codec: Codec,
+    noted: Noted,
 ) -> dict[Change, float]:
-    """Return the mean reward of some answers to the first tasks with each change.
+    """Return the mean reward of some answers to the first tasks with each change. They are no
+    groups, and change no count but that of the sampler's calls.
 
     Raises:
         SwarmNodeError: from the sampler or the judge.
@@ -74,7 +84,10 @@ async def try_changes(
         fitting = {r: q for r, q in asked.items() if codec.fits(q.prompt_ids, q.max_new_tokens)}
         if not fitting:
             continue
-        sampled = await sampler.sample([*fitting.values()])
+        calls = [*fitting.values()]
+        longest, answers = calls[0].max_new_tokens, sum(each.n for each in calls)
+        with noted(longest, answers=answers):
+            sampled = await sampler.sample(calls)
         texts = [[completion.text for completion in group] for group in sampled]
         judged = await judging.own_all([*zip(fitting, texts, strict=True)])
         rewards = [reward for each in judged for reward in each.rewards]

@@ -37,8 +37,9 @@ def smallest_batch(own: int, batch: int, max_lag: int, most: int) -> int:
     update takes, `own` of its `batch` groups.
 
     Where a sampling batch may be larger than a training batch, it waits for up to twice as
-    many, because a larger batch costs the sampler less per answer. The slots always suffice
-    for this number while an update still lacks a group; otherwise both loops would wait.
+    many, because a larger batch costs the sampler less per answer. With a `max_lag` the slots
+    suffice for this number while an update still lacks a group; otherwise both loops would wait.
+    Without one, `Slots.sampling_batch` waits for no more than the update lacks.
     """
     larger = most > batch and max_lag > 1
     return min(most, 2 * own) if larger else own
@@ -102,8 +103,12 @@ class Slots:
 
         The next batch resumes the interrupted groups, so their slots count as available to it.
         """
-        available = max(0, self._not_ready(version))
-        return min(available, self._most) if available >= self.smallest_batch else 0
+        available, least = max(0, self._not_ready(version)), self.smallest_batch
+        lacking = self._buffer.mixture.own - self._buffer.held_own()
+        if not self._training and lacking > 0:
+            # With no lag, what is ready leaves no more slots than the update still lacks.
+            least = min(least, lacking)
+        return min(available, self._most) if available >= least else 0
 
     @property
     def smallest_batch(self) -> int:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import verified
 from in_memory import Host, World, environment, small_settings
+from structlog.testing import capture_logs
 from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
@@ -99,6 +101,30 @@ def test_the_first_batch_measures_every_ladder(tmp_path: Path) -> None:
     alone = levels(storage, FIVE)
     assert alone.choose(range(4)) == ["sum-1"] * 2 + ["sum-2"] * 2
     assert len(alone.choose(range(99))) == 99
+    storage.close()
+
+
+def test_a_small_batch_is_not_always_for_the_same_ladder(tmp_path: Path) -> None:
+    """All prompts of a ladder may be too long, so that nothing of it is ever measured."""
+    storage = Storage(tmp_path / "db")
+    found = levels(storage, (*FIVE, "take-1", "take-2"))
+    chosen = {family for seed in range(9) for family in found.choose([seed, seed + 1])}
+    assert chosen == {"sum-1", "take-1"}
+    assert found.choose([]) == []
+    storage.close()
+
+
+async def test_a_ladder_between_two_levels_does_not_fill_the_log(tmp_path: Path) -> None:
+    """Nearly all of one level is right, and hardly anything of the next."""
+    storage = Storage(tmp_path / "db")
+    found = levels(storage, ("take-1", "take-2"))
+    with capture_logs() as logs:
+        for _ in range(20 * WINDOW):
+            (family,) = found.sampled()
+            reward = 1.0 if family == "take-1" else 0.0
+            await found.note([verified(family=family, rewards=(reward, reward))])
+    assert {each["log_level"] for each in logs} == {"info", "debug"}
+    assert sum(each["log_level"] == "info" for each in logs) <= 3
     storage.close()
 
 

@@ -67,6 +67,9 @@ async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(wor
     assert later.groups.published >= first.groups.published
     assert later.evals[0] == first.evals[0]
     assert later.evals[1].seconds > first.evals[0].seconds
+    again = (await live(world, 3)).snapshot()  # which has been reached
+    assert (again.updates, again.version) == (3, 3)
+    assert again.groups.trained_own == later.groups.trained_own
 
 
 @virtual_time

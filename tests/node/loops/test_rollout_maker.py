@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
+from swarm_node.errors import ModelError
+from swarm_node.node.figures.first_groups import Beginning
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
@@ -24,10 +27,16 @@ from swarm_node.p2p.membership.local import Local
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.rollout import PolicyRef
+from swarm_node.rollout import Completion, PolicyRef
 from swarm_node.simulation.seeded import Seeded
 from swarm_node.storage import Storage
+
+
+class Failing(TorchSampler):
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        raise ModelError("no memory")
 
 
 @pytest.fixture(scope="module")
@@ -102,5 +111,10 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         least=0.0,
     ).measure()
     assert 0.0 <= point.all <= 1.0
+    barren = Beginning(info.name, 0.0, 0, 16, ())
+    maker._parts = replace(parts, sampler=Failing.from_directory(model, threads=1))
+    with pytest.raises(ModelError):
+        await maker._try(barren)
+    assert tally.advice == barren.advice, "there is advice although no change could be tried"
     await parts.sampler.close()
     storage.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from in_memory import World, small_settings, tiny
 from virtual import virtual_time
@@ -9,8 +12,8 @@ from virtual import virtual_time
 from swarm_node.environments.seeds import task_seed
 from swarm_node.node.figures.first_groups import Beginning
 from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.parts import Tally
-from swarm_node.node.loops.trying import TASKS, Change, advice, changes, try_changes
+from swarm_node.node.loops.parts import Tally, at_sampler
+from swarm_node.node.loops.trying import ANSWERS, TASKS, Change, advice, changes, try_changes
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import TaskRef
@@ -57,8 +60,19 @@ async def test_a_trial_samples_and_judges_a_few_tasks_with_each_change(world: Wo
         ref: SampleRequest(tiny().codec.encode_prompt(prompt), 8, ref.seed, 12)
         for ref, prompt in zip(refs, prompts, strict=True)
     }
-    judging = Judging(parts.environment, Tally(), Effort(1.0, str), world.clock)
-    found = await try_changes(BARREN, requests, parts.sampler, judging, parts.codec)
+    tally = Tally()
+    judging = Judging(parts.environment, tally, Effort(1.0, str), world.clock)
+    noted: list[tuple[int, int]] = []
+
+    @contextmanager
+    def calls(longest: int, *, answers: int) -> Iterator[None]:
+        noted.append((longest, answers))
+        with at_sampler(parts, tally, longest, answers=answers):
+            yield
+
+    found = await try_changes(BARREN, requests, parts.sampler, judging, parts.codec, calls)
+    assert noted == [(12, TASKS * ANSWERS), (12, TASKS)]
+    assert (tally.groups.answers, tally.sums.sampled_tokens) == (0, 0)
     assert set(found) == {COOLER, GREEDY}
     # One answer each is right or wrong, so the mean is a multiple of one task's share.
     assert (found[GREEDY] * TASKS) % 1 == pytest.approx(0)

@@ -549,6 +549,19 @@ def test_what_began_with_adapters_is_checked_as_adapters(monkeypatch: pytest.Mon
     assert fit(going_on, shape, machine).plan is None
 
 
+def test_a_home_that_trained_all_weights_goes_on_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the default of a CPU is adapters now."""
+    shape, machine = shape_of("qwen2.5-0.5b"), Machine(ON_CPU, 64 * GIB, None, vllm=None)
+    for stored, rank in ((None, 16), (0, 0), (32, 32)):
+        monkeypatch.setattr(
+            "swarm_node.node.start.derive.stored_rank", lambda root, stored=stored: stored
+        )
+        going_on = resumed(settings_of(), Path("checkpoints"))
+        assert fit(going_on, shape, machine).training.lora_rank == rank
+        chosen = resumed(settings_of(training__lora_rank=8), Path("checkpoints"))
+        assert fit(chosen, shape, machine).training.lora_rank == 8
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
     with pytest.raises(ConfigError, match=r"run\.device"):

@@ -116,6 +116,26 @@ def test_while_an_update_lacks_a_group_a_sampling_batch_has_slots(
     assert limit.sampling_batch(version) >= min(most, limit.smallest_batch) > 0
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_without_a_lag_small_batches_and_dropped_groups_end_in_an_update(
+    most: int, dropped: int
+) -> None:
+    """Neither fewer groups a batch than an update takes nor a group that failed stops both loops,
+    the sampler's and the trainer's."""
+    held = buffer(own=4, external=4, max_lag=0)
+    limit, names = Slots(held, most), iter(own(99))
+    for number in range(9):
+        count = limit.sampling_batch(0)
+        if not count:
+            break
+        limit.begin(count)
+        admit(held, *(next(names) for _ in range(count - (dropped if number == 0 else 0))))
+        limit.end(count)
+    assert held.ready(0)
+    assert held.held_own() == 4
+
+
 def test_interrupted_groups_hold_their_slots_and_a_batch_resumes_them() -> None:
     limit = slots(8, own=4, external=4, max_lag=8)
     limit.begin(12)
