@@ -66,11 +66,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(json.dumps({"id": repo, "sha": SHA, "siblings": []}).encode(), with_body)
         elif path == f"/api/{kind}/{repo}/tree/{SHA}":
             files = [
-                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
-                for file in sorted(self.server.directory.iterdir())
+                {
+                    "type": "file",
+                    "path": file.relative_to(self.server.directory).as_posix(),
+                    "size": file.stat().st_size,
+                    "oid": "0" * 40,
+                }
+                for file in sorted(self.server.directory.rglob("*"))
+                if file.is_file()
             ]
             self._send(json.dumps(files).encode(), with_body)
-        elif match := re.fullmatch(f"{place}/{repo}/resolve/{SHA}/([\\w.-]+)", path):
+        elif match := re.fullmatch(f"{place}/{repo}/resolve/{SHA}/([\\w./-]+)", path):
             data = (self.server.directory / match[1]).read_bytes()
             if with_body:
                 self.server.served.append((match[1], self.headers.get("Range", "")))

@@ -137,7 +137,8 @@ class ModelConfig:
             return cls(**read(raw))
         _refuse_unsupported(raw)
         raw = FAMILIES[raw["model_type"]].filled(raw)
-        rope = rope_table(raw, "rope_parameters")
+        # As transformers takes them: the older name first.
+        rope = rope_table(raw, "rope_scaling") or rope_table(raw, "rope_parameters")
         values: dict[str, Any] = {
             name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None
         }
@@ -299,4 +300,7 @@ def weight_files(path: Path) -> list[Path]:
     shards = sorted({str(name) for name in names.values()})
     if any(Path(name).name != name or not name.endswith(".safetensors") for name in shards):
         raise ModelError(f"{index} names a file outside {path}")
-    return [path / name for name in shards]
+    files = [path / name for name in shards]
+    if missing := [file for file in files if not file.is_file()]:  # a pipe is not waited for
+        raise ModelError(f"{index} names {missing[0].name}, which is no file in {path}")
+    return files

@@ -198,7 +198,12 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
     if not sys.stderr.isatty():
         disable_progress_bars()
     found = snapshot_download(
-        model.repo, revision=model.revision, allow_patterns=list(patterns), **options
+        model.repo,
+        revision=model.revision,
+        allow_patterns=list(patterns),
+        # A star in a pattern is any folder too.
+        ignore_patterns=["*/*"],
+        **options,
     )
     return Path(found) if isinstance(found, str) else found
 

@@ -41,11 +41,8 @@ class RopeScaling:
         Raises:
             ModelError: a type that is not computed here, or a value that is no positive number.
         """
-        found = {
-            scaling
-            for name in ("rope_parameters", "rope_scaling")
-            if (scaling := cls._from_table(rope_table(raw, name), raw)) is not None
-        }
+        tables = [rope_table(raw, name) for name in ("rope_parameters", "rope_scaling")]
+        found = {cls._from_table(table, raw) for table in tables if table}
         if len(found) > 1:
             raise ModelError("config.json: rope_parameters and rope_scaling differ")
         return next(iter(found), None)

@@ -26,6 +26,15 @@ from swarm_node.process.bounded import bounded_run
 _NOT_FUNCTION = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("use_cache", "output_attentions", "output_hidden_states", "return_dict"),
+    *("num_labels", "id2label", "label2id"),
+)
+#: How to compute, at any depth. A value such as "organisation/name" is a kernel of the hub, whose
+#: code transformers runs where the package kernels is installed.
+_IMPLEMENTATIONS = frozenset(
+    {
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+        *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+    }
 )
 _ENDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 #: Kinds of layers whose keys and values a cache keeps.
@@ -43,6 +52,8 @@ _MOST_LAYERS, _MOST_SIZE, _MOST_WEIGHTS = 1024, 1 << 24, 1 << 40
 _MOST_BASE = 1 << 40
 #: Heads, key heads or layers of a kind: longer lists are no model's.
 _MOST_ENTRIES = 4096
+#: Constants beside the weights, such as masks of all positions. GPT-Neo's have 0.1 GB.
+_MOST_BUFFER_BYTES = 1 << 30
 _TRIAL_SECONDS, _CPU_SECONDS, _MORE_MEMORY = 300.0, 120, 2 << 30
 _SHOWN = 80
 _SUPPORTED = (
@@ -97,7 +108,19 @@ def examined(path: Path) -> ModelConfig:
 def canonical(raw: Mapping[str, Any]) -> str:
     """The entries of a `config.json` that define the function, in one spelling."""
     kept = {name: value for name, value in raw.items() if name not in _NOT_FUNCTION}
-    return json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return json.dumps(
+        _without_implementations(kept), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+    )
+
+
+def _without_implementations(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: _without_implementations(inner)
+            for name, inner in value.items()
+            if name not in _IMPLEMENTATIONS
+        }
+    return list(map(_without_implementations, value)) if isinstance(value, list) else value
 
 
 def described(text: str) -> dict[str, Any]:
@@ -151,6 +174,12 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
     weights = sum(parameter.numel() for parameter in model.parameters())
     if not 0 < weights <= _MOST_WEIGHTS:
         raise ModelError(f"config.json: {weights:.2g} weights, at most {_MOST_WEIGHTS:.2g} run")
+    constants = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    if constants > _MOST_BUFFER_BYTES:
+        raise ModelError(
+            f"config.json: {constants:.2g} bytes besides the weights, at most "
+            f"{_MOST_BUFFER_BYTES:.2g} are kept: choose a model of fewer positions"
+        )
     adapted = sum(map(sum, linear_layers(model.get_decoder()).values()))
     return {**fields, "transformers": TransformersModel(architecture, text, weights, adapted)}
 
@@ -191,6 +220,8 @@ def _sizes(config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(config, name, None) for name in _NEEDED}
     if missing := [name for name, value in found.items() if type(value) is not int]:
         raise _unsupported(config.model_type, f"transformers does not say its {missing[0]}")
+    if wrong := [name for name, value in found.items() if value < 1]:
+        raise ModelError(f"config.json: {wrong[0]} is {found[wrong[0]]}")
     heads = found["num_attention_heads"]
     found["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
     found["head_dim"] = getattr(config, "head_dim", None) or found["hidden_size"] // heads

@@ -140,7 +140,9 @@ class TransformersLM(nn.Module):
         [B, hidden], and transformers' cache."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=self._own)
+        # Without a config it keeps all positions, and masks alone are windows: it would drop those
+        # outside a window that only config.json has, and the trainer's attention would not.
+        cache = DynamicCache()
         return self._cached(ids, mask, (mask.long().cumsum(1) - 1).clamp_(min=0), cache), cache
 
     def step(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:

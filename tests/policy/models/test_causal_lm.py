@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -416,9 +417,46 @@ def test_malformed_files_are_model_errors(tmp_path: Path) -> None:
         CausalLM.from_directory(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 4.0, "rope_theta": 99.0}},
+        {"rope_scaling": {"rope_type": "default", "rope_theta": 99.0}, "rope_theta": 500.0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 99.0}, "rope_theta": 500.0},
+    ],
+)
+def test_the_base_of_rotary_angles_is_that_of_transformers(
+    tmp_path: Path, tables: dict[str, Any]
+) -> None:
+    from transformers import AutoConfig
+
+    write_config(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for name in ("rope_parameters", "rope_scaling", "rope_theta"):
+        raw.pop(name, None)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **tables}))
+    wanted = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert ModelConfig.from_directory(tmp_path).rope_theta == wanted["rope_theta"] == 99.0
+
+
+def test_two_tables_of_positions_that_differ_are_refused(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 99.0}
+    tables = {"rope_parameters": linear, "rope_scaling": {"rope_type": "default"}}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **tables}))
+    with pytest.raises(ModelError, match="differ"):
+        ModelConfig.from_directory(tmp_path)
+
+
 def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     write_config(tmp_path)
     index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="outside"):
+        CausalLM.from_directory(tmp_path)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    index = {"weight_map": {"model.norm.weight": "pipe.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="no file"):
         CausalLM.from_directory(tmp_path)

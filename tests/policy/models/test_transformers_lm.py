@@ -150,6 +150,14 @@ def test_sampler_trainer_and_transformers_have_the_same_logprobs(
     both_agree(small(model_type))
 
 
+def test_a_window_that_the_class_does_not_compute_is_none_in_the_cache(
+    small: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for entry in ("sliding_window", "attention_chunk_size"):
+        place = rewritten(small("olmo2"), tmp_path / entry, **{entry: 16})
+        both_agree(place)
+
+
 @pytest.mark.nightly("further architectures")
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_further_architectures_have_the_same_logprobs(
@@ -310,6 +318,21 @@ def test_the_digest_covers_the_function_and_nothing_else(
     assert policy_digests(other)[0] != policy_digests(path)[0]
 
 
+@pytest.mark.parametrize(
+    "entry",
+    ["attn_implementation", "_attn_implementation", "experts_implementation"],
+)
+def test_a_kernel_of_the_hub_is_not_asked_for(
+    small: Callable[[str], Path], tmp_path: Path, entry: str
+) -> None:
+    for number, kernel in enumerate(("org/kernel", "paged|org/kernel", {"": "org/kernel"})):
+        place = rewritten(small("phi3"), tmp_path / str(number), **{entry: kernel})
+        config = ModelConfig.from_directory(place)
+        assert config == ModelConfig.from_directory(small("phi3"))
+        model = TransformersLM(config)
+        assert model.inner.config._attn_implementation in ("sdpa", "eager")
+
+
 @pytest.mark.slow(reason="starts two children that import transformers")
 def test_code_of_a_repository_never_runs(small: Callable[[str], Path], tmp_path: Path) -> None:
     trap = "raise SystemExit('ran')\n"
@@ -352,6 +375,16 @@ def test_code_of_a_repository_never_runs(small: Callable[[str], Path], tmp_path:
         ("phi3", {"layer_types": ["full_attention"] * 5000}, "layer_types"),
         ("phi3", {"rms_norm_eps": float("inf")}, "rms_norm_eps"),
         ("phi3", {"num_attention_heads": 0}, "config.json"),
+        ("olmo2", {"num_attention_heads": 0}, "num_attention_heads is 0"),
+        (
+            "gpt_neo",
+            {
+                "num_layers": 2,
+                "attention_types": [[["global", "local"], 1]],
+                "max_position_embeddings": 1 << 17,
+            },
+            "bytes besides",
+        ),
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}, "config.json"),
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "config.json"),
     ],

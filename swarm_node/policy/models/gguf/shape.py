@@ -80,7 +80,7 @@ def config_of(header: Header) -> dict[str, Any]:
         ModelError: another architecture, or a function that is not computed here.
     """
     family = header.metadata.get("general.architecture")
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         raise refuse(header, f"the architecture is {str(family)[:_SHOWN]!r}")
     keys = {
         key.removeprefix(f"{family}."): value
@@ -95,7 +95,7 @@ def config_of(header: Header) -> dict[str, Any]:
         raise refuse(header, f"{config['num_hidden_layers']} layers, at most {MAX_LAYERS} run here")
     heads = config["num_attention_heads"]
     config["num_key_value_heads"] = _number(header, keys, "attention.head_count_kv", int, heads)
-    config["head_dim"] = _head_size(header, keys, config)
+    config["head_dim"] = size = _head_size(header, keys, config)
     epsilon = _number(header, keys, "attention.layer_norm_rms_epsilon", float)
     theta = _number(header, keys, "rope.freq_base", float, 10000.0)
     embedding = header.tensors.get("token_embd.weight")
@@ -112,7 +112,7 @@ def config_of(header: Header) -> dict[str, Any]:
         **config,
         "rms_norm_eps": epsilon,
         "rope_theta": theta,
-        "rope_parameters": {"rope_theta": theta, **_rope(header, keys, theta)},
+        "rope_parameters": {"rope_theta": theta, **_rope(header, keys, theta, size)},
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **traits.writes,
         **_end_tokens(header),
@@ -139,7 +139,7 @@ def _head_size(header: Header, keys: Mapping[str, Any], config: Mapping[str, Any
     return size
 
 
-def _rope(header: Header, keys: Mapping[str, Any], theta: float) -> dict[str, Any]:
+def _rope(header: Header, keys: Mapping[str, Any], theta: float, head_size: int) -> dict[str, Any]:
     """The rotary positions: unscaled, or scaled as those of Llama 3.1 and 3.2."""
     kind = keys.get("rope.scaling.type", "none")
     if kind != "none":
@@ -147,7 +147,7 @@ def _rope(header: Header, keys: Mapping[str, Any], theta: float) -> dict[str, An
     stored = header.tensors.get(_FREQUENCIES)
     if stored is None:
         return {"rope_type": "default"}
-    if len(stored.shape) != 1 or stored.encoding.name != "F32" or stored.size > 1 << 16:
+    if stored.shape != (head_size // 2,) or stored.encoding.name != "F32":
         raise refuse(header, f"{_FREQUENCIES} has the shape {stored.shape}")
     try:
         with open_regular(header.path) as file:
@@ -157,6 +157,8 @@ def _rope(header: Header, keys: Mapping[str, Any], theta: float) -> dict[str, An
         why = reason_of(error) if isinstance(error, OSError) else "it is cut"
         raise ModelError(f"cannot read {header.path}: {why}") from error
     factor = max(divisors)
+    if theta < 1:  # its powers may exceed a float
+        raise refuse(header, f"rope.freq_base is {theta}")
     plain = [theta ** (-place / len(divisors)) for place in range(len(divisors))]
     scaling = RopeScaling("llama3", factor, **_LLAMA3) if 1 <= factor < _MOST else None
     if scaling is None or not all(
@@ -169,18 +171,21 @@ def _rope(header: Header, keys: Mapping[str, Any], theta: float) -> dict[str, An
 
 def _end_tokens(header: Header) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    tokens: dict[str, int] = {}
+    for key in ("bos", "padding", "eos", "eot"):
+        name = f"tokenizer.ggml.{key}_token_id"
+        token = header.metadata.get(name)
+        if token is None:
+            continue
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise refuse(header, f"{name} is {repr(token)[:_SHOWN]}")
+        tokens[key] = token
     for key, name in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
-        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token is not None:
-            found[name] = token
-    ends = [header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    named = list(dict.fromkeys(token for token in ends if token is not None))
+        if key in tokens:
+            found[name] = tokens[key]
+    named = list(dict.fromkeys(tokens[key] for key in ("eos", "eot") if key in tokens))
     if named:
         found["eos_token_id"] = named[0] if len(named) == 1 else named
-    for name, value in found.items():
-        for token in value if isinstance(value, list) else [value]:
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise refuse(header, f"{name} is {repr(token)[:_SHOWN]}")
     return found
 
 

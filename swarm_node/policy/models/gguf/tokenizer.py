@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from swarm_node.errors import words_of
@@ -43,6 +44,8 @@ _PADDING: Final = re.compile(r"\[PAD\d+\]", re.ASCII)
 #: SentencePiece writes pieces of at most 16 characters, Gemma's of 31. Merges of a piece are all
 #: ways to cut it in two.
 _MAX_PIECE: Final = 128
+#: Gemma's 262,144 pieces have 0.6 million merges.
+_MAX_MERGES: Final = 1 << 21
 _SHOWN: Final = 80
 
 
@@ -160,7 +163,7 @@ def _sentence_piece(
     ]
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    model = _bpe(tokens, _pairs(tokens, scores), byte_fallback=True, fuse_unk=True)
+    model = _bpe(tokens, _pairs(header, tokens, scores), byte_fallback=True, fuse_unk=True)
     if isinstance(unknown, int) and 0 <= unknown < len(texts):
         model["unk_token"] = texts[unknown]
     return {
@@ -172,15 +175,22 @@ def _sentence_piece(
     }
 
 
-def _pairs(tokens: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
+def _pairs(header: Header, tokens: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
     """The merges that a vocabulary of SentencePiece implies, best first: every token of two others,
-    as transformers' `generate_merges` orders them."""
-    found = [
+    as transformers' `generate_merges` orders them.
+
+    Raises:
+        ModelError: they are more than a tokenizer has.
+    """
+    every = (
         (-scores[place], -len(text[:cut]), tokens[text[:cut]], text[:cut], text[cut:])
         for text, place in tokens.items()
         for cut in range(1, len(text))
         if text[:cut] in tokens and text[cut:] in tokens
-    ]
+    )
+    found = list(islice(every, _MAX_MERGES + 1))
+    if len(found) > _MAX_MERGES:
+        raise refuse(header, f"its pieces are over {_MAX_MERGES} merges of others")
     found.sort(key=lambda pair: pair[:3])
     return [[left, right] for *_, left, right in found]
 
@@ -212,7 +222,7 @@ def _named(header: Header, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _begins(header: Header) -> bool:
     usual = header.metadata.get("tokenizer.ggml.model") == "llama"
-    usual |= header.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    usual |= str(header.metadata.get("tokenizer.ggml.pre")) in _WHOLE_WORDS
     return header.metadata.get("tokenizer.ggml.add_bos_token", usual) is True
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"tokenizer__chat_template": "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2},
         "template",
     ),
+    "an architecture that is a list": (
+        "llama",
+        {"general__architecture": ["llama"]},
+        "architecture",
+    ),
+    "an end token that is a list": (
+        "qwen2",
+        {"tokenizer__ggml__eos_token_id": None, "tokenizer__ggml__eot_token_id": [2, 2]},
+        "eot_token_id",
+    ),
     "a long template": ("qwen2", {"tokenizer__chat_template": "x" * 70_000}, "template"),
 }
 
@@ -273,10 +284,31 @@ def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> Non
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
+    shorter = {**stored, "rope_freqs.weight": np.ones(1, np.float32)}
+    with pytest.raises(ModelError, match="rope_freqs"):
+        resolve(str(write_gguf(tmp_path / "s.gguf", "llama", stored=shorter)), told=silent)
     other = {**stored, "rope_freqs.weight": llama3(8.0) * np.linspace(1, 2, HEAD // 2)}
     other["rope_freqs.weight"] = other["rope_freqs.weight"].astype(np.float32)
     with pytest.raises(ModelError, match="rope_freqs"):
         resolve(str(write_gguf(tmp_path / "o.gguf", "llama", stored=other)), told=silent)
+
+
+def test_pieces_with_more_merges_than_memory_has_are_refused(tmp_path: Path) -> None:
+    words = ["".join(each) for size in range(1, 18) for each in product("ab", repeat=size)]
+    stored = tensors("llama")
+    stored["token_embd.weight"] = np.zeros((len(words), HIDDEN), np.float32)
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        "llama",
+        stored=stored,
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__tokens=words,
+        tokenizer__ggml__scores=[0.0] * len(words),
+        tokenizer__ggml__token_type=None,
+        tokenizer__ggml__merges=None,
+    )
+    with pytest.raises(ModelError, match="merges"):
+        resolve(str(path), told=silent)
 
 
 def test_pieces_of_sentence_piece_are_merged_by_their_scores(tmp_path: Path) -> None:
