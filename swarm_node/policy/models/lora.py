@@ -50,28 +50,15 @@ class Adapter:
         self, model: CausalLM, rank: int, *, base: HubModel | None = None, seed: int = 0
     ) -> None:
         """`rank` is 1 or more. A saved adapter names `base` as its base model, or none."""
-        # peft imports bitsandbytes where it is installed, which warns on a CPU of a faster kernel.
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-        from peft import inject_adapter_in_model  # imports transformers, hence only here
-
         self._model = model.requires_grad_(False)
         self._rank = rank
         self._base = base
         tree = _tree(model)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            inject_adapter_in_model(self._config(inference=False), tree, adapter_name=ADAPTER)
+        #: The trained parameters, by their names in peft's files.
+        self.parameters = inject(tree, self._config(inference=False), seed)
         self._projections: dict[str, Any] = {
             name: tree.get_submodule(name) for name, *_ in _projections(model)
         }
-        #: The trained parameters, by their names in peft's files.
-        self.parameters: dict[str, nn.Parameter] = {
-            PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
-            for name, parameter in tree.named_parameters()
-            if parameter.requires_grad
-        }
-        for parameter in self.parameters.values():
-            parameter.data = parameter.data.float()  # peft makes them in the base's type
         self._attach()
 
     def state(self) -> dict[str, Tensor]:
@@ -144,6 +131,26 @@ def lora_config(
         revision=base and base.revision,
         inference_mode=inference,
     )
+
+
+def inject(module: nn.Module, config: Any, seed: int) -> dict[str, nn.Parameter]:
+    """Put adapters of peft's `config` into a frozen module, drawn by `seed`. Returns their
+    parameters, in float32, by their names in peft's files."""
+    # peft imports bitsandbytes where it is installed, which warns on a CPU of a faster kernel.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    from peft import inject_adapter_in_model  # imports transformers, hence only here
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    parameters = {
+        PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    for parameter in parameters.values():
+        parameter.data = parameter.data.float()  # peft makes them in the base's type
+    return parameters
 
 
 def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], rank: int) -> None:

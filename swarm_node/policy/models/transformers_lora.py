@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.lora import ADAPTER, PREFIX, check_fits, lora_config, write_adapter
+from swarm_node.policy.models.lora import (
+    ADAPTER,
+    PREFIX,
+    check_fits,
+    inject,
+    lora_config,
+    write_adapter,
+)
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.models.transformers_config import linear_layers
 from swarm_node.policy.models.transformers_lm import TransformersLM
@@ -29,26 +36,15 @@ class TransformersAdapter:
         Raises:
             ModelError: peft's names of layers mean others too.
         """
-        from peft import inject_adapter_in_model
-
         self._model = model.requires_grad_(False)
         self._rank, self._base = rank, base
         self._targets = _targets(model)
         inner = model.inner
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            inject_adapter_in_model(self._config(inference=False), inner, adapter_name=ADAPTER)
+        #: The trained parameters, by their names in peft's files.
+        self.parameters = inject(inner, self._config(inference=False), seed)
         self._layers: dict[str, Any] = {
             name: module for name, module in inner.named_modules() if hasattr(module, "lora_A")
         }
-        #: The trained parameters, by their names in peft's files.
-        self.parameters: dict[str, nn.Parameter] = {
-            PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
-            for name, parameter in inner.named_parameters()
-            if ".lora_" in name
-        }
-        for parameter in self.parameters.values():
-            parameter.data = parameter.data.float()  # peft makes them in the base's type
 
     @property
     def rank(self) -> int:
