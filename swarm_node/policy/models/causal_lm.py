@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
-from swarm_node.errors import ModelError
 from swarm_node.policy.models.attention import Attend, causal, within
 from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import ModelConfig, weight_files
 from swarm_node.policy.models.names import hf_parts
 from swarm_node.policy.models.nf4 import FourBit
-from swarm_node.policy.models.tensors import load_safetensors, on_host
+from swarm_node.policy.models.tensors import check_weights, load_safetensors, on_host
 
 __all__ = ["MATRICES", "CausalLM", "DecoderLayer", "ModelConfig", "hf_parts"]
 
@@ -228,16 +227,7 @@ class CausalLM(nn.Module):
             ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
         """
         views = dict(self.hf_views())
-        given = {name for name in state if not (name == "lm_head.weight" and name not in views)}
-        if given != views.keys():
-            wrong = sorted(given ^ views.keys())
-            raise ModelError(
-                f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more"
-            )
-        for name, view in views.items():
-            if view.shape != state[name].shape:
-                have, want = tuple(state[name].shape), tuple(view.shape)
-                raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        check_weights(views, state, {"lm_head.weight"})
         held = self._held()
         with torch.no_grad():
             for name, parameter in self.named_parameters():

@@ -1,8 +1,10 @@
-"""Copies tensors from files and devices to main memory, and makes modules without memory."""
+"""Copies tensors from files and devices to main memory, checks that they fit a model, and makes
+modules without memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,3 +74,20 @@ def without_memory() -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def check_weights(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: AbstractSet[str]
+) -> None:
+    """Check that `state` has the names and shapes of a model's `own` weights. Those that are `tied`
+    to others may be in it too.
+
+    Raises:
+        ModelError: a name is missing or unexpected, or a shape differs.
+    """
+    if wrong := sorted((state.keys() - (tied - own.keys())) ^ own.keys()):
+        raise ModelError(f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more")
+    for name, weight in own.items():
+        if weight.shape != state[name].shape:
+            have, want = tuple(state[name].shape), tuple(weight.shape)
+            raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.causal_lm import stored_weights
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.tensors import on_host
+from swarm_node.policy.models.tensors import check_weights, on_host
 from swarm_node.policy.models.transformers_config import make_config
 
 _Made = TypeVar("_Made")
@@ -174,14 +174,7 @@ class TransformersLM(nn.Module):
         """
         own = dict(self.hf_weights())
         tied = self.inner.state_dict().keys() - own.keys()
-        if wrong := sorted((state.keys() - tied) ^ own.keys()):
-            raise ModelError(
-                f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more"
-            )
-        for name, weight in own.items():
-            if weight.shape != state[name].shape:
-                have, want = tuple(state[name].shape), tuple(weight.shape)
-                raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        check_weights(own, state, tied)
         with torch.no_grad():
             for name, weight in own.items():
                 weight.copy_(state[name])
