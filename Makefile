@@ -11,7 +11,7 @@ FUZZ_LIBRARY := .fuzz
 .PHONY: setup setup-reasoning-gym setup-tests setup-real demo demo-real test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
 .PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
 .PHONY: gpu-call rehearse-gpu gpu-table
-.PHONY: campaigns campaign-coverage chaos mutants fuzz-coordinator
+.PHONY: real-defaults campaigns campaign-coverage chaos mutants fuzz-coordinator
 
 setup: $(STAMP)
 
@@ -65,6 +65,10 @@ FETCH_REAL = $(BIN)/python .ci/tools/real_model.py || echo "NOT FETCHED: tests o
 # The demo with a real language model: 15 minutes on two cores, some 14 GB of memory.
 demo-real: setup-real
 	$(BIN)/swarm-node demo --model "$$($(BIN)/python .ci/tools/real_model.py)" $(DEMO)
+
+# Defaults for a pretrained model beside other values, three seeds: hours on two cores, resumable.
+real-defaults: setup-real
+	$(BIN)/python benchmarks/real_defaults.py --model "$$($(BIN)/python .ci/tools/real_model.py)" $(DEFAULTS)
 
 demo: setup
 	$(BIN)/swarm-node demo $(DEMO)

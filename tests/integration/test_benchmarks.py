@@ -52,6 +52,7 @@ ELSEWHERE = {
     "gpu_proof": "a step of gpu_proof.sh",
     "head": "a step of gpu_proof.sh",
     "gpu_trainer": "a step of gpu_proof.sh",
+    "real_defaults": "it takes hours: make real-defaults",
     "real_shapes": "tests/cli/test_gpu_page.py runs the step join-torch",
     "gpu_join": "a step of gpu_proof.sh: tests/cli/test_gpu_page.py",
     "gpu_attention": "a step of gpu_proof.sh: tests/cli/test_gpu_page.py",

@@ -7,7 +7,7 @@ exchanged under transformers' names, so a checkpoint of this model loads anywher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -34,6 +34,8 @@ _Made = TypeVar("_Made")
 MATRICES = ("qkv", "out", "gate_up", "down")
 _INIT_STD = 0.02
 _DERIVED = ".rotary_emb.inv_freq"
+#: Tokens and padding of prompts that a CPU reads in one pass: more make it hardly faster.
+_READ_AT_ONCE = 2048
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -196,8 +198,34 @@ class CausalLM(nn.Module):
     def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run left-padded prompts, as `prefill` takes them. Returns the last hidden states [B,
         hidden], and key and value [B, T, key/value heads, d] of each layer."""
-        collected: list[tuple[Tensor, Tensor]] = []
-        return self._run(ids, mask.long() - 1, collected)[:, -1], collected
+        if self.embedding.is_cuda or ids.numel() <= _READ_AT_ONCE:
+            collected: list[tuple[Tensor, Tensor]] = []
+            return self._run(ids, mask.long() - 1, collected)[:, -1], collected
+        return self._read_in_parts(ids, mask)
+
+    def _read_in_parts(
+        self, ids: Tensor, mask: Tensor
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """`read` for a CPU, which takes as long for padding as for tokens: prompts of similar
+        lengths run together."""
+        batch, width = ids.shape
+        lengths = mask.sum(1).tolist()
+        last: Tensor | None = None
+        whole: list[tuple[Tensor, Tensor]] = []
+        for rows in _of_similar_lengths(lengths):
+            first = width - lengths[rows[-1]]
+            collected: list[tuple[Tensor, Tensor]] = []
+            hidden = self._run(ids[rows, first:], mask[rows, first:].long() - 1, collected)
+            if last is None:
+                last = hidden.new_empty(batch, hidden.shape[-1])
+                like = collected[0][0]
+                shape = (batch, width, *like.shape[2:])
+                whole = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in collected]
+            last[rows] = hidden[:, -1]
+            for (keys, values), (key, value) in zip(whole, collected, strict=True):
+                keys[rows, first:], values[rows, first:] = key, value
+        assert last is not None
+        return last, whole
 
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same
@@ -334,3 +362,14 @@ def stored_weights(path: Path) -> dict[str, Tensor]:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype
+
+
+def _of_similar_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows in parts of `_READ_AT_ONCE` tokens at most, by length; the longest of a part is last."""
+    part: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if part and (len(part) + 1) * lengths[row] > _READ_AT_ONCE:
+            yield part
+            part = []
+        part.append(row)
+    yield part

@@ -193,6 +193,22 @@ def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
             torch.testing.assert_close(step, full[:, slot], atol=TOLERANCE, rtol=0)
 
 
+def test_many_prompts_of_mixed_lengths_are_read_as_each_alone() -> None:
+    model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))
+    ids = token_ids(40, 90, 20)
+    lengths = [90 - row % 7 * 14 for row in range(40)]
+    mask = torch.arange(90) >= torch.tensor([[90 - each] for each in lengths])
+    assert ids.numel() > 2048
+    with torch.inference_mode():
+        last, collected = model.read(ids, mask)
+        for row, length in enumerate(lengths):
+            alone, parts = model.read(ids[row : row + 1, -length:], mask[row : row + 1, -length:])
+            torch.testing.assert_close(last[row], alone[0], atol=TOLERANCE, rtol=0)
+            for wide, part in zip(collected, parts, strict=True):
+                for whole, one in zip(wide, part, strict=True):
+                    torch.testing.assert_close(whole[row, -length:], one[0], atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("length", [1, 64, 65, 1000, 1024])
 def test_rotary_tables_are_long_enough_and_not_twice_as_long(length: int) -> None:
     model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))

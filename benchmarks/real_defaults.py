@@ -1,0 +1,208 @@
+"""Defaults for a pretrained model: reward on unseen texts after equal processor time.
+
+    python benchmarks/real_defaults.py --model FILE.gguf [--cpu-seconds 400] [--seeds 0 1 2]
+                                       [--only NAME …] [--table]
+
+A run is a whole node alone, `swarm-node join` with one setting changed, that is stopped when its
+processes have used `--cpu-seconds`: start, loading and first groups included, and no evaluation.
+Then its last checkpoint answers the same unseen tasks, 8 of each of the 20 families of `graded`,
+once, at temperature 0.7 with at most 24 tokens, whatever it was trained with. The endpoint is the
+mean reward. `base` is the model before training.
+
+All candidates of a seed are run before the next seed, on one machine. A candidate more than .15
+behind the defaults on the first seed gets no further runs. Each run is a line of the results' file;
+runs that it has are not repeated, so the command can be stopped and started again. The table gives
+means over seeds and the paired difference from the defaults with Student's 95% interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from node_process import Memory, NodeProcess, cpu_seconds
+
+from swarm_node.library.measuring import measure
+from swarm_node.simulation.experiments.estimates import estimate
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs/research/real-defaults.jsonl"
+DEFAULTS = "defaults"
+#: Settings that a candidate changes.
+CANDIDATES: Mapping[str, Mapping[str, Any]] = {
+    DEFAULTS: {},
+    "temperature 1.0": {"sampling.temperature": 1.0},
+    "adapters' rate 3e-5": {"training.learning_rate": 3e-5},
+    "adapters' rate 3e-4": {"training.learning_rate": 3e-4},
+    "all weights, rate 1e-6": {"training.lora_rank": 0, "training.learning_rate": 1e-6},
+    "all weights, rate 1e-5": {"training.lora_rank": 0, "training.learning_rate": 1e-5},
+    "4 groups of 8": {"experience.own": 4, "sampling.tasks_per_call": 4},
+    "4 groups of 16": {
+        "experience.own": 4,
+        "sampling.tasks_per_call": 4,
+        "sampling.group_size": 16,
+    },
+    "48 tokens": {"sampling.max_new_tokens": 48},
+    "2 threads each": {"run.threads": 2},
+}
+BEHIND = 0.15
+#: The endpoint: unseen tasks of a family, answers to each, and how they are sampled.
+TASKS, ANSWERS = 8, 1
+ASKED = {
+    "environment.options.preset": "graded",
+    "sampling.temperature": 0.7,
+    "sampling.max_new_tokens": 24,
+    "training.dtype": "float32",
+    "run.threads": 2,
+}
+_POLL_SECONDS = 0.5
+
+
+async def _reward(home: Path, model: Path, checkpoint: str | None) -> tuple[float, float]:
+    """Mean reward on unseen texts, and the share of families at .2 at least."""
+    report = await measure(
+        checkpoint=checkpoint,
+        answers=ANSWERS,
+        limit=TASKS,
+        home=home,
+        model=str(model),
+        assigned=ASKED,
+    )
+    rates = report.checkpoints[-1]
+    families = [
+        each.unseen.pass_1.rate for each in rates.families.values() if each.unseen is not None
+    ]
+    return fmean(families), fmean(each >= 0.2 for each in families)
+
+
+def run(model: Path, name: str, seed: int, budget: float) -> dict[str, Any]:
+    """Train for `budget` seconds of processor time, and measure."""
+    # The first evaluation, behind the first batch, asks as little as can be set.
+    fixed = {"model": str(model), "run.seed": seed, "run.eval_seconds": 36_000, "run.eval_tasks": 1}
+    settings = {**fixed, **CANDIDATES[name]}
+    with tempfile.TemporaryDirectory(prefix="real-defaults-") as directory:
+        node = NodeProcess(Path(directory), [f"{key}={value}" for key, value in settings.items()])
+        began = time.monotonic()
+        try:
+            node.launch()
+            used, peak, status = 0.0, Memory(), None
+            while used < budget:
+                if node.process.poll() is not None:
+                    raise SystemExit(f"the node ended:\n{node.log.read_text()[-2000:]}")
+                time.sleep(_POLL_SECONDS)
+                used = cpu_seconds(node.process.pid)
+                peak.raise_to(Memory.of(node.process.pid))
+            status = node.status()
+            wall = time.monotonic() - began
+        finally:
+            node.stop()
+        reward, above = asyncio.run(_reward(node.home.path, model, None))
+    return {
+        "candidate": name,
+        "seed": seed,
+        "cpu": _cpu(),
+        "cpu_seconds": round(used, 1),
+        "wall_seconds": round(wall, 1),
+        "updates": status.updates,
+        "own_groups": status.groups.published,
+        "peak_pss_mib": round(peak.pss),
+        "reward": round(reward, 4),
+        "families_above_a_fifth": round(above, 3),
+    }
+
+
+def _cpu() -> str:
+    """The processor's name, and whether it has products in bfloat16."""
+    facts = dict(
+        line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
+    )
+    known = {key.strip(): value.strip() for key, value in facts.items()}
+    matrices = "amx_bf16" in known.get("flags", "")
+    return known.get("model name", "unknown") + (", amx_bf16" if matrices else "")
+
+
+def known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Runs in the file of results, by candidate and seed."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {(row["candidate"], row["seed"]): row for row in rows}
+
+
+def behind(runs: Mapping[tuple[str, int], Mapping[str, Any]], name: str, first: int) -> bool:
+    """Check that a candidate lost on the first seed by more than `BEHIND`."""
+    own, usual = runs.get((name, first)), runs.get((DEFAULTS, first))
+    return own is not None and usual is not None and usual["reward"] - own["reward"] > BEHIND
+
+
+def table(runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
+    """The table of the page, in Markdown."""
+    lines = [
+        "| | seeds | unseen | less the defaults | updates | own groups | wall s | peak MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in CANDIDATES:
+        rows = {seed: row for (each, seed), row in runs.items() if each == name}
+        if not rows:
+            continue
+        pairs = [row["reward"] - runs[DEFAULTS, seed]["reward"] for seed, row in rows.items()]
+        means = [
+            fmean(row[key] for row in rows.values())
+            for key in ("updates", "own_groups", "wall_seconds", "peak_pss_mib")
+        ]
+        reward = fmean(row["reward"] for row in rows.values())
+        gain = "" if name == DEFAULTS else format(estimate(pairs), "+.3f")
+        figures = " | ".join(f"{each:,.0f}" for each in means)
+        lines.append(f"| {name} | {len(rows)} | {reward:.3f} | {gain} | {figures} |")
+    base = [row["reward"] for (name, _), row in runs.items() if name == "base"]
+    return "\n".join([*lines, *(f"| before training | | {each:.3f} | | | | | |" for each in base)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--cpu-seconds", type=float, default=400.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    given = parser.parse_args()
+    runs = known(given.results)
+    if given.table:
+        print(table(runs))
+        return
+    if ("base", 0) not in runs:
+        with tempfile.TemporaryDirectory() as directory:
+            reward, above = asyncio.run(_reward(Path(directory), given.model, "base"))
+        _note(
+            given.results,
+            {
+                "candidate": "base",
+                "seed": 0,
+                "reward": round(reward, 4),
+                "families_above_a_fifth": round(above, 3),
+            },
+        )
+    for seed in given.seeds:
+        for name in given.only:
+            lost = seed != given.seeds[0] and behind(runs, name, given.seeds[0])
+            if lost or (name, seed) in runs:
+                continue
+            runs[name, seed] = run(given.model, name, seed, given.cpu_seconds)
+            _note(given.results, runs[name, seed])
+    print(table(known(given.results)))
+
+
+def _note(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
