@@ -129,13 +129,13 @@ class NodeProcess:
     def status(self) -> Snapshot:
         return asyncio.run(ControlClient(self.home.control_file).status())
 
-    def stop(self) -> None:
+    def stop(self, wait_seconds: float = STOP_SECONDS) -> None:
         """Ask it to leave; kill it when it does not."""
         if not hasattr(self, "process") or self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(STOP_SECONDS)
+            self.process.wait(wait_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -62,6 +62,8 @@ ASKED = {
     "run.threads": 2,
 }
 _POLL_SECONDS = 0.5
+#: A trainer ends its update before the node stores the last checkpoint.
+_STOP_SECONDS = 600.0
 
 
 async def _reward(home: Path, model: Path, checkpoint: str | None) -> tuple[float, float]:
@@ -101,7 +103,7 @@ def run(model: Path, name: str, seed: int, budget: float) -> dict[str, Any]:
             status = node.status()
             wall = time.monotonic() - began
         finally:
-            node.stop()
+            node.stop(_STOP_SECONDS)
         reward, above = asyncio.run(_reward(node.home.path, model, None))
     return {
         "candidate": name,
