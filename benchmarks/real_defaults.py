@@ -29,7 +29,7 @@ from typing import Any
 
 from node_process import Memory, NodeProcess, cpu_seconds
 
-from swarm_node.environments.drills import PRESETS
+from swarm_node.environments.drills import INSTRUCTIONS, PRESETS
 from swarm_node.library.measuring import measure
 from swarm_node.node.loops.levels import ladders
 from swarm_node.simulation.experiments.estimates import estimate
@@ -56,9 +56,10 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 BEHIND = 0.15
 #: The endpoint: unseen tasks of a family, one answer to each, and how they are sampled.
 TASKS = 32
+EASIEST = [each[0] for each in ladders(tuple(PRESETS["graded"])).values()]
 ASKED = {
-    "environment.options.preset": "graded",
-    "environment.options.families": sorted(each[0] for each in ladders(PRESETS["graded"]).values()),
+    "environment.options.families": {each: PRESETS["graded"][each] for each in EASIEST},
+    "environment.options.instruction": INSTRUCTIONS["graded"],
     "sampling.temperature": 0.7,
     "sampling.max_new_tokens": 24,
     "training.dtype": "float32",
