@@ -29,9 +29,19 @@ from typing import Any
 
 from node_process import Memory, NodeProcess, cpu_seconds
 
-from swarm_node.environments.drills import INSTRUCTIONS, PRESETS
-from swarm_node.library.measuring import measure
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import load_settings
+from swarm_node.environments.drills import PRESETS
+from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.environments.seeds import held_out_seed
+from swarm_node.library.stored_policy import holding, open_sampler, stored_policies
+from swarm_node.node.home.home import Home
+from swarm_node.node.loops.evaluation import Examiner
 from swarm_node.node.loops.levels import ladders
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.placement import hardware, place
+from swarm_node.rollout import TaskRef
 from swarm_node.simulation.experiments.estimates import estimate
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/research/real-defaults.jsonl"
@@ -58,12 +68,10 @@ BEHIND = 0.15
 TASKS = 32
 EASIEST = [each[0] for each in ladders(tuple(PRESETS["graded"])).values()]
 ASKED = {
-    "environment.options.families": {each: PRESETS["graded"][each] for each in EASIEST},
-    "environment.options.instruction": INSTRUCTIONS["graded"],
+    "environment.options.preset": "graded",
     "sampling.temperature": 0.7,
     "sampling.max_new_tokens": 24,
-    "training.dtype": "float32",
-    "run.threads": 2,
+    "sampling.group_size": 8,
 }
 _POLL_SECONDS = 0.5
 #: A trainer ends its update before the node stores the last checkpoint.
@@ -71,17 +79,36 @@ _STOP_SECONDS = 600.0
 
 
 async def _rewards(home: Path, model: Path, checkpoint: str | None) -> dict[str, float]:
-    """Mean reward on unseen texts of each family."""
-    report = await measure(
-        checkpoint=checkpoint,
-        answers=1,
-        limit=TASKS,
-        home=home,
-        model=str(model),
-        assigned=ASKED,
-    )
-    parts = {name: each.unseen for name, each in report.checkpoints[-1].families.items()}
-    return {name: round(part.pass_1.rate, 4) for name, part in parts.items() if part is not None}
+    """Mean reward on unseen texts of each family, of the newest checkpoint or `checkpoint`."""
+    settings = load_settings({"model": str(model), "home": home, **ASKED})
+    directory = resolve(settings.model)
+    where = place("cpu", "float32", hardware("cpu"))
+    store = Home(home).checkpoints
+    environment = ProcessEnvironmentHost("drills", settings.environment.options)
+    try:
+        info = await environment.start()
+        codec = Codec.from_directory(directory).asking(environment.system)
+        with holding(store) as hold:
+            policy = next(iter(stored_policies(checkpoint, store, directory, hold)))
+            sampler = await open_sampler(policy, codec, where, threads=2)
+            examiner = Examiner(
+                sampler, codec, environment, settings.sampling, info.turns, SYSTEM_CLOCK
+            )
+            tasks = {
+                family: [
+                    TaskRef(info.name, info.version, family, held_out_seed(family, index))
+                    for index in range(TASKS)
+                ]
+                for family in EASIEST
+            }
+            asked = dict.fromkeys((ref for refs in tasks.values() for ref in refs), 1)
+            rewards, _ = await examiner.rewards(await examiner.requests(asked))
+            await sampler.close()
+    finally:
+        await environment.close()
+    return {
+        family: round(fmean(rewards[ref][0] for ref in refs), 4) for family, refs in tasks.items()
+    }
 
 
 def run(model: Path, name: str, seed: int, budget: float) -> dict[str, Any]:
