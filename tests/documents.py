@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 import psutil
 from builders import ROOT
 
+from swarm_node.environments.drills import create
 from swarm_node.p2p.addresses.addresses import unused_port
+from swarm_node.rollout import TaskRef
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<marks>[^\n]*) -->\n)?^```console\n(?P<code>.*?)^```$"
@@ -93,12 +96,23 @@ def says(printed: str, block: Block) -> bool:
     return shown.fullmatch(printed + "\n") is not None
 
 
+def _questions(count: int) -> Iterator[str]:
+    """Rows of questions some of which the model `tiny` gets right."""
+    names = ("position", "largest", "sorting", "successors", "reversal")
+    drills = create(families={name: [2, 4] for name in names})
+    for seed in range(count):
+        family = drills.families[seed % len(drills.families)]
+        task = drills.derive(TaskRef(drills.name, drills.version, family, seed))
+        row = {"question": drills.render(task), "answer": drills.answer(task)}
+        yield json.dumps(row) + "\n"
+
+
 @dataclass
 class Reader:
     """Somebody who types what a page says, on machines that share a folder and have homes.
 
     A command that runs a node goes on beside the next ones. Port 31330 is a free one, and
-    /media/stick a folder."""
+    /media/stick a folder. What a reader brings is there: `my-model` and `questions.jsonl`."""
 
     place: Path
     port: int = field(default_factory=unused_port)
@@ -107,6 +121,8 @@ class Reader:
     def __post_init__(self) -> None:
         for name in ("examples", "constraints.txt"):
             (self.place / name).symlink_to(ROOT / name)
+        (self.place / "my-model").symlink_to(ROOT / "swarm_node" / "policy" / "models" / "tiny")
+        (self.place / "questions.jsonl").write_text("".join(_questions(200)))
         (self.place / "stick").mkdir()
 
     def _environment(self, block: Block) -> dict[str, str]:

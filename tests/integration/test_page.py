@@ -27,7 +27,7 @@ from page_server import (
 )
 
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import CoordinatorRow, TaughtRow
+from swarm_node.node.figures.snapshot import CoordinatorRow, LevelRow, Said, TaughtRow, WorkRow
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="NOT RUN: needs axe")
@@ -81,6 +81,39 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         playwright.expect(page.locator("#held")).to_have_text("0.797", timeout=15_000)
         page.reload()  # the pass is kept
         playwright.expect(page.locator("#held")).to_have_text("0.797")
+    assert errors == []
+
+
+@pytest.mark.nightly(reason="another look at the page in a browser")
+def test_before_the_first_update_it_shows_how_far_that_is(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    barren = Said("nothing_to_learn", "bad", "nothing to learn", f"set {HOSTILE}")
+    ladders = [
+        LevelRow("addition", 2, 4, True, {"addition-1": 0.9, "addition-2": 0.5}, 0.5),
+        LevelRow(HOSTILE, 1, 5, False, {}),
+    ]
+    batch = WorkRow("sampling", 3, 64, 18.4, 90.0, None, first_update=600.0)
+    begun = snapshot(work=batch, levels=ladders, updates=0, findings=[barren])
+    with served(tmp_path, begun) as one:
+        page.goto(one.address())
+        facts, rows = page.locator("#now dd"), page.locator("#levels tbody tr")
+        batch_told = "sampling: 3 of 64 answers, 18 tokens/s"
+        playwright.expect(facts).to_have_text([batch_told, "waits", "begins in about 10 min"])
+        assert page.locator("#remedy").inner_text() == f"→ set {HOSTILE}"
+        addition = rows.filter(has_text="addition").locator("td")
+        measured = "addition-1 0.90, addition-2 0.50"
+        playwright.expect(addition).to_have_text(["addition", "2 of 4", "0.50", measured])
+        playwright.expect(rows.filter(has_text=HOSTILE[:63])).to_contain_text("being measured")
+        assert page.locator("img").count() == 0
+        one.now = snapshot(work=WorkRow(training=7.0, end=300.0), updates=3)
+        playwright.expect(facts).to_have_text(
+            ["waits", "update 4 for 7 s", "made in about 5 min"], timeout=15_000
+        )
+        playwright.expect(page.locator("#levels-section")).to_be_hidden()
+        one.now = snapshot()
+        playwright.expect(page.locator("#now-section")).to_be_hidden(timeout=15_000)
     assert errors == []
 
 
@@ -289,7 +322,13 @@ def test_people_who_cannot_see_it_well_can_use_it(
 ) -> None:
     page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
     hostile = peer(99, name=HOSTILE, refused={HOSTILE: 3})
-    with served(tmp_path, replace(crowd(9), former=[hostile]), [row(1), row(2)]) as one:
+    shown = crowd(
+        9,
+        former=[hostile],
+        work=WorkRow("evaluating", 3, 64, 18.4, 90.0, 7.0, 600.0, 9000.0),
+        levels=[LevelRow(HOSTILE, 1, 5, False, {HOSTILE: 0.5}, 0.5)],
+    )
+    with served(tmp_path, shown, [row(1), row(2)]) as one:
         one.log = events(9)
         page.goto(one.address())
         playwright.expect(page.locator("#nodes tbody tr")).to_have_count(10)

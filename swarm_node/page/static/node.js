@@ -92,8 +92,10 @@ function show(snapshot) {
   text("where", `${short(snapshot.peer_id)} · ${snapshot.state} · up ${span(snapshot.seconds)}`
     + (snapshot.reach ? ` · ${snapshot.reach.text}` : ""));
   showVerdict(snapshot);
+  showNow(snapshot);
   showCards(snapshot);
   showFamilies(snapshot);
+  showLevels(snapshot);
   showNodes(snapshot);
   showTaught(snapshot);
   showMachine(snapshot);
@@ -112,6 +114,22 @@ function showVerdict(snapshot) {
     item.textContent = said;
     return item;
   }));
+}
+
+/* Rows that come and go would move the rest of the page: only those of what happens once do. */
+function showNow({ work, updates }) {
+  at("now-section").hidden = work === null;
+  if (work === null) return;
+  const { sampler, done, answers, tokens_per_second: rate, left, training, first_update: first, end } = work;
+  const facts = [
+    ["sampler", sampler ? `${sampler}: ${done === null ? "" : `${count(done)} of `}${count(answers)} answers`
+      + (rate === null ? "" : `, ${count(Math.round(rate))} tokens/s`)
+      + (left === null || first !== null ? "" : `, about ${span(left)} left`) : "waits"],
+    ["trainer", training === null ? "waits" : `update ${count(updates + 1)} for ${span(training)}`],
+  ];
+  if (first !== null) facts.push(["first update", `begins in about ${span(first)}`]);
+  if (end !== null) facts.push(["all updates", `made in about ${span(end)}`]);
+  define("now", facts);
 }
 
 function showCards(snapshot) {
@@ -163,6 +181,26 @@ const families = dataTable("families", {
     { title: "change", kind: "n wide-card", value: (row) => row.change, say: (row) => `${signed(row.change)} ${row.now.toFixed(2)}`, draw: meterCell((row) => row.now, (row) => signed(row.change)) },
   ],
 });
+
+const levels = dataTable("levels", {
+  key: (row) => row.ladder,
+  sort: [0, 1],
+  columns: [
+    { title: "ladder", kind: "name", value: (row) => row.ladder, say: (row) => plain(row.ladder, 64) },
+    { title: "level", value: (row) => row.level, say: (row) => `${row.level} of ${row.levels}${row.placed ? "" : ", being measured"}` },
+    { title: "right", kind: "n", value: (row) => row.reward, say: (row) => (row.reward === null ? "–" : row.reward.toFixed(2)) },
+    { title: "measured", kind: "words", value: measured, say: measured },
+  ],
+});
+
+function measured(row) {
+  return plain(Object.entries(row.measured).map(([family, reward]) => `${family} ${reward.toFixed(2)}`).join(", "));
+}
+
+function showLevels(snapshot) {
+  at("levels-section").hidden = snapshot.levels.length === 0;
+  levels.draw(snapshot.levels);
+}
 
 function drawRewards() {
   if (overMade()) { drawGrown(); return; }
