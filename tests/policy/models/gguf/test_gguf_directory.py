@@ -140,6 +140,33 @@ def test_a_second_start_uses_what_the_first_wrote_and_says_what_it_is(
     assert Model.read("m", first).config.hidden_size == HIDDEN
 
 
+@pytest.mark.parametrize("shared", ["", "..", "*"])
+def test_a_cache_that_another_user_may_write_is_refused(
+    tmp_path: Path, cache: Path, shared: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    written = resolve(str(path), told=silent)
+    directory = written if shared == "*" else cache / shared
+    for mode in (0o770, 0o707):
+        directory.chmod(mode)
+        with pytest.raises(ModelError, match=f"{directory.name or cache.name}.*XDG_CACHE_HOME"):
+            resolve(str(path), told=silent)
+    directory.chmod(0o755)  # others may read it
+    assert resolve(str(path), told=silent) == written
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root, to make another user's files")
+def test_a_cache_of_another_user_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    written = resolve(str(path), told=silent)
+    for directory in (written, cache, cache.parent):
+        os.chown(directory, 12345, -1)
+        with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
+            resolve(str(path), told=silent)
+        os.chown(directory, 0, -1)
+    assert resolve(str(path), told=silent) == written
+
+
 def test_a_refusal_of_the_architecture_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     path, seen = write_gguf(tmp_path / "m.gguf"), []
 
