@@ -172,6 +172,17 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path, cache: Path) -> None
     assert resolve(str(path), told=silent) == written
 
 
+def test_without_the_package_the_header_is_read_and_weights_are_refused_with_what_to_install(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
+    assert gguf_model(path)[0].hidden_size == HIDDEN
+    with pytest.raises(ModelError, match=r"m\.gguf.*`pip install .*gguf"):
+        resolve(str(path), told=silent)
+    assert [file.suffix for file in cache.iterdir()] == [".lock"]
+
+
 def test_a_refusal_of_the_architecture_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     path, seen = write_gguf(tmp_path / "m.gguf"), []
 
