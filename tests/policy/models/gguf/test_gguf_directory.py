@@ -380,6 +380,7 @@ def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> Non
         resolve(str(write_gguf(tmp_path / "o.gguf", "llama", stored=other)), told=silent)
 
 
+@pytest.mark.slow(reason="makes two million merges")
 def test_pieces_with_more_merges_than_memory_has_are_refused(tmp_path: Path) -> None:
     words = ["".join(each) for size in range(1, 18) for each in product("ab", repeat=size)]
     stored = tensors("llama")
