@@ -125,6 +125,16 @@ def make_private(directory: Path) -> None:
         sync(path.parent)
 
 
+def is_private(path: Path) -> bool:
+    """Check that this user owns a file or directory, and that nobody else may write it.
+
+    Raises:
+        OSError: it is not there.
+    """
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
+
+
 def sync(path: Path) -> None:
     """Wait until the disk has a file, or the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)

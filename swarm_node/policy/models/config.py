@@ -154,8 +154,10 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The same architecture as a `config.json` of transformers."""
         if self.transformers is not None:
+            from swarm_node.policy.models.transformers_config import for_engines
+
             return {
-                **json.loads(self.transformers.text),
+                **for_engines(self.transformers.text),
                 "architectures": [self.architecture],
                 "model_type": self.model_type,
             }

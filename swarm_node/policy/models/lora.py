@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.hub import HubModel
+from swarm_node.policy.models.nf4 import without_kernels
 from swarm_node.policy.models.tensors import on_host
 
 #: The projections of every layer, by the fused product that computes them.
@@ -120,9 +122,7 @@ def lora_config(
     rank: int, targets: Sequence[str], base: HubModel | None, *, inference: bool
 ) -> Any:
     """peft's configuration of adapters on the modules with the last names `targets`."""
-    from peft import LoraConfig
-
-    return LoraConfig(
+    return _peft().LoraConfig(
         r=rank,
         lora_alpha=SCALE * rank,
         target_modules=list(targets),
@@ -136,13 +136,9 @@ def lora_config(
 def inject(module: nn.Module, config: Any, seed: int) -> dict[str, nn.Parameter]:
     """Put adapters of peft's `config` into a frozen module, drawn by `seed`. Returns their
     parameters, in float32, by their names in peft's files."""
-    # peft imports bitsandbytes where it is installed, which warns on a CPU of a faster kernel.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    from peft import inject_adapter_in_model  # imports transformers, hence only here
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+        _peft().inject_adapter_in_model(config, module, adapter_name=ADAPTER)
     parameters = {
         PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in module.named_parameters()
@@ -151,6 +147,14 @@ def inject(module: nn.Module, config: Any, seed: int) -> dict[str, nn.Parameter]
     for parameter in parameters.values():
         parameter.data = parameter.data.float()  # peft makes them in the base's type
     return parameters
+
+
+def _peft() -> Any:
+    """The library, which imports transformers, hence only where it is needed, and bitsandbytes
+    where that is installed, which warns on a CPU of a faster kernel."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    with without_kernels():
+        return import_module("peft")
 
 
 def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], rank: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -80,8 +82,23 @@ def bitsandbytes(setting: str, instead: str) -> Any:
         ConfigError: it is not installed; the message says to set `instead`.
     """
     try:
-        return import_module("bitsandbytes")
+        with without_kernels():
+            return import_module("bitsandbytes")
     except ImportError as error:
         raise ConfigError(
             f"{setting} needs bitsandbytes: run {extra_of('gpu')}, or set {instead}"
         ) from error
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Inside this context the package `kernels` cannot be imported, as if it were not installed.
+    With it, bitsandbytes fetches code from the hub at its import, and runs it."""
+    before = sys.modules.pop("kernels", None)
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.modules.pop("kernels", None)  # another thread may be in this context, too
+        if before is not None:
+            sys.modules["kernels"] = before

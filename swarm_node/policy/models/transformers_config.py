@@ -36,6 +36,8 @@ _IMPLEMENTATIONS = frozenset(
         *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
     }
 )
+#: Windows of attention. vLLM computes those that a `config.json` has, whatever its model's class.
+_WINDOWS = ("sliding_window", "layer_types", "attention_chunk_size")
 _ENDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 #: Kinds of layers whose keys and values a cache keeps.
 _CACHED_LAYERS = {"full_attention", "sliding_attention"}
@@ -126,6 +128,15 @@ def _without_implementations(value: Any) -> Any:
 def described(text: str) -> dict[str, Any]:
     """The entries of `text` that a digest covers."""
     return {name: value for name, value in json.loads(text).items() if name not in _ENDS}
+
+
+def for_engines(text: str) -> dict[str, Any]:
+    """The entries of `text` without windows of attention that transformers' class does not have.
+    Only answers longer than a window would show that an engine computed it."""
+    raw = json.loads(text)
+    rest = {name: value for name, value in raw.items() if name not in _WINDOWS}
+    plain = make_config(json.dumps(rest))
+    return {name: value for name, value in raw.items() if name in rest or hasattr(plain, name)}
 
 
 def make_config(text: str) -> Any:

@@ -34,6 +34,7 @@ from swarm_node.node.start import join as joining
 from swarm_node.node.start.derive import (
     cache_shape,
     engine_plan,
+    most_rows,
     resolve_start,
     resumed,
     trainer_settings,
@@ -48,6 +49,7 @@ from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
+from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild
 from swarm_node.policy.weights import KEEP_VERSIONS
 
@@ -116,6 +118,19 @@ def test_a_card_of_24_gb_spends_memory_on_rows_and_still_keeps_activations(tmp_p
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None)
     slow = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_cpu)
     assert (slow.fit.job.rows, slow.settings.sampling.tasks_per_call) == (64, 8)
+
+
+def test_an_evaluation_on_a_cpu_samples_no_more_of_a_pretrained_model_than_was_planned() -> None:
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None)
+    large, tiny = shape_of("qwen2.5-0.5b"), shape_of("tiny")
+    for model, machine, planned in (
+        (large, on_cpu, True),
+        (tiny, on_cpu, False),
+        (large, on_gpu(24), False),  # its cache has a size of its own
+    ):
+        found = fit(settings_of(), model, machine)
+        assert found.job.rows < MAX_ROWS
+        assert most_rows(model, found) == (found.job.rows if planned else MAX_ROWS)
 
 
 SLOW, FAST = ProductTimes(1e-4, 5e-4), ProductTimes(1e-4, 4e-5)

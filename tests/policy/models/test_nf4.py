@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -334,3 +335,45 @@ def test_a_base_of_four_bits_is_for_adapters_of_one_process() -> None:
 def test_without_the_library_it_says_what_to_install(random_qwen2: Path) -> None:
     with pytest.raises(ConfigError, match=r"bitsandbytes.*\[gpu\]"):
         TrainerCore(random_qwen2, replace(SETTINGS, published="merged"))
+
+
+#: A program on a processor for which bitsandbytes asks the hub for a kernel, with a package
+#: `kernels` that says so.
+_ASKS = """
+import ctypes, sys
+own = ctypes.CDLL.__getattr__
+def answer(library, name):
+    return (lambda: True) if name == "has_avx512bf16_cpu" else own(library, name)
+ctypes.CDLL.__getattr__ = answer
+{}
+import bitsandbytes, kernels
+"""
+_KERNELS = """
+def get_kernel(*_, **__):
+    print("fetched")
+    raise OSError("none here")
+"""
+
+
+@needs
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("import bitsandbytes", "fetched\n"),
+        ("from swarm_node.policy.models.nf4 import *; bitsandbytes('', '')", ""),
+        (
+            "from swarm_node.policy.models.lora import *; lora_config(1, [], None, inference=True)",
+            "",
+        ),
+    ],
+)
+def test_a_library_of_four_bits_fetches_no_code(tmp_path: Path, line: str, printed: str) -> None:
+    (tmp_path / "kernels.py").write_text(_KERNELS)
+    done = subprocess.run(
+        [sys.executable, "-c", _ASKS.format(line)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == printed

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from platformdirs import user_cache_path
 
-from swarm_node.durable import make_private, open_lock, open_regular, sync
+from swarm_node.durable import is_private, make_private, open_lock, open_regular, sync
 from swarm_node.errors import ModelError, extra_of, reason_of
 from swarm_node.policy.models.config import ModelConfig, read_json
 from swarm_node.policy.models.gguf.header import Header, StoredTensor, read_header
@@ -124,7 +124,8 @@ def dequantised(
     gets what will be written then, and every few seconds what was.
 
     Raises:
-        ModelError: the file cannot be used, the package gguf is missing, or the disk is full.
+        ModelError: the file cannot be used, the package gguf is missing, the disk is full, or
+            another user of the machine may write into the cache.
     """
     header = read_header(path)
     config = config_of(header)
@@ -133,9 +134,11 @@ def dequantised(
     try:
         place = _place(path)
         make_private(cache)
+        _check_private(cache.parent, cache)
         staging = place.with_suffix(".new")
         with _locked(place.with_suffix(".lock")):
             if place.is_dir():
+                _check_private(place)
                 admit(ModelConfig.from_directory(place))
                 return place
             shutil.rmtree(staging, ignore_errors=True)  # of a run that was killed
@@ -154,6 +157,20 @@ def dequantised(
             "another place"
         ) from error
     return place
+
+
+def _check_private(*directories: Path) -> None:
+    """Check that no other user of the machine can put a model there, or another one in its place.
+
+    Raises:
+        ModelError: one can.
+    """
+    for directory in directories:
+        if not is_private(directory):
+            raise ModelError(
+                f"others may write {directory}, and so could change models there: remove it if it "
+                "is yours, or name a directory of your own in XDG_CACHE_HOME"
+            )
 
 
 @contextmanager

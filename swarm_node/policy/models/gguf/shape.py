@@ -30,19 +30,20 @@ _SIZES: Final = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
+#: What linear scaling divides angles by: llama.cpp reads the second, older key without the first.
+_FACTORS: Final = ("rope.scaling.factor", "rope.scale_linear")
 #: Keys that are read below, or that change nothing.
 _READ: Final = frozenset(
     {
         *_SIZES,
         *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
         *("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count"),
-        *("rope.scaling.type", "rope.scaling.finetuned", "vocab_size", "tensor_data_layout"),
+        *("rope.scaling.type", "rope.scaling.finetuned", *_FACTORS),
+        *("vocab_size", "tensor_data_layout"),
     }
 )
 #: Keys that must be zero where they are: experts, sliding windows.
-_ZERO: Final = frozenset(
-    {"expert_count", "expert_used_count", "attention.sliding_window", "rope.scaling.factor"}
-)
+_ZERO: Final = frozenset({"expert_count", "expert_used_count", "attention.sliding_window"})
 _MOST: Final = 1 << 40
 _SHOWN: Final = 80
 #: The tensor by which llama.cpp scales the rotary frequencies of Llama 3.1 and 3.2: what each is
@@ -139,14 +140,28 @@ def _head_size(header: Header, keys: Mapping[str, Any], config: Mapping[str, Any
     return size
 
 
-def _rope(header: Header, keys: Mapping[str, Any], theta: float, head_size: int) -> dict[str, Any]:
-    """The rotary positions: unscaled, or scaled as those of Llama 3.1 and 3.2."""
-    kind = keys.get("rope.scaling.type", "none")
-    if kind != "none":
+def _linear_factor(header: Header, keys: Mapping[str, Any]) -> float:
+    """What all angles are divided by, in llama.cpp's reading: 0 is no factor, a factor without a
+    type is linear, and of the type "none" it means nothing."""
+    kind = keys.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
         raise refuse(header, f"rope.scaling.type is {str(kind)[:_SHOWN]!r}")
-    stored = header.tensors.get(_FREQUENCIES)
-    if stored is None:
+    key = next((key for key in _FACTORS if key in keys), None)
+    if kind == "none" or key is None or keys[key] == 0:
+        return 1.0
+    factor: float = _number(header, keys, key, float)
+    return factor
+
+
+def _rope(header: Header, keys: Mapping[str, Any], theta: float, head_size: int) -> dict[str, Any]:
+    """The rotary positions: unscaled, scaled linearly, or as those of Llama 3.1 and 3.2."""
+    stored, factor = header.tensors.get(_FREQUENCIES), _linear_factor(header, keys)
+    if stored is None and factor == 1:
         return {"rope_type": "default"}
+    if stored is None:
+        return {"rope_type": "linear", "factor": factor}
+    if factor != 1:
+        raise refuse(header, f"{_FREQUENCIES} and a linear factor scale its positions twice")
     if stored.shape != (head_size // 2,) or stored.encoding.name != "F32":
         raise refuse(header, f"{_FREQUENCIES} has the shape {stored.shape}")
     try:

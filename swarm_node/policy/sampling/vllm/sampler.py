@@ -414,8 +414,8 @@ class VllmSampler:
 
     async def _start(self) -> None:
         assert self._base is not None
-        write_view(self._model, self._padding, self._scratch)
-        model, shared = self._base.path if self._plan.nf4 else self._scratch, None
+        weights, shared = self._base.path if self._plan.nf4 else None, None
+        write_view(self._model, self._padding, self._scratch, weights)
         if self._plan.shares_base:
             assert self._adapter is not None
             shared = self._adapter.path.parent
@@ -426,7 +426,7 @@ class VllmSampler:
         await self._child.start(env=engine_environment(self._plan, visible))
         plan = replace(self._plan, async_scheduling=False) if self._in_turn else self._plan
         start = StartEngine(
-            engine_arguments(plan, model, base=shared),
+            engine_arguments(plan, self._scratch, base=shared),
             heads=(self._padding.own, self._padding.padded),
             scratch=str(self._scratch),
             stop_ids=sorted(self._codec.eos_ids),

@@ -71,16 +71,24 @@ def _module_and_kind(name: str) -> tuple[str, str]:
 def engine_config(model: ModelConfig, padding: HeadPadding) -> dict[str, Any]:
     """`config.json` for the engine. Not every class of vLLM has a configurable head size. Its Llama
     with or without biases on q, k and v is the same network and has one. Of a model that
-    transformers computes it gets the directory's own, without types and code."""
+    transformers computes it gets the directory's own, without types, code and stray windows."""
     if padding.own == padding.padded:
         return model.to_hf()
     config = replace(model, model_type="llama", head_dim=padding.padded).to_hf()
     return config | {"qkv_bias": model.family.qkv_bias}
 
 
-def write_view(model: ModelConfig, padding: HeadPadding, directory: Path) -> None:
-    """Write the files that the engine reads at its start: the architecture, without weights."""
+def write_view(
+    model: ModelConfig, padding: HeadPadding, directory: Path, weights: Path | None = None
+) -> None:
+    """Write the files that the engine reads at its start: the architecture, and links to the
+    weights in the directory `weights` if it reads them itself. In that directory's own
+    `config.json` may be entries that only the engine would follow."""
     (directory / "config.json").write_text(json.dumps(engine_config(model, padding)))
+    for file in weight_files(weights) if weights else ():
+        link = directory / file.name
+        link.unlink(missing_ok=True)  # of an engine before
+        link.symlink_to(file.absolute())
 
 
 def read_padded(path: Path, padding: HeadPadding, device: str) -> Iterator[tuple[str, Tensor]]:

@@ -150,9 +150,7 @@ class ProcessTrainer:
         self._extra: dict[str, Any] = {}
         # Some of the libraries under torch read their number of threads only when they are loaded.
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        # All files are here by now. bitsandbytes would fetch a kernel, which is code, at its import
-        # where the package `kernels` is installed.
-        limits["HF_HUB_OFFLINE"] = "1"
+        limits["HF_HUB_OFFLINE"] = "1"  # all files are here by now
         if settings.device != "cpu":
             limits |= _allocator(settings.published in ("ipc", "shared"))
         if settings.processes * settings.hosts == 1:

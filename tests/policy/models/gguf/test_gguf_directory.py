@@ -30,8 +30,9 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.gguf.directory import Dequantising, Quantised
+from swarm_node.policy.models.gguf.directory import Dequantising, Quantised, gguf_model
 from swarm_node.policy.models.model import Model, Told, local, resolve
+from swarm_node.policy.models.rope import RopeScaling
 
 TOLERANCE = 1e-4
 
@@ -46,9 +47,10 @@ def silent(told: Told) -> None:
     """Hears what is told."""
 
 
-def farthest(path: Path, directory: Path, text: str = "") -> float:
+def farthest(path: Path, directory: Path, text: str = "", rope: Any = None) -> float:
     """The largest difference in all logits for a `text`: the node's decoder beside transformers'
-    own reading of the file, and transformers' of the directory."""
+    own reading of the file, and transformers' of the directory. Of files, transformers reads no
+    scaled positions: `rope` is its `rope_scaling`."""
     from transformers import AutoConfig
 
     encoded = Codec.from_directory(directory).encode_answer(text) or range(3, 40)
@@ -56,6 +58,9 @@ def farthest(path: Path, directory: Path, text: str = "") -> float:
     config = AutoConfig.from_pretrained(directory)
     # Of Qwen3's files, transformers reads no size of the heads.
     options = {"config": config} if config.model_type == "qwen3" else {}
+    if rope is not None:
+        own = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, rope_scaling=rope)
+        options = {"config": own}
     with torch.no_grad():
         want = transformers_model(path.parent, gguf_file=path.name, **options)(ids).logits
         theirs = transformers_model(directory)(ids).logits
@@ -140,6 +145,44 @@ def test_a_second_start_uses_what_the_first_wrote_and_says_what_it_is(
     assert Model.read("m", first).config.hidden_size == HIDDEN
 
 
+@pytest.mark.parametrize("shared", ["", "..", "*"])
+def test_a_cache_that_another_user_may_write_is_refused(
+    tmp_path: Path, cache: Path, shared: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    written = resolve(str(path), told=silent)
+    directory = written if shared == "*" else cache / shared
+    for mode in (0o770, 0o707):
+        directory.chmod(mode)
+        with pytest.raises(ModelError, match=f"{directory.name or cache.name}.*XDG_CACHE_HOME"):
+            resolve(str(path), told=silent)
+    directory.chmod(0o755)  # others may read it
+    assert resolve(str(path), told=silent) == written
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root, to make another user's files")
+def test_a_cache_of_another_user_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    written = resolve(str(path), told=silent)
+    for directory in (written, cache, cache.parent):
+        os.chown(directory, 12345, -1)
+        with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
+            resolve(str(path), told=silent)
+        os.chown(directory, 0, -1)
+    assert resolve(str(path), told=silent) == written
+
+
+def test_without_the_package_the_header_is_read_and_weights_are_refused_with_what_to_install(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
+    assert gguf_model(path)[0].hidden_size == HIDDEN
+    with pytest.raises(ModelError, match=r"m\.gguf.*`pip install .*gguf"):
+        resolve(str(path), told=silent)
+    assert [file.suffix for file in cache.iterdir()] == [".lock"]
+
+
 def test_a_refusal_of_the_architecture_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     path, seen = write_gguf(tmp_path / "m.gguf"), []
 
@@ -193,6 +236,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a sliding window": ("qwen2", {"qwen2__attention__sliding_window": 9}, "sliding_window"),
     "an unknown key": ("llama", {"llama__logit_scale": 0.5}, "logit_scale"),
     "scaled positions": ("llama", {"llama__rope__scaling__type": "yarn"}, "yarn"),
+    "a factor below 0": ("llama", {"llama__rope__scaling__factor": -2.0}, "scaling.factor"),
+    "a factor that is no number": ("llama", {"llama__rope__scaling__factor": np.nan}, "factor"),
+    "a factor that is a text": ("llama", {"llama__rope__scale_linear": "2"}, "scale_linear"),
     "a part of a head is rotated": ("llama", {"llama__rope__dimension_count": 8}, "dimension"),
     "no layers": ("llama", {"llama__block_count": None}, "block_count"),
     "too many layers": ("llama", {"llama__block_count": 5000}, "layers"),
@@ -256,6 +302,42 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, cache: 
     assert not list(cache.glob("*.new"))
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_linear_scaling_is_that_of_transformers(tmp_path: Path, family: str) -> None:
+    keys = {"type": "linear", "factor": 4.0}
+    changes = {f"{family}__rope__scaling__{name}": value for name, value in keys.items()}
+    sharp = {  # or positions would hardly change what is attended to
+        name: value * 5 if "attn_q.w" in name or "attn_k.w" in name else value
+        for name, value in tensors(family).items()
+    }
+    path = write_gguf(tmp_path / "m.gguf", family, stored=sharp, **changes)
+    directory = resolve(str(path), told=silent)
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    assert farthest(path, directory, rope=rope) <= TOLERANCE
+    assert farthest(path, directory, rope={**rope, "factor": 1.0}) > 10 * TOLERANCE
+
+
+FACTORS: dict[str, tuple[float | None, dict[str, Any]]] = {
+    "without a type": (2.5, {"rope__scaling__factor": 2.5}),
+    "the older key": (2.5, {"rope__scale_linear": 2.5}),
+    "the newer key first": (2.0, {"rope__scaling__factor": 2.0, "rope__scale_linear": 3.0}),
+    "none with a factor": (None, {"rope__scaling__type": "none", "rope__scaling__factor": 4.0}),
+    "no factor": (None, {"rope__scaling__type": "linear"}),
+    "a factor of 0": (None, {"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}),
+}
+
+
+@pytest.mark.parametrize(("factor", "keys"), FACTORS.values(), ids=FACTORS)
+def test_keys_of_scaling_mean_what_they_do_in_llama_cpp(
+    tmp_path: Path, factor: float | None, keys: dict[str, Any]
+) -> None:
+    """Its llama_model::load_hparams, and the constructor of llama_context."""
+    changes = {f"llama__{name}": value for name, value in keys.items()}
+    path = write_gguf(tmp_path / "m.gguf", "llama", **changes)
+    scaling = None if factor is None else RopeScaling("linear", factor)
+    assert gguf_model(path)[0].rope_scaling == scaling
+
+
 def llama3(factor: float) -> np.ndarray[Any, Any]:
     """The tensor that llama.cpp's converter writes for Llama 3.1's positions (its formula)."""
     base, low, high, old = 10000.0, 1.0, 4.0, 8192
@@ -284,6 +366,11 @@ def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> Non
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
+    twice = write_gguf(
+        tmp_path / "t.gguf", "llama", stored=stored, llama__rope__scaling__factor=2.0
+    )
+    with pytest.raises(ModelError, match="twice"):
+        resolve(str(twice), told=silent)
     shorter = {**stored, "rope_freqs.weight": np.ones(1, np.float32)}
     with pytest.raises(ModelError, match="rope_freqs"):
         resolve(str(write_gguf(tmp_path / "s.gguf", "llama", stored=shorter)), told=silent)
@@ -293,6 +380,7 @@ def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> Non
         resolve(str(write_gguf(tmp_path / "o.gguf", "llama", stored=other)), told=silent)
 
 
+@pytest.mark.slow(reason="makes two million merges")
 def test_pieces_with_more_merges_than_memory_has_are_refused(tmp_path: Path) -> None:
     words = ["".join(each) for size in range(1, 18) for each in product("ab", repeat=size)]
     stored = tensors("llama")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from builders import write_model
 from safetensors.torch import save_file
 
 from swarm_node.policy.models.causal_lm import CausalLM
@@ -68,6 +70,44 @@ def test_an_engine_gets_the_config_of_another_architecture_as_it_is(
     assert written == {name: own[name] for name in written}
     assert "auto_map" not in written
     assert ModelConfig.from_directory(tmp_path) == config
+
+
+STRAY = {
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention"] * 2,
+    "attn_implementation": "someone/kernel",
+    "auto_map": {"AutoModelForCausalLM": "code.Model"},
+}
+
+
+@pytest.mark.parametrize("model_type", ["granite", "phi3"])
+def test_an_engine_computes_no_window_that_transformers_does_not(
+    make_model: Callable[..., Path], tmp_path: Path, model_type: str
+) -> None:
+    path = make_model(tmp_path / "model", model_type, pad_token_id=0, bos_token_id=1)
+    own = read_json(path / "config.json")
+    (path / "config.json").write_text(json.dumps({**own, **STRAY}))
+    write_view(ModelConfig.from_directory(path), HeadPadding(8, 8), tmp_path)
+    written = read_json(tmp_path / "config.json")
+    # Phi3 has a window, and no kinds of layers; transformers' Granite has neither.
+    assert {*STRAY} & written.keys() == ({"sliding_window"} if model_type == "phi3" else set())
+
+
+def test_an_engine_that_reads_weights_gets_them_beside_the_config_that_was_checked(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    own = read_json(write_model(path) / "config.json")
+    (path / "config.json").write_text(json.dumps({**own, **STRAY, "layer_types": None}))
+    config = ModelConfig.from_directory(path)
+    for _ in range(2):  # an engine starts again in the same directory
+        write_view(config, HeadPadding(8, 8), tmp_path, path)
+    assert not {*STRAY} & read_json(tmp_path / "config.json").keys()
+    assert ModelConfig.from_directory(tmp_path) == config
+    ours, theirs = (CausalLM.from_directory(place) for place in (path, tmp_path))
+    with torch.no_grad():
+        assert torch.equal(ours(IDS), theirs(IDS))
 
 
 def test_an_adapter_is_padded_like_the_matrices_it_changes(tmp_path: Path) -> None:
