@@ -3,6 +3,7 @@
     python benchmarks/plausible.py words                      # an attacker's texts, first policy
     python benchmarks/plausible.py honest --rounds 60         # rows trained on in an honest swarm
     python benchmarks/plausible.py foreign --other DIRECTORY  # right answers of another model
+    python benchmarks/plausible.py graded --other FILE.gguf   # a pretrained model, graded tasks
 
 Nats per token: the mean of an answer, and its least likely windows (`least_likely`).
 """
@@ -45,18 +46,31 @@ def tasks(count: int) -> list[TaskRef]:
     return [TaskRef(env.name, env.version, family, seed) for family, seed in seeds]
 
 
-def reader(model: SimulatedModel) -> Callable[[str, str], NDArray[np.float32]]:
-    """Log-probs of a text as the answer to a prompt."""
-    policy, codec = CausalLM.from_directory(model.directory), model.codec
+Scorer = Callable[[str, Sequence[int]], NDArray[np.float32]]
+
+
+def scorer(
+    model: SimulatedModel, temperature: float = 1.0, products: torch.dtype = torch.float32
+) -> Scorer:
+    """Log-probs of tokens as the answer to a prompt."""
+    policy, codec = CausalLM.from_directory(model.directory), model.codec.asking("")
+    policy.products = products
 
     @torch.no_grad()
-    def read(prompt: str, text: str) -> NDArray[np.float32]:
-        ids = np.array([*codec.encode_answer(text), codec.eos_id], np.uint32)
+    def score(prompt: str, ids: Sequence[int]) -> NDArray[np.float32]:
         prompt_ids = np.array(codec.encode_prompt(prompt), np.uint32)
-        row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.KIN)
-        return completion_logprobs(policy, [row], 1.0).numpy()
+        row = TrainRow(prompt_ids, np.array(ids, np.uint32), None, 1.0, Provenance.KIN)
+        return completion_logprobs(policy, [row], temperature).numpy()
 
-    return read
+    return score
+
+
+def reader(
+    model: SimulatedModel, temperature: float = 1.0
+) -> Callable[[str, str], NDArray[np.float32]]:
+    """Log-probs of a text as the answer to a prompt."""
+    score, codec = scorer(model, temperature), model.codec
+    return lambda prompt, text: score(prompt, [*codec.encode_answer(text), codec.eos_id])
 
 
 def show(what: str, lows: Sequence[Sequence[float]], at: Sequence[float]) -> None:
@@ -108,7 +122,7 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
         )
         own = OwnAnswers()
         own._lows.extend(least_likely(c.logprobs) for group in groups for c in group)
-        floors[name] = own.floors()
+        floors[name] = own.floors(1.0)
         texts[f"right answers of {name}"] = [
             (prompt, completion.text)
             for ref, prompt, group in zip(refs, prompts, groups, strict=True)
@@ -126,10 +140,60 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
             print(f"{name} reads {what}: {below} of {len(lows)} below its floors")
 
 
+def graded(other: str) -> None:
+    asyncio.run(_graded(SimulatedModel(other)))
+
+
+async def _graded(model: SimulatedModel) -> None:
+    """Floors from a model's own answers to some kinds of tasks, and what is below them: its right
+    answers to the other kinds, in groups with wrong ones too, and an attacker's texts."""
+    env = create_environment("drills", {"preset": "graded"})
+    host, encode = InlineEnvironmentHost(env), model.codec.asking("").encode_prompt
+    names = [(family, i) for family in env.families if family[-1] in "12" for i in range(4)]
+    refs = [TaskRef(env.name, env.version, f, task_seed("x", i)) for f, i in names]
+    prompts = await host.render(refs)
+    for heat in (0.7, 1.0):
+        asked = [
+            SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=heat)
+            for i, p in enumerate(prompts)
+        ]
+        groups = await model.probe.sample(asked)
+        half, read = scorer(model, heat, torch.bfloat16), reader(model, heat)
+        for kinds in (("addition", "subtraction"), ("division", "word-problems")):
+            own, exact, rough, texts = OwnAnswers(), [], [], []
+            for ref, prompt, group in zip(refs, prompts, groups, strict=True):
+                if ref.family.startswith(kinds):
+                    own._lows.extend(least_likely(c.logprobs) for c in group)
+                    continue
+                rewards = (await host.judge(ref, [c.text for c in group])).rewards
+                right = [c for c, reward in zip(group, rewards, strict=True) if reward == 1.0]
+                if 0 < len(right) < len(group):
+                    exact.append([least_likely(c.logprobs) for c in right])
+                    rough.append([least_likely(half(prompt, c.token_ids.tolist())) for c in right])
+                answer = str(env.derive(ref).payload["answer"])
+                texts.append([[least_likely(read(prompt, t.format(a=answer)))] for t in TEXTS])
+            floors = own.floors(heat)
+            print(f"temperature {heat}, floors of {kinds}: {np.round(floors, 1).tolist()}")
+            print_below("right answers to other kinds, float32", exact, floors)
+            print_below("the same in bfloat16", rough, floors)
+            for text, rows in zip(TEXTS, zip(*texts, strict=True), strict=True):
+                print_below(text, rows, floors)
+
+
+def print_below(
+    what: str, groups: Sequence[Sequence[Sequence[float]]], floors: Sequence[float]
+) -> None:
+    odd = [sum(bool(np.less(lows, floors).any()) for lows in group) for group in groups]
+    mostly = sum(2 * count > len(group) for count, group in zip(odd, groups, strict=True))
+    print(
+        f"  {what}: {sum(odd)} of {sum(map(len, groups))} below, {mostly} groups of {len(groups)}"
+    )
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("words", "honest", "foreign"))
+    parser.add_argument("what", choices=("words", "honest", "foreign", "graded"))
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--other", default="tiny")
     given = parser.parse_args()
@@ -137,5 +201,7 @@ if __name__ == "__main__":
         honest(given.rounds)
     elif given.what == "foreign":
         foreign(given.other)
+    elif given.what == "graded":
+        graded(given.other)
     else:
         words()

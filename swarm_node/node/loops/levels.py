@@ -4,6 +4,11 @@ A family named `NAME-N` (N = 1, 2, …) is level N of the ladder NAME, the easie
 without a number is a ladder of one level. The node measures each ladder from its easiest level up
 until between a fifth and four fifths of the answers are right, where groups have mixed rewards:
 the gradient of a group vanishes at both ends. Then it follows its own progress.
+
+Of two levels, one may be learnt and the next too hard. Then the node samples both, each by its
+share of mixed groups: of groups of eight 57% are mixed where nine tenths of the answers are right,
+and 34% where a twentieth is. A node that moved to and fro between them would learn less (a
+simulated learner in tests/node/loops/test_levels.py).
 """
 
 from __future__ import annotations
@@ -27,11 +32,10 @@ HIGH: Final = 0.8
 #: Groups that measure a level at first, and those whose mean decides later.
 PROBE: Final = 2
 WINDOW: Final = 8
-#: Weights of a level beside 1 for a current one: of the level below it, of the hardest one once it
-#: is learnt, and of the easiest one while hardly any answer is right.
+#: The weight of a level is its share of mixed groups, and this at least.
+LEAST: Final = 0.1
+#: The weight of the level below, as a part of the current one's.
 BELOW: Final = 0.1
-LEARNT: Final = 0.1
-SILENT: Final = 0.25
 #: A stored counter goes up only: its rest by this number is the level, 0 for none.
 _LEVELS: Final = 1 << 16
 _NUMBERED = re.compile(r"(.+)-([1-9][0-9]{0,3})")
@@ -49,7 +53,8 @@ def ladders(families: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 class Ladder:
-    """One ladder: its level now, and the newest mean rewards of its families' groups."""
+    """One ladder: its level now, and of its families' newest groups the mean rewards, and whether
+    they were mixed."""
 
     def __init__(self, name: str, families: Sequence[str]) -> None:
         self.name, self.families = name, tuple(families)
@@ -58,6 +63,7 @@ class Ladder:
         #: Levels that the owner was told of: one may move between two of them for ever.
         self.told: set[tuple[bool, int]] = set()
         self.means: dict[str, deque[float]] = {each: deque(maxlen=WINDOW) for each in families}
+        self._mixed: dict[str, deque[bool]] = {each: deque(maxlen=WINDOW) for each in families}
 
     @property
     def family(self) -> str:
@@ -69,19 +75,18 @@ class Ladder:
         means = self.means[family]
         return fmean(means) if means else None
 
-    def note(self, family: str, reward: float) -> None:
-        """Take in the mean reward of a group, and change the level if it is time."""
-        self.means[family].append(reward)
-        if len(self.families) == 1:
-            return
+    def note(self, family: str, rewards: Sequence[float]) -> None:
+        """Take in the rewards of a group, and change the level if it is time."""
+        self.means[family].append(fmean(rewards))
+        self._mixed[family].append(len(set(rewards)) > 1)
         while not self.placed and len(self.means[self.family]) >= PROBE:
             self._place(fmean(self.means[self.family]))
-        means = self.means[self.family]
-        if self.placed and len(means) == WINDOW:
-            if fmean(means) > HIGH and self.level + 1 < len(self.families):
-                self._move(1)
-            elif fmean(means) < LOW and self.level > 0:
-                self._move(-1)
+        if not self.placed:
+            return
+        if self._is_learnt and self.level + 1 < len(self.families) and not self._is_above_hard:
+            self.level += 1
+        elif self.level > 0 and self._is_hard(self.family):
+            self.level -= 1
 
     def _place(self, reward: float) -> None:
         if reward > HIGH and self.level + 1 < len(self.families):
@@ -89,23 +94,34 @@ class Ladder:
             return
         self.placed = True
         if reward < LOW and self.level > 0:
-            self._move(-1)
+            self.level -= 1
 
-    def _move(self, by: int) -> None:
-        self.level += by
-        # What was found before another level was sampled decides nothing.
-        self.means[self.family].clear()
+    @property
+    def _is_learnt(self) -> bool:
+        means = self.means[self.family]
+        return len(means) == WINDOW and fmean(means) > HIGH
+
+    @property
+    def _is_above_hard(self) -> bool:
+        return self.level + 1 < len(self.families) and self._is_hard(self.families[self.level + 1])
+
+    def _is_hard(self, family: str) -> bool:
+        means = self.means[family]
+        return len(means) == WINDOW and fmean(means) < LOW
 
     def weights(self) -> dict[str, float]:
         """Weights of the families that are sampled."""
-        means, one = self.means[self.family], 1.0
-        if len(self.families) > 1 and len(means) == WINDOW:
-            if fmean(means) > HIGH:
-                one = LEARNT
-            elif fmean(means) < LOW:
-                one = SILENT
-        below = {self.families[self.level - 1]: BELOW * one} if self.level else {}
-        return {self.family: one, **below}
+        found = {self.family: self._weight(self.family)}
+        if self.level:
+            found[self.families[self.level - 1]] = BELOW * found[self.family]
+        if self._is_learnt and self._is_above_hard:
+            above = self.families[self.level + 1]
+            found[above] = self._weight(above)
+        return found
+
+    def _weight(self, family: str) -> float:
+        mixed = self._mixed[family]
+        return max(LEAST, fmean(mixed)) if len(mixed) == WINDOW else 1.0
 
     def row(self) -> LevelRow:
         """Its figures now."""
@@ -147,7 +163,7 @@ class Levels:
             ladder = self._of.get(group.group.task.family)
             if ladder is not None:
                 before = ladder.placed, ladder.level
-                ladder.note(group.group.task.family, fmean(group.rewards))
+                ladder.note(group.group.task.family, group.rewards)
                 if (ladder.placed, ladder.level) != before and len(ladder.families) > 1:
                     await self._keep(ladder)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from builders import verified
@@ -15,7 +18,7 @@ from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import Judgement
-from swarm_node.node.loops.levels import BELOW, HIGH, LEARNT, LOW, PROBE, WINDOW, Ladder, Levels
+from swarm_node.node.loops.levels import BELOW, HIGH, LEAST, LOW, PROBE, WINDOW, Ladder, Levels
 from swarm_node.node.loops.levels import ladders as ladders_of
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
@@ -29,8 +32,46 @@ def climbed(
     """A ladder after groups of these rates, of its level now each time."""
     ladder = Ladder("sum", families)
     for _ in range(groups):
-        ladder.note(ladder.family, rates[ladder.family])
+        ladder.note(ladder.family, [rates[ladder.family]])
     return ladder
+
+
+class _ToAndFro(Ladder):
+    """A ladder that samples its level alone, and forgets what it measured when it moves."""
+
+    def weights(self) -> dict[str, float]:
+        return {self.family: 1.0}
+
+    def note(self, family: str, rewards: Sequence[float]) -> None:
+        level = self.level
+        super().note(family, rewards)
+        if self.placed and self.level != level:
+            for means in self.means.values():
+                means.clear()
+
+
+def learner(
+    make: type[Ladder], skills: Sequence[float], *, rate: float, seed: int, groups: int = 600
+) -> tuple[int, float]:
+    """The moves of a ladder's level and the mean skill after `groups` groups of eight answers. A
+    skill is the log odds of a right answer to a level's mean question. A mixed group raises that of
+    its level by `rate` times the deviation of its rewards, as the advantages of GRPO do, and those
+    of the levels beside it by half as much."""
+    rng, ladder, moves = random.Random(seed), make("sum", FIVE), 0
+    found = [*skills]
+    for _ in range(groups):
+        families, weights = zip(*ladder.weights().items(), strict=True)
+        family = rng.choices(families, weights)[0]
+        at = FIVE.index(family)
+        odds = found[at] + rng.gauss(0.0, 1.0)
+        right = sum(rng.random() < 1.0 / (1.0 + math.exp(-odds)) for _ in range(8))
+        for level in range(len(found)):
+            spread = math.sqrt(right * (8 - right)) / 8
+            found[level] += rate * spread * 0.5 ** abs(level - at)
+        before = ladder.placed, ladder.level
+        ladder.note(family, [1.0] * right + [0.0] * (8 - right))
+        moves += before[0] and ladder.level != before[1]
+    return moves, fmean(found)
 
 
 def test_levels_are_numbers_at_the_end_in_their_order() -> None:
@@ -66,25 +107,66 @@ def test_two_groups_place_a_ladder_and_a_full_window_moves_it() -> None:
     ladder = Ladder("sum", FIVE)
     for _ in range(PROBE):
         assert not ladder.placed
-        ladder.note("sum-1", LOW)
+        ladder.note("sum-1", [LOW])
     assert ladder.placed
     for _ in range(WINDOW - PROBE):
-        ladder.note("sum-1", 1.0)
+        ladder.note("sum-1", [1.0])
     assert ladder.level == 0, "the first groups are still in the window"
-    ladder.note("sum-1", 1.0)
+    ladder.note("sum-1", [1.0])
     assert ladder.level == 1
     assert ladder.weights() == {"sum-2": 1.0, "sum-1": BELOW}
     for _ in range(WINDOW):
-        ladder.note("sum-2", 0.0)
+        ladder.note("sum-2", [0.0])
     assert ladder.level == 0
-    assert climbed(dict.fromkeys(FIVE, 1.0)).weights()["sum-5"] == LEARNT
+
+
+def test_a_learnt_level_is_sampled_beside_one_that_is_too_hard_by_their_mixed_groups() -> None:
+    easy, hard = [1.0] * 7 + [0.0], [1.0] + [0.0] * 7
+    ladder = Ladder("sum", FIVE)
+    for _ in range(WINDOW):
+        ladder.note("sum-1", easy)
+    for rewards in [hard] * 2 + [[0.0] * 8] * 6:
+        ladder.note("sum-2", rewards)
+    assert ladder.weights() == {"sum-1": 1.0, "sum-2": 0.25}
+    for _ in range(WINDOW):
+        ladder.note("sum-1", [1.0] * 8)
+        ladder.note("sum-2", hard)
+    assert ladder.weights() == {"sum-1": LEAST, "sum-2": 1.0}
+    for _ in range(WINDOW):
+        ladder.note("sum-2", [1.0, 0.0])
+    assert ladder.level == 1
+
+
+def test_what_is_hardly_ever_mixed_is_seldom_sampled() -> None:
+    for rate in (0.0, 1.0):
+        assert climbed(dict.fromkeys(FIVE, rate)).weights().popitem()[1] <= LEAST
+    assert climbed({"gcd": 1.0}, ["gcd"]).weights() == {"gcd": LEAST}
+
+
+@pytest.mark.parametrize("easy", [2.5, 4.0])
+def test_between_two_levels_the_level_rests(easy: float) -> None:
+    def moves(make: type[Ladder]) -> list[int]:
+        skills = [easy - 7 * n for n in range(5)]
+        return [learner(make, skills, rate=0.0, seed=seed)[0] for seed in range(4)]
+
+    assert max(moves(Ladder)) < 10 < min(moves(_ToAndFro))
+
+
+@pytest.mark.parametrize("gap", [6.0, 7.0])
+def test_a_learner_of_steep_levels_learns_more_than_by_moving_to_and_fro(gap: float) -> None:
+    skills = [gap / 2 - gap * n for n in range(5)]
+
+    def learnt(make: type[Ladder]) -> float:
+        return fmean(learner(make, skills, rate=0.03, seed=n)[1] for n in range(8)) - fmean(skills)
+
+    assert learnt(Ladder) > 1.05 * learnt(_ToAndFro)
 
 
 def test_a_level_that_is_too_hard_gives_way_to_the_one_below() -> None:
     ladder = Ladder("sum", FIVE)
     for family, reward in (("sum-1", 1.0), ("sum-2", 0.0)):
         for _ in range(PROBE):
-            ladder.note(family, reward)
+            ladder.note(family, [reward])
     assert (ladder.placed, ladder.family) == (True, "sum-1")
 
 

@@ -7,12 +7,14 @@ log-probs that the update computes anyway are compared with those of own answers
 answer, and over its least likely windows, since a few odd tokens vanish in a long mean.
 
 An answer that is less likely than nearly all own ones may be a discovery. It is taken, as long as
-it is not `MARGIN` nats a token below them.
+it is not `MARGIN` nats a token below them. An honest peer may begin a right answer oddly now and
+then: such a row is left out, and only a group most of whose good rows are odd counts against its
+author (`mostly_unlikely`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -26,12 +28,14 @@ from swarm_node.rollout import Provenance
 
 #: Tokens of the windows that are compared, besides the whole answer.
 WINDOWS = (1, 2, 4)
-#: Nats a token below the quantile of own answers.
+#: Nats a token below the quantile of own answers, at a temperature of 1. A temperature divides the
+#: logits, and so their differences.
 MARGIN = 2.0
 QUANTILE = 0.01
-#: Own answers that are remembered. With fewer than the least, the quantiles of a fresh model stand
-#: for them (docs/research/appendix.md, Attackers).
-_MOST, _LEAST = 1024, 8
+#: Own answers that are remembered. Fewer than the least have no such quantile: then an answer may
+#: also be as unlikely as the quantile of a fresh model at a temperature of 1
+#: (docs/research/appendix.md, Attackers).
+_MOST, _LEAST = 1024, 100
 _FRESH = (-3.0, -7.5, -4.2, -3.2)
 
 
@@ -106,11 +110,13 @@ class OwnAnswers:
         elif measured:
             self._lows.extend(_least_likely_of([logp for _, logp in measured]))
 
-    def floors(self) -> tuple[float, ...]:
+    def floors(self, temperature: float) -> tuple[float, ...]:
         """The least values of `least_likely` that an answer of a peer may have."""
-        known = self._lows
-        lows = np.quantile(known, QUANTILE, axis=0) if len(known) >= _LEAST else np.array(_FRESH)
-        return tuple(map(float, lows - MARGIN))
+        lows = np.array(_FRESH) / temperature
+        if self._lows:
+            own = np.quantile(self._lows, QUANTILE, axis=0)
+            lows = own if len(self._lows) >= _LEAST else np.minimum(own, lows)
+        return tuple(map(float, lows - MARGIN / temperature))
 
 
 def likely_tokens(
@@ -125,13 +131,24 @@ def likely_tokens(
     end = 0
     for row in rows:
         begin, end = end, end + row.completion_ids.size
-        if row.provenance is Provenance.OWN or row.advantage <= 0:
+        if not _is_compared(row):
             continue
         lows = least_likely(logp[begin:end], _cuts(row))
         if any(low < floor for low, floor in zip(lows, floors, strict=True)):
             likely[begin:end] = False
             groups.append(row.group)
     return likely, groups
+
+
+def mostly_unlikely(rows: Sequence[TrainRow], left_out: Sequence[int]) -> tuple[int, ...]:
+    """The groups of peers with more than half of their good rows left out. `left_out` has the
+    number of such rows of each group."""
+    good = Counter(row.group for row in rows if _is_compared(row))
+    return tuple(group for group, count in enumerate(left_out) if 2 * count > good[group])
+
+
+def _is_compared(row: TrainRow) -> bool:
+    return row.provenance is not Provenance.OWN and row.advantage > 0
 
 
 def learnt(

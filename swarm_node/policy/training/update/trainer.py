@@ -34,7 +34,7 @@ from swarm_node.policy.training.objective.losses import (
     BatchSize,
     ClipBounds,
 )
-from swarm_node.policy.training.objective.plausible import OwnAnswers
+from swarm_node.policy.training.objective.plausible import OwnAnswers, mostly_unlikely
 from swarm_node.policy.training.update.gradient import Accumulated, GradientPass
 from swarm_node.policy.training.update.moments import are_usable
 from swarm_node.policy.training.update.optimizer import make_optimizer
@@ -58,9 +58,9 @@ class UpdateStats:
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
     fit the model or its memory: they are too long, or have token ids outside its vocabulary.
     `implausible` have stated log-probs that were not believed. `too_long` has the numbers of peers'
-    groups with refused rows, `unlikely` those of peers' groups with rows that `likely_tokens` left
-    out. `learnt` has, for each group up to the last informative one, the sum of what its rows teach
-    (`plausible.learnt`).
+    groups with refused rows, `unlikely` those of peers' groups of whose good rows more than half
+    were left out (`plausible.mostly_unlikely`). `learnt` has, for each group up to the last
+    informative one, the sum of what its rows teach (`plausible.learnt`).
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
     over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
@@ -169,7 +169,7 @@ class TrainerCore:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
             # Only peers' rows are compared with them.
             peers = any(row.provenance is not Provenance.OWN for row in informative)
-            floors = self._own_answers.floors() if peers else ()
+            floors = self._own_answers.floors(self.settings.temperature) if peers else ()
             done = self._gradient.accumulate(informative, size, self.version, floors)
             grad_norm = self._clip_gradient()
             skipped = self._non_finite_fault(done.loss, grad_norm)
@@ -185,7 +185,7 @@ class TrainerCore:
             refused=len(batch.rows) - len(rows),
             implausible=done.implausible,
             too_long=_peers_groups(compress(batch.rows, map(not_, fitting))),
-            unlikely=tuple(group for group, count in enumerate(done.unlikely) if count),
+            unlikely=mostly_unlikely(informative, done.unlikely),
             learnt=tuple(done.learnt),
             clipped_share=done.sums.mean("clipped", 0.0),
             mean_ratio=done.sums.mean("ratio", 1.0),

@@ -17,6 +17,7 @@ from swarm_node.policy.training.objective.plausible import (
     learnt,
     least_likely,
     likely_tokens,
+    mostly_unlikely,
 )
 from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.rollout import Provenance
@@ -37,13 +38,13 @@ def row(
     return TrainRow(ids[:1], ids, stated, advantage, provenance, group=group)
 
 
-def own(logprob: float, count: int = 32, advantage: float = 0.0) -> list[TrainRow]:
+def own(logprob: float, count: int = 128, advantage: float = 0.0) -> list[TrainRow]:
     return [row(8, Provenance.OWN, advantage, logprob, group=9)] * count
 
 
 def left_out(logp: Sequence[float], answers: OwnAnswers) -> bool:
     values = np.array(logp, np.float32)
-    likely, groups = likely_tokens(values, [row(len(values))], answers.floors())
+    likely, groups = likely_tokens(values, [row(len(values))], answers.floors(1.0))
     assert bool(likely.all()) is not bool(groups)
     return groups == [0]
 
@@ -70,7 +71,7 @@ def test_a_window_does_not_lie_in_two_turns() -> None:
 def test_an_odd_turn_of_a_dialogue_is_found_among_likely_ones() -> None:
     values = np.array([-0.3] * 4 + [-5.0] + [-0.3] * 8, np.float32)
     one = row(len(values), group=4)
-    floors = (known(-0.3).floors()[0], -9.0, -9.0, -2.3)
+    floors = (known(-0.3).floors(1.0)[0], -9.0, -9.0, -2.3)
     assert likely_tokens(values, [one], floors)[1] == []
     turns = replace(one, between=((4, (1,)), (5, (1,))))
     assert likely_tokens(values, [turns], floors)[1] == [4]
@@ -102,6 +103,28 @@ def test_before_there_are_own_answers_poison_is_left_out_too() -> None:
     assert not left_out([-3.5] * 12, OwnAnswers())
 
 
+def test_the_lowest_of_a_few_sure_own_answers_is_no_floor() -> None:
+    few = OwnAnswers()
+    few.note(own(-0.3, count=99))
+    assert few.floors(1.0) == OwnAnswers().floors(1.0)
+    few.note(own(-4.2, count=32))
+    assert few.floors(1.0)[0] == pytest.approx(-6.2)
+
+
+def test_floors_are_as_far_below_at_every_temperature_in_logits() -> None:
+    colder = OwnAnswers()
+    colder.note(own(-0.3 / 0.7))
+    for answers, other in ((known(-0.3), colder), (OwnAnswers(), OwnAnswers())):
+        scaled = [0.7 * floor for floor in other.floors(0.7)]
+        assert scaled == pytest.approx(answers.floors(1.0))
+
+
+def test_a_group_counts_against_its_author_if_most_of_its_good_answers_are_unlikely() -> None:
+    rows = [row(4, group=n, advantage=a) for n in range(3) for a in (1.0, 1.0, 1.0, -1.0)]
+    rows += [row(4, Provenance.OWN, group=3)]
+    assert mostly_unlikely(rows, [1, 2, 3, 0]) == (1, 2)
+
+
 @pytest.mark.parametrize(
     "spared",
     [row(4, Provenance.OWN), row(4, advantage=-1.0)],
@@ -109,14 +132,14 @@ def test_before_there_are_own_answers_poison_is_left_out_too() -> None:
 )
 def test_only_good_answers_of_peers_are_compared(spared: TrainRow) -> None:
     logp = np.full(8, -20, np.float32)
-    likely, groups = likely_tokens(logp, [spared, row(4, group=3)], known(-0.3).floors())
+    likely, groups = likely_tokens(logp, [spared, row(4, group=3)], known(-0.3).floors(1.0))
     assert likely.tolist() == [True] * 4 + [False] * 4
     assert groups == [3]
 
 
 def test_another_model_named_in_a_group_excuses_nothing() -> None:
     odd, foreign = np.full(4, -20, np.float32), row(4, Provenance.FOREIGN, group=2)
-    assert likely_tokens(odd, [foreign], known(-0.3).floors())[1] == [2]
+    assert likely_tokens(odd, [foreign], known(-0.3).floors(1.0))[1] == [2]
 
 
 @pytest.mark.parametrize("loss", ["decoupled", "gspo", "tba"])
@@ -147,7 +170,7 @@ def test_a_peers_row_beyond_own_ones_must_fit_a_micro_batch(random_qwen2: Path) 
 
 def test_what_is_known_of_own_answers_survives_a_restart() -> None:
     answers = OwnAnswers(known(-0.3).stored())
-    assert answers.floors() == known(-0.3).floors()
+    assert answers.floors(1.0) == known(-0.3).floors(1.0)
     assert left_out([-4.0] * 8, answers)
 
 
