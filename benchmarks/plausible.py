@@ -149,7 +149,7 @@ async def _graded(model: SimulatedModel) -> None:
     answers to the other kinds, in groups with wrong ones too, and an attacker's texts."""
     env = create_environment("drills", {"preset": "graded"})
     host, encode = InlineEnvironmentHost(env), model.codec.asking("").encode_prompt
-    names = [(family, i) for family in env.families if family[-1] in "12" for i in range(4)]
+    names = [(family, i) for family in env.families if family[-1] in "12" for i in range(8)]
     refs = [TaskRef(env.name, env.version, f, task_seed("x", i)) for f, i in names]
     prompts = await host.render(refs)
     for heat in (0.7, 1.0):
