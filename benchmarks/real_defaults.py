@@ -140,7 +140,8 @@ def run(model: Path, name: str, seed: int, budget: float) -> dict[str, Any]:
             wall = time.monotonic() - began
         finally:
             node.stop(_STOP_SECONDS)
-        families = asyncio.run(_rewards(node.home.path, model, None))
+        stored = None if status.updates else "base"
+        families = asyncio.run(_rewards(node.home.path, model, stored))
     return {
         "candidate": name,
         "seed": seed,
