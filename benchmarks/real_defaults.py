@@ -4,7 +4,7 @@
                                        [--only NAME …] [--table]
 
 A run is a whole node alone, `swarm-node join` with one setting changed, that is stopped when its
-processes have used `--cpu-seconds`: start, loading and first groups included, and no evaluation.
+processes have used `--cpu-seconds`: start, loading, first groups and one small evaluation included.
 Then its last checkpoint answers the same unseen tasks once, 32 of the easiest level of each of the
 five kinds of `graded`, at temperature 0.7 with at most 24 tokens, whatever it was trained with. The
 endpoint is the mean reward. `base` is the model before training.
@@ -14,8 +14,8 @@ behind the defaults on the first seed gets no further runs. Each run is a line o
 runs that it has are not repeated, so the command can be stopped and started again. The table gives
 means over seeds and the paired difference from the defaults with Student's 95% interval.
 
-The candidates of two changes were chosen after the first seed had been read. So the first seed
-explores, and what the others say counts.
+The candidate with two changes was added after the results of the first seed were known. So the
+first seed is exploratory; the others decide.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ ASKED = {
     "environment.options.preset": "graded",
     "sampling.temperature": 0.7,
     "sampling.max_new_tokens": 24,
-    "sampling.group_size": 8,
 }
 _POLL_SECONDS = 0.5
 #: A trainer ends its update before the node stores the last checkpoint.
