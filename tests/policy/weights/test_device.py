@@ -129,7 +129,7 @@ def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> N
     state, buffers = CausalLM.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
     store, headers = WeightStore(tmp_path), []
     for version in range(4):
-        headers.append(buffers.put({name: value + 3 - version for name, value in state.items()}))
+        headers.append(buffers.put({name: value + (3 - version) for name, value in state.items()}))
         path = store.publish(version, {}, headers[-1])
     assert headers[0] == headers[2] != headers[1] == headers[3]
     subprocess.run([sys.executable, "-c", READER, str(path)], check=True)

@@ -55,24 +55,31 @@ def micro_batches(
         (shared_length(rows, pack), pack) for pack in sequences(rows, token_budget if share else 0)
     ]
     groups: list[list[int]] = []
-    prompts: set[bytes] = set()
+    #: Prompts of the group, each with its shortest answer.
+    shortest: dict[bytes, int] = {}
     longest = tokens = count = 0
     for length, pack in sorted(packs, key=lambda item: -item[0]):
-        prompt = rows[pack[0]].prompt_ids.tobytes()
+        prompt_ids = rows[pack[0]].prompt_ids
+        prompt = prompt_ids.tobytes()
+        answer = min(rows[index].answer_size for index in pack)
         padded = longest * (count + 1)
-        # `arrange` makes sequences of the group anew, and may join others of the same prompt.
-        joins = share and prompt in prompts
-        most = padded_tokens(rows, [*groups[-1], *pack]) if joins else padded
+        most = padded
+        # `arrange` makes sequences of the group anew, and may join others of the same prompt. If
+        # sharing does not pay for the shortest of the answers, it pays for none of them.
+        if share and prompt in shortest:
+            answer = min(answer, shortest[prompt])
+            if answer <= WORTHWHILE * (prompt_ids.size + answer):
+                most = padded_tokens(rows, [*groups[-1], *pack])
         padding = padded - tokens - length
         allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
         if groups and max(padded, most) <= token_budget and padding <= allowed:
             groups[-1].extend(pack)
-            prompts.add(prompt)
+            shortest[prompt] = answer
             tokens += length
             count += 1
         else:
             groups.append(list(pack))
-            prompts = {prompt}
+            shortest = {prompt: answer}
             longest, tokens, count = length, length, 1
     return groups
 
