@@ -156,6 +156,7 @@ def footprint(
     # A matrix of four bits is dequantized for its product.
     again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
     held = -(-trained // training.shards)
+    moments = _moment_bytes(model, training.lora_rank, eight_bit=training.eight_bit)
     activations = activation_bytes(model, training, longest_row=context) + again
     if vllm:
         graphs = vllm_graph_bytes(model, rows, training.lora_rank)
@@ -170,7 +171,7 @@ def footprint(
     return Footprint(
         sampler_weights=sampled,
         trainer_weights=4 * held + (base if training.lora_rank else 0),
-        optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * held,
+        optimizer=_GRADIENT * held + -(-moments // training.shards),
         kv=-(-2 * model.num_hidden_layers * model.key_value_size * width * slots // cards),
         activations=activations + kept,
         workspace=_workspace(model, rows, context, width) + again,
@@ -189,7 +190,8 @@ def engine_cards(model: ModelConfig, cards: int) -> int:
 def checkpoint_bytes(model: ModelConfig, lora_rank: int, *, eight_bit: bool = False) -> int:
     """Bytes of one checkpoint, and of its copy in memory: the trained weights in float32, with
     their moments."""
-    return (4 + _moment_bytes(eight_bit)) * _trained_count(model, lora_rank)
+    moments = _moment_bytes(model, lora_rank, eight_bit=eight_bit)
+    return 4 * _trained_count(model, lora_rank) + moments
 
 
 def graph_sizes(rows: int) -> list[int]:
@@ -407,8 +409,15 @@ def _trained_count(model: ModelConfig, lora_rank: int) -> int:
     return adapter_count(model, lora_rank) or model.weight_count
 
 
-def _moment_bytes(eight_bit: bool) -> int:
-    return _MOMENTS_8BIT if eight_bit else _MOMENTS
+def _moment_bytes(model: ModelConfig, lora_rank: int, *, eight_bit: bool) -> int:
+    """Bytes of both moments. Those of the embedding and the output layer stay float32."""
+    count = _trained_count(model, lora_rank)
+    if not eight_bit:
+        return _MOMENTS * count
+    tables = 0
+    if not lora_rank:
+        tables = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return _MOMENTS_8BIT * (count - tables) + _MOMENTS * tables
 
 
 def _size(precision: Precision) -> int:

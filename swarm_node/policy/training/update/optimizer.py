@@ -6,7 +6,7 @@ second of every trainer. The arithmetic is torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -26,7 +26,7 @@ class Optimizer(Protocol):
 
     state: dict[nn.Parameter, dict[str, Tensor]]
 
-    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def layout(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A parameter's moments as `state` holds them, whichever optimizer they are of."""
         ...
 
@@ -40,15 +40,17 @@ def make_optimizer(
     parameters: Sequence[nn.Parameter],
     betas: tuple[float, float],
     weight_decay: float,
+    tables: Collection[nn.Parameter] = (),
 ) -> Optimizer:
-    """The optimizer that `training.optimizer` names.
+    """The optimizer that `training.optimizer` names. `tables` are those of the `parameters` that
+    have a row for each token of the vocabulary.
 
     Raises:
         ConfigError: it is not installed.
     """
     if name == "adamw":
         return AdamW(parameters, betas, weight_decay)
-    return AdamW8bit(parameters, betas, weight_decay)
+    return AdamW8bit(parameters, betas, weight_decay, tables)
 
 
 class AdamW:
@@ -63,7 +65,7 @@ class AdamW:
         self._weight_decay = weight_decay
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
-    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def layout(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return in_float32(moments)
 
     @torch.no_grad()
@@ -103,30 +105,49 @@ def _new_state(parameter: nn.Parameter) -> dict[str, Tensor]:
 class AdamW8bit:
     """AdamW of bitsandbytes, whose moments are quantised in blocks (Dettmers et al., arXiv
     2110.02861) and take a quarter of the memory. The moments of tensors with fewer than 4096
-    weights are not quantised."""
+    weights are not quantised.
+
+    Nor are those of `tables`. A block spans several tokens, and the gradient of one that occurs is
+    many times that of the others. Of a gradient of 1e-4 of the block's largest, the first moment is
+    kept and the second rounded to 0, so that a later step divides by next to nothing: on an H100 a
+    weight of an embedding moved by 870 times the learning rate (docs/research/one-gpu.md).
+    """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], betas: tuple[float, float], weight_decay: float
+        self,
+        parameters: Sequence[nn.Parameter],
+        betas: tuple[float, float],
+        weight_decay: float,
+        tables: Collection[nn.Parameter],
     ) -> None:
         library = bitsandbytes('training.optimizer = "adamw8bit"', 'training.optimizer to "adamw"')
+        self._tables = AdamW(tables, betas, weight_decay)
+        self._whole = frozenset(map(id, tables))
+        others = [parameter for parameter in parameters if id(parameter) not in self._whole]
         self._wrapped = library.optim.AdamW8bit(
-            parameters, lr=0.0, betas=betas, weight_decay=weight_decay
+            others, lr=0.0, betas=betas, weight_decay=weight_decay
         )
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        table = library.functional.create_dynamic_map
-        self._tables = table(signed=True), table(signed=False)
+        codes = library.functional.create_dynamic_map
+        self._codes = codes(signed=True), codes(signed=False)
 
-    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return in_eight_bits(moments, self._tables)
+    def layout(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if id(parameter) in self._whole:
+            return in_float32(moments)
+        return in_eight_bits(moments, self._codes)
 
     def step(self, learning_rate: float) -> None:
         # bitsandbytes counts steps in plain integers; `state` and checkpoints hold tensors.
         for parameter, moments in self.state.items():
-            self._wrapped.state[parameter] = {**moments, "step": int(moments["step"])}
+            if id(parameter) in self._whole:
+                self._tables.state[parameter] = moments
+            else:
+                self._wrapped.state[parameter] = {**moments, "step": int(moments["step"])}
         for group in self._wrapped.param_groups:
             group["lr"] = learning_rate
         self._wrapped.step()
-        self.state = {
+        self._tables.step(learning_rate)
+        self.state = self._tables.state | {
             parameter: {**moments, "step": torch.tensor(moments["step"])}
             for parameter, moments in self._wrapped.state.items()
         }

@@ -143,7 +143,9 @@ class TrainerCore:
         #: This process's parts of the trained parameters, by the parameters' names.
         self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
         self._optimizer = make_optimizer(
-            settings.optimizer, list(self._parts.values()), settings.betas, settings.weight_decay
+            *(settings.optimizer, list(self._parts.values())),
+            *(settings.betas, settings.weight_decay),
+            tables=[self._parts[name] for name in self._tables()],
         )
 
     def update(self, batch: Batch) -> UpdateStats:
@@ -270,7 +272,7 @@ class TrainerCore:
                 )
             self._optimizer.state[part] = {
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
-                for kind, value in self._optimizer.layout(stored).items()
+                for kind, value in self._optimizer.layout(part, stored).items()
             }
         try:
             self._own_answers = OwnAnswers(state.own_answers)
@@ -280,6 +282,12 @@ class TrainerCore:
             ) from error
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _tables(self) -> list[str]:
+        """Names of the trained parameters with a row for each token of the vocabulary."""
+        tokens = self.model.config.vocab_size
+        shapes = {name: tuple(whole.shape) for name, whole in self._trained.items()}
+        return [name for name, (first, *rest) in shapes.items() if first == tokens and rest]
 
     def _gradient_pass(self, model_dir: Path) -> GradientPass:
         settings = self.settings

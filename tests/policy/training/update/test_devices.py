@@ -148,6 +148,12 @@ def change(core: TrainerCore, model: Path) -> torch.Tensor:
     return torch.cat([(now[name] - base[name]).flatten() for name in sorted(base)])
 
 
+def flat(core: TrainerCore) -> torch.Tensor:
+    """All weights, one after another."""
+    state = core.state(b"", {}).weights
+    return torch.cat([state[name].flatten() for name in sorted(state)])
+
+
 def assert_alike(
     ours: tuple[TrainerCore, list[UpdateStats]],
     theirs: tuple[TrainerCore, list[UpdateStats]],
@@ -269,13 +275,18 @@ def test_eight_bit_moments_teach_about_the_same_and_resume_exactly(device: str) 
     eight = trained(TINY, replace(settings, optimizer="adamw8bit"), vocab=200)
     assert_alike(eight, whole, TINY, tolerance=2e-2)
     state = eight[0].state(b"", {})
-    assert sum(value.dtype == torch.uint8 for value in state.optimizer.values()) > 8
+    coded = {name for name, value in state.optimizer.items() if value.dtype == torch.uint8}
+    assert len(coded) > 8
+    assert not any("embedding" in name for name in coded), "a block spans several tokens"
     resumed = TrainerCore(TINY, eight[0].settings)
     resumed.restore(state)
+    before = flat(resumed)
     for core in (eight[0], resumed):
         core.update(batch(7, vocab=200))
-    ours, theirs = eight[0].weights(), resumed.weights()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = flat(eight[0]), flat(resumed)
+    # A GPU's attention adds gradients up in no fixed order.
+    far = 0.0 if device == "cpu" else 0.02 * float((ours - before).norm())
+    assert float((ours - theirs).norm()) <= far
 
 
 @pytest.mark.gpu
