@@ -123,7 +123,8 @@ def gather(directory: Path) -> None:
     """Fill the folder with wheels, unless it has them all."""
     constraints = gpu_wheels.pins((ROOT / "constraints.txt").read_text())
     quantized = {"bitsandbytes": constraints["bitsandbytes"]}
-    wanted = gpu_wheels.wanted()
+    tests = gpu_wheels.pins((ROOT / "tests" / "requirements-library.txt").read_text())
+    wanted = gpu_wheels.wanted() | {"gguf": tests["gguf"]}
     if directory.exists() and any(file.suffix != ".whl" for file in directory.iterdir()):
         raise SystemExit(f"{directory} has more than wheels: name another folder")
     if complete(directory, wanted | quantized):

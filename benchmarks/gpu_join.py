@@ -1,12 +1,15 @@
 """`swarm-node join` as users type it, on a GPU with as much free memory as a consumer's has.
 
     python benchmarks/gpu_join.py tiny [--updates 400]
+    python benchmarks/gpu_join.py real --model FILE.gguf [--seconds 90] [--set K=V]
     python benchmarks/gpu_join.py shape [--model qwen2.5-1.5b] [--free 12] [--updates 5] [--set K=V]
     python benchmarks/gpu_join.py pair [--model qwen2.5-0.5b] [--free 24] [--updates 5]
 
 - `tiny`: the demo's drills with the model that ships, for so many updates or 40 seconds; fails
   unless reward on unseen tasks rises. Its plan is hardly more than two contexts, so its memory is
   told and not judged.
+- `real`: the same with a pretrained model and its own defaults, for so many seconds after its first
+  update. Its memory is told and not judged.
 - `shape`: a model of random weights with the default settings. This process first takes memory
   until `--free` GiB are left. Answers are short and long, 128 tokens in the mean
   (`real_shapes.make_model`); rewards are those of `hashed_questions.py`.
@@ -323,6 +326,23 @@ def tiny(arguments: argparse.Namespace) -> list[str]:
     with running_node("tiny", settings) as watched:
         run_for(watched, arguments.updates or 400, _LEARNING_SECONDS)
         evals = run_until_evaluated(watched, watched.updates[-1]["version"])
+    return learning_faults(watched, evals)
+
+
+def real(arguments: argparse.Namespace) -> list[str]:
+    """A pretrained model with the tasks and settings that it gets by default."""
+    settings = {"model": Path(arguments.model).absolute(), "run.eval_seconds": 15}
+    settings |= dict(each.split("=", 1) for each in arguments.set)
+    with running_node("real", settings) as watched:
+        run_for(watched, arguments.updates or sys.maxsize, arguments.seconds)
+        evals = run_until_evaluated(watched, watched.updates[-1]["version"])
+    for point in evals:
+        tell(set=arguments.set, at=point.seconds, version=point.version, families=point.families)
+    return learning_faults(watched, evals)
+
+
+def learning_faults(watched: WatchedNode, evals: list[EvalPoint]) -> list[str]:
+    """Why the node did not learn or run as it should; tells its rewards on unseen tasks."""
     rewards = [point.all for point in evals]
     tell(rewards=rewards, versions=[point.version for point in evals])
     found = node_faults(watched)
@@ -444,10 +464,11 @@ def run_exchange(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tiny", "shape", "pair"))
+    parser.add_argument("what", choices=("tiny", "real", "shape", "pair"))
     parser.add_argument("--model", default="qwen2.5-1.5b")
     parser.add_argument("--free", type=float, default=0.0, help="GiB to leave; 0: as it is")
     parser.add_argument("--updates", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=90.0, help="of `real`")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
@@ -459,7 +480,8 @@ def main() -> None:
         torch=str(torch.__version__),
         context_mib=arguments.context / _MIB,
     )
-    found = {"tiny": tiny, "shape": shape, "pair": pair}[arguments.what](arguments)
+    what = {"tiny": tiny, "real": real, "shape": shape, "pair": pair}[arguments.what]
+    found = what(arguments)
     tell(wrong=found)
     if found:
         print("FAIL because " + "; ".join(found), flush=True)

@@ -11,7 +11,8 @@
 #
 # PYTHON names the interpreter. With WHEELS, the folder that gpu_wheels.py filled, the step `setup`
 # installs them for the others. RETURN names a folder that gets results.json, summary.txt and
-# proof.tgz, renewed within seconds of every figure. Without CUDA (or with CUDA_VISIBLE_DEVICES=)
+# proof.tgz, renewed within seconds of every figure. REAL_MODEL names the pretrained model of
+# `join-real`, a GGUF file or a directory. Without CUDA (or with CUDA_VISIBLE_DEVICES=)
 # steps run on the CPU with the smallest models, and say so. Beside a GPU that torch does not see they fail.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -21,16 +22,18 @@ declare -A LIMITS=(
     [setup]=90 [facts]=90 [doctor]=100 [join-tiny]=90 [join-card-12]=120 [join-card-8]=120 [join-card-24]=120
     [join-card-16]=120 [ipc]=90 [gpu-tests]=240 [decoding]=150 [shared-prompts]=150 [attention]=110
     [two-nodes]=220 [join-nf4]=200 [nf4-tests]=120 [join-torch]=200
+    [join-real]=200
 )
 STEPS=(setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 doctor ipc
     gpu-tests decoding shared-prompts attention two-nodes join-nf4 nf4-tests join-torch
-    plan-small plan-sizes updates long head trainer plan-parts plan-large plan-nf4
+    join-real plan-small plan-sizes updates long head trainer plan-parts plan-large plan-nf4
     vllm-tests vllm-sync vllm-engine join-vllm)
 # Each call begins with `setup` and `facts`: a machine keeps nothing from one to the next.
 declare -A BUNDLES=(
     [first]="setup facts join-tiny join-card-12 join-card-8 join-card-24 join-card-16 doctor"
     [second]="setup facts ipc gpu-tests decoding shared-prompts attention"
     [third]="setup facts two-nodes join-nf4 nf4-tests join-torch"
+    [real]="setup facts join-real"
     [memory]="plan-small plan-sizes" [updates]="updates long" [speed]="head trainer"
     [parts]="plan-parts plan-large plan-nf4" [vllm]="vllm-tests vllm-sync" [engine]="vllm-engine join-vllm"
 )
@@ -38,7 +41,7 @@ OUT=build/gpu-proof CHOSEN=("${STEPS[@]}") LEFT=
 case "${1-}" in
 --list) printf '%s\n' "${STEPS[@]}" && exit ;;
 --bundles)
-    for name in first second third memory updates speed parts vllm engine; do echo "$name: ${BUNDLES[$name]}"; done
+    for name in first second third real memory updates speed parts vllm engine; do echo "$name: ${BUNDLES[$name]}"; done
     exit
     ;;
 '' | --only | --bundle) ;;
@@ -129,6 +132,10 @@ run_join-card-8() { joined shape --model "$JOINED" --free 8; }
 run_join-card-12() { joined shape --model "$JOINED" --free 12; }
 run_join-card-16() { joined shape --model "$JOINED" --free 16; }
 run_join-card-24() { joined shape --model "$JOINED" --free 24; }
+run_join-real() {
+    [ -n "${REAL_MODEL-}" ] || { not_run "REAL_MODEL names no pretrained model"; return; }
+    joined real --model "$REAL_MODEL"
+}
 run_two-nodes() { joined pair --model "$PAIRED" --free 24; }
 run_join-nf4() {
     has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }

@@ -48,6 +48,7 @@ JOINED = {
     "join-card-24": "1.5B, 24 GiB",
     "two-nodes": "0.5B, two nodes, 24 GiB",
     "join-nf4": "4B in nf4, 12 GiB",
+    "join-real": "SmolLM2-135M-Instruct, whole GPU",
 }
 JOINED_HEAD = (
     "| step | what joins | GPU, torch | verdict | updates | plan | peak | tokens/s sampled "
