@@ -1,13 +1,16 @@
 """Defaults for a pretrained model: reward on unseen texts after equal processor time.
 
     python benchmarks/real_defaults.py --model FILE.gguf [--cpu-seconds 400] [--seeds 0 1 2]
-                                       [--only NAME …] [--table]
+                                       [--only NAME …] [--table] [--minutes 10]
 
 A run is a whole node alone, `swarm-node join` with one setting changed, that is stopped when its
 processes have used `--cpu-seconds`: start, loading, first groups and one small evaluation included.
 Then its last checkpoint answers the same unseen tasks once, 32 of the easiest level of each of the
 five kinds of `graded`, at temperature 0.7 with at most 24 tokens, whatever it was trained with. The
 endpoint is the mean reward. `base` is the model before training.
+
+With `--minutes` a node with today's defaults, nothing set but the model and the seed, runs for so
+long by the clock, its own evaluations included; such runs have a results' file of their own.
 
 All candidates of a seed are run before the next seed, on one machine. A candidate more than .15
 behind the defaults on the first seed gets no further runs. Each run is a line of the results' file;
@@ -48,7 +51,10 @@ from swarm_node.rollout import TaskRef
 from swarm_node.simulation.experiments.estimates import estimate
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/research/real-defaults.jsonl"
+JOINED = RESULTS.with_name("real-join.jsonl")
 DEFAULTS = "defaults"
+#: The groups of the defaults when the campaign began.
+THEN: Mapping[str, Any] = {"experience.own": 4, "sampling.tasks_per_call": 8}
 #: Settings that a candidate changes. A node alone trains on twice `experience.own` groups.
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     DEFAULTS: {},
@@ -118,18 +124,21 @@ async def _rewards(home: Path, model: Path, checkpoint: str | None) -> dict[str,
     }
 
 
-def run(model: Path, name: str, seed: int, budget: float) -> dict[str, Any]:
-    """Train for `budget` seconds of processor time, and measure."""
-    # The first evaluation, behind the first batch, asks as little as can be set.
-    fixed = {"model": str(model), "run.seed": seed, "run.eval_seconds": 36_000, "run.eval_tasks": 1}
-    settings = {**fixed, **CANDIDATES[name]}
+def run(
+    model: Path, name: str, seed: int, budget: float, minutes: float | None = None
+) -> dict[str, Any]:
+    """Train for `budget` seconds of processor time, or for `minutes`, and measure."""
+    settings: dict[str, Any] = {"model": str(model), "run.seed": seed}
+    if minutes is None:
+        # The first evaluation, behind the first batch, asks as little as can be set.
+        settings |= {"run.eval_seconds": 36_000, "run.eval_tasks": 1, **THEN, **CANDIDATES[name]}
     with tempfile.TemporaryDirectory(prefix="real-defaults-") as directory:
         node = NodeProcess(Path(directory), [f"{key}={value}" for key, value in settings.items()])
         began = time.monotonic()
         try:
             node.launch()
             used, peak, status = 0.0, Memory(), None
-            while used < budget:
+            while used < budget if minutes is None else time.monotonic() - began < 60 * minutes:
                 if node.process.poll() is not None:
                     raise SystemExit(f"the node ended:\n{node.log.read_text()[-2000:]}")
                 time.sleep(_POLL_SECONDS)
@@ -207,9 +216,13 @@ def main() -> None:
     parser.add_argument("--cpu-seconds", type=float, default=400.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--minutes", type=float, help="run the defaults by the clock")
     parser.add_argument("--table", action="store_true", help="only print the table")
     given = parser.parse_args()
+    if given.minutes:
+        given.only = [DEFAULTS]
+    given.results = given.results or (JOINED if given.minutes else RESULTS)
     runs = known(given.results)
     if given.table:
         print(table(runs))
@@ -225,7 +238,7 @@ def main() -> None:
             lost = seed != given.seeds[0] and behind(runs, name, given.seeds[0])
             if lost or (name, seed) in runs:
                 continue
-            runs[name, seed] = run(given.model, name, seed, given.cpu_seconds)
+            runs[name, seed] = run(given.model, name, seed, given.cpu_seconds, given.minutes)
             _note(given.results, runs[name, seed])
     print(table(known(given.results)))
 

@@ -97,7 +97,7 @@ class Sampling(Table):
 
     group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
     tasks_per_call: int = Field(
-        16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8, on a GPU 8 to 16."
+        16, ge=1, le=1024, description="Most tasks a batch; pretrained: 4, on a GPU 8 to 16."
     )
     max_new_tokens: int = Field(
         24,
@@ -116,7 +116,9 @@ class Sampling(Table):
 class Experience(Table):
     """Choice of the groups in a batch."""
 
-    own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
+    own: int = Field(
+        4, ge=1, le=1024, description="Own groups per update (I); pretrained, on a CPU: 2."
+    )
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )
@@ -138,7 +140,7 @@ class Training(Table):
         3e-4,
         gt=0,
         le=1,
-        description="AdamW learning rate; pretrained: 1e-5 for adapters, small 1e-4; all: 1e-6.",
+        description="AdamW learning rate; pretrained: adapters 1e-5, all 1e-6; small: ten times.",
     )
     decay_updates: int = Field(
         0,

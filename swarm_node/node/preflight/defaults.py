@@ -6,19 +6,21 @@ number type, by measured times; and the answers that are sampled at once. Pure.
 | preset of drills | short | graded | graded |
 | longest answer to it, tokens | 24 | 24 | 24 |
 | longest answer to other tasks | 24 | 512 | 512 |
-| answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
-| most groups of a sampling batch | 16 | 8 to 16 | 8 to 16 |
+| answers per group | 4 | 8 | 8 |
+| groups per batch | 8 | 8; on a CPU 4 | 8; on a CPU 4 |
+| most groups of a sampling batch | 16 | 8 to 16; on a CPU 4 | 8 to 16; on a CPU 4 |
 | temperature | 1 | 0.7 | 0.7 |
-| learning rate | 3e-4 | 1e-5; under 300 million weights 1e-4 | 1e-6 |
+| learning rate | 3e-4 | 1e-5; under 300 million weights 1e-4 | 1e-6; under 300 million 1e-5 |
 | trained on a CPU | all weights | rank 16 | if set so |
 
 With as many answers in all, small batches teach the tiny model more, in groups of 4 and of 2 alike
 (docs/experiments.md). Each group costs a pretrained model one more long prompt, and published runs
 have groups of 8 to 16.
 
-Temperature, rank and rate of small models: SmolLM2-135M learnt additions with them, .57 to .92 on
-unseen texts in 40 updates (one run); at temperature 1 it had 1 of 24 right where greedy had 12.
-Larger models were not measured.
+Of small models SmolLM2-135M was measured (docs/research/benchmarks.md). On a CPU four groups make
+twice as many updates of as many answers as eight, and it learns more of them; a GPU makes no more.
+Adapters at 3e-4 learn faster than at 1e-4 for 40 updates, and have lost it after 90. All weights
+learn most at 1e-5. Larger models were not measured.
 
 1e-6 is the common learning rate of GRPO on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters
@@ -62,8 +64,11 @@ _LEAST_TASKS, _MOST_TASKS = 8, 16
 #: More than the cores of one socket cost more to keep together than they compute: a guess.
 _MOST_THREADS = 32
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
-#: Adapters of a model with fewer weights learn faster.
-_SMALL_WEIGHTS, _SMALL_ADAPTER_RATE = 300_000_000, 1e-4
+#: A model with fewer weights learns at higher rates.
+_SMALL_WEIGHTS, _SMALL_ADAPTER_RATE, _SMALL_WHOLE_RATE = 300_000_000, 1e-4, 1e-5
+#: Own groups of an update of a pretrained model on a CPU, and groups of its sampling batch. A node
+#: alone trains on twice its own groups.
+_CPU_OWN, _CPU_TASKS = 2, 4
 #: A pretrained model's softmax temperature, and the rank of its adapters on a CPU.
 _TEMPERATURE, _CPU_RANK = 0.7, 16
 
@@ -111,6 +116,8 @@ def tasks_per_call(settings: Settings, shape: ModelConfig, rows: int | None) -> 
         return sampling.tasks_per_call
     if rows is None:
         return _MOST_TASKS
+    if not rows:
+        return _CPU_TASKS
     return min(_MOST_TASKS, max(_LEAST_TASKS, rows // sampling.group_size))
 
 
@@ -122,10 +129,14 @@ def for_training(
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
     small = shape.weight_count < _SMALL_WEIGHTS
-    adapters = _SMALL_ADAPTER_RATE if small else _ADAPTER_RATE
-    rate = adapters if training.lora_rank else _WHOLE_RATE
+    adapters, whole = _ADAPTER_RATE, _WHOLE_RATE
+    if small:
+        adapters, whole = _SMALL_ADAPTER_RATE, _SMALL_WHOLE_RATE
+    rate = adapters if training.lora_rank else whole
     tasks = tasks_per_call(settings, shape, rows)
+    own = own_groups(settings, shape, on_gpu=bool(rows))
     changed = {
+        "experience": settings.experience.model_copy(update={"own": own}),
         "training": _unless_set(settings.training, {"learning_rate": rate}),
         "sampling": settings.sampling.model_copy(update={"tasks_per_call": tasks}),
     }
@@ -180,7 +191,7 @@ def rows_at_once(settings: Settings, shape: ModelConfig, *, on_gpu: bool, interl
         tasks = tasks_per_call(settings, shape, 0)
     else:
         experience, asked = settings.experience, tasks_per_call(settings, shape, None)
-        batch = batch_groups(settings)
+        batch = batch_groups(settings, shape, on_gpu=True)
         # Without peers, own groups fill the batch.
         own = batch if experience.external == "auto" else experience.own
         slots = most_at_once(own, batch, experience.max_lag, asked)
@@ -190,8 +201,16 @@ def rows_at_once(settings: Settings, shape: ModelConfig, *, on_gpu: bool, interl
     return min(MAX_ROWS, settings.sampling.group_size * tasks)
 
 
-def batch_groups(settings: Settings) -> int:
-    """Return the most groups of an update's batch."""
+def own_groups(settings: Settings, shape: ModelConfig, *, on_gpu: bool) -> int:
+    """Return the own groups of an update for a model of this shape."""
     experience = settings.experience
-    others = experience.external
-    return experience.own + (experience.own if others == "auto" else int(others))
+    chosen = on_gpu or "own" in experience.model_fields_set
+    if chosen or shape.weight_count < PRETRAINED_WEIGHTS:
+        return experience.own
+    return _CPU_OWN
+
+
+def batch_groups(settings: Settings, shape: ModelConfig, *, on_gpu: bool) -> int:
+    """Return the most groups of an update's batch."""
+    own, others = own_groups(settings, shape, on_gpu=on_gpu), settings.experience.external
+    return own + (own if others == "auto" else int(others))

@@ -245,7 +245,7 @@ def job_of(
         repeats_heads=machine.gpu is not None and (machine.repeats_heads or not where.half),
         # The cache of a GPU is made once, and has half as many rows for prompts that are longer.
         prompt_tokens=prompt if machine.gpu is None else max(prompt, PROMPT_TOKENS),
-        groups=batch_groups(settings),
+        groups=batch_groups(settings, shape, on_gpu=machine.gpu is not None),
         group_size=sampling.group_size,
     )
 
