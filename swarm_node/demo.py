@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ ALONE = "alone"
 #: An inference engine takes long to import and start, and each node of the demo has one.
 _START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
 _STOP_SECONDS = 40.0
-_POLL_SECONDS = 1.0
+#: Seconds between two polls, and between two tables in a file, which shows no live one.
+_POLL_SECONDS, _TOLD_SECONDS = 1.0, 60.0
 _HOUR = 3600
 _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
 #: The summary shows the rewards of so many families one by one.
@@ -205,9 +207,8 @@ async def run_demo(
         engine_of(settings, this_machine(settings))
     console = Console()
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with tempfile.TemporaryDirectory(prefix="swarm-node-demo-") as directory:
         swarm = _plan(Path(directory), nodes, sampler, ground)
         started = time.monotonic()
@@ -261,11 +262,9 @@ def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -
     """The nodes of the swarm, and the one alone, each with its membership."""
     swarm = []
     for index in range(nodes):
-        home = Home(directory / f"node-{index + 1}")
-        named = f"node {index + 1}"
-        swarm.append(DemoNode(named, home, ground.share(index, nodes), sampler, ground=ground))
-    home = Home(directory / ALONE)
-    alone = DemoNode(ALONE, home, ground.share(0, nodes), sampler, ground=ground)
+        name, home = f"node {index + 1}", Home(directory / f"node-{index + 1}")
+        swarm.append(DemoNode(name, home, ground.share(index, nodes), sampler, ground=ground))
+    alone = DemoNode(ALONE, Home(directory / ALONE), ground.share(0, nodes), sampler, ground=ground)
     now = time.time()
     for node in (*swarm, alone):
         node.home.create()
@@ -305,11 +304,16 @@ async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event)
 async def _watch(
     swarm: list[DemoNode], live: Live, stop: asyncio.Event, seconds: float, started: float
 ) -> None:
-    deadline = time.monotonic() + seconds  # without the start, which takes an engine long
+    told = time.monotonic()
+    deadline = told + seconds  # without the start, which takes an engine long
     while not stop.is_set() and time.monotonic() < deadline:
         await asyncio.gather(*(node.poll() for node in swarm))
         left = max(0.0, deadline - time.monotonic())
-        live.update(_table(swarm, time.monotonic() - started, f"{left:.0f} s left, Ctrl-C ends"))
+        table = _table(swarm, time.monotonic() - started, f"{left:.0f} s left, Ctrl-C ends")
+        live.update(table)
+        if not live.console.is_terminal and time.monotonic() >= told:
+            told += _TOLD_SECONDS
+            live.console.print(table)
         await _pause(stop)
 
 
@@ -318,14 +322,12 @@ async def _final_eval(swarm: list[DemoNode]) -> None:
         if node.snapshot is not None and node.snapshot.evals:
             await ControlClient(node.home.control_file).evaluate()
             await node.poll()
+        await node.stop()  # the others get its share of the cores
 
 
 async def _pause(stop: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(_POLL_SECONDS):
-            await stop.wait()
-    except TimeoutError:
-        return
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
 
 
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:

@@ -60,6 +60,7 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
         assert node["groups_trained_external"] > 0
         assert node["reward_end"] > node["reward_start"] + 0.1
     assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert "Ctrl-C ends" in done.stdout, "a table each minute where there is no terminal"
     assert "borrowed" in done.stdout
 
 
