@@ -331,7 +331,8 @@ def tiny(arguments: argparse.Namespace) -> list[str]:
 
 def real(arguments: argparse.Namespace) -> list[str]:
     """A pretrained model with the tasks and settings that it gets by default."""
-    settings = {"model": Path(arguments.model).absolute(), "run.eval_seconds": 15}
+    model = Path(arguments.model)
+    settings = {"model": model.absolute() if model.exists() else model, "run.eval_seconds": 15}
     settings |= dict(each.split("=", 1) for each in arguments.set)
     with running_node("real", settings) as watched:
         run_for(watched, arguments.updates or sys.maxsize, arguments.seconds)

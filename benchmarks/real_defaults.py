@@ -220,7 +220,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="run the defaults by the clock")
     parser.add_argument("--table", action="store_true", help="only print the table")
     given = parser.parse_args()
-    if given.minutes:
+    if given.minutes is not None:
+        if given.minutes < 1:
+            parser.error("--minutes: at least one")
         given.only = [DEFAULTS]
     given.results = given.results or (JOINED if given.minutes else RESULTS)
     runs = known(given.results)

@@ -6,7 +6,10 @@ included, padding not. Both compute in float32. The two take turns, so that a bu
 both; medians are printed.
 
     python benchmarks/sampler.py [--model DIR] [--threads N] [--repetitions N] [--batch N …]
-        [--new N]
+        [--new N] [--preset graded]
+
+A preset names the drills to ask, worded as a node words them; without one the questions are those
+that the tiny model was made for.
 """
 
 from __future__ import annotations
@@ -18,27 +21,33 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from swarm_node.environments.drills import corpus
+from swarm_node.environments.drills import corpus, create
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.rollout import TaskRef
 
 GROUP = 8
 BATCHES = (8, 64, 256)
 MAX_NEW_TOKENS = 24
 
 
-def questions(count: int) -> list[str]:
-    """Questions of the nine families that the tiny model was made for, in turn."""
-    return [question for _, question, _ in islice(corpus("short", 0), count)]
+def questions(count: int, preset: str | None) -> list[str]:
+    """Questions of the families in turn, bare or as a node with this preset puts them."""
+    if preset is None:
+        return [question for _, question, _ in islice(corpus("short", 0), count)]
+    drills = create(preset)
+    families = islice(cycle(drills.families), count)
+    refs = (TaskRef(drills.name, drills.version, name, seed) for seed, name in enumerate(families))
+    return [drills.render(drills.derive(ref)) for ref in refs]
 
 
 def left_padded(prompts: list[tuple[int, ...]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,6 +103,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--new", type=int, default=MAX_NEW_TOKENS, help="longest answer")
+    parser.add_argument("--preset", help="drills to ask, worded as a node words them")
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="answers at once")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -111,7 +121,9 @@ def main() -> None:
     )
     print(f"{'batch':>6} {'generate tok/s':>15} {'sampler tok/s':>15} {'ratio':>6}")
     for batch in arguments.batch:
-        prompts = [codec.encode_prompt(text) for text in questions(batch // GROUP)]
+        prompts = [
+            codec.encode_prompt(text) for text in questions(batch // GROUP, arguments.preset)
+        ]
         ours: list[float] = []
         theirs: list[float] = []
         # The first repetition warms both up and is not counted.

@@ -132,8 +132,7 @@ class DemoNode:
         """Start the process; its log goes to `log` in its home."""
         arguments = ["join", "--model", self.ground.model, "--home", str(self.home.path)]
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
-        arguments += ["--set", "network.poll_seconds=0.5"]
-        arguments += ["--set", "run.eval_seconds=5"]
+        arguments += ["--set", "network.poll_seconds=0.5", "--set", "run.eval_seconds=5"]
         if self.sampler is not None:
             arguments += ["--sampler", self.sampler]
         if self.sampler != "vllm":
@@ -220,15 +219,13 @@ async def run_demo(
                 live.update(_table(swarm, time.monotonic() - started, "done"))
         finally:
             await asyncio.gather(*(node.stop() for node in swarm))
-    console.print()
     results = [result_of(node) for node in swarm if node.snapshot and node.snapshot.evals]
     if not results:
-        console.print("stopped before the first measurement: nothing to report")
+        console.print("\nstopped before the first measurement: nothing to report")
         return 130
     curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
     files = write_report(report, time.monotonic() - started, results, curves)
-    for line in summary(ground, results):
-        console.print(line)
+    console.print("", *summary(ground, results), sep="\n")
     for file in files:
         console.print(f"wrote {file}")
     console.print("Next, two machines: swarm-node init NAME, then swarm-node invite --help")
@@ -311,18 +308,22 @@ async def _watch(
         left = max(0.0, deadline - time.monotonic())
         table = _table(swarm, time.monotonic() - started, f"{left:.0f} s left, Ctrl-C ends")
         live.update(table)
-        if not live.console.is_terminal and time.monotonic() >= told:
+        if not live.console.is_interactive and time.monotonic() >= told:
             told += _TOLD_SECONDS
             live.console.print(table)
         await _pause(stop)
 
 
 async def _final_eval(swarm: list[DemoNode]) -> None:
-    for node in swarm:
+    """Measure all at once, so that none trains longer than another."""
+
+    async def measure(node: DemoNode) -> None:
         if node.snapshot is not None and node.snapshot.evals:
-            await ControlClient(node.home.control_file).evaluate()
+            with suppress(SwarmNodeError):  # too slow: its last measurement stands
+                await ControlClient(node.home.control_file).evaluate()
             await node.poll()
-        await node.stop()  # the others get its share of the cores
+
+    await asyncio.gather(*map(measure, swarm))
 
 
 async def _pause(stop: asyncio.Event) -> None:
@@ -486,8 +487,7 @@ def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
     for panel, (name, points) in zip(panels, swarm.items(), strict=True):
         seconds = [point.seconds for point in points]
         panel.plot(seconds, [point.own for point in points], label="families it samples")
-        borrowed = [(p.seconds, p.borrowed) for p in points if p.borrowed is not None]
-        if borrowed:
+        if borrowed := [(p.seconds, p.borrowed) for p in points if p.borrowed is not None]:
             panel.plot(*zip(*borrowed, strict=True), "--", label="families only in peers' rollouts")
         if seen := [(p.seconds, p.seen) for p in points if p.seen is not None]:
             label = "seen texts, all families"

@@ -75,6 +75,8 @@ def export(
     named = str(public) if public else _cell(was.file if was else model_dir.name)
     suited = for_model(settings, ModelConfig.from_directory(model_dir))
     recipe = {key: value_of(suited, key) for key in _RECIPE}
+    if suited is not settings and "own" not in settings.experience.model_fields_set:
+        del recipe["experience.own"]  # by default the device that trained decided it
     card = model_card(
         form,
         named,

@@ -42,6 +42,22 @@ def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "own", "tasks"),
+    [
+        ({"experience__own": 8}, 8, 8),
+        ({"experience__own": 1}, 1, 2),
+        ({"experience__external": 0}, 4, 4),
+        ({"experience__external": 2}, 4, 6),
+    ],
+)
+def test_a_cpu_samples_one_batch_and_keeps_the_groups_that_were_set(
+    given: dict[str, int], own: int, tasks: int
+) -> None:
+    settings = for_training(for_model(settings_of(**given), CHAT), CHAT, TrainingMethod(16), 0)
+    assert (settings.experience.own, settings.sampling.tasks_per_call) == (own, tasks)
+
+
+@pytest.mark.parametrize(
     ("rows", "tasks"), [(0, 4), (32, 8), (64, 8), (96, 12), (128, 16), (192, 16)]
 )
 def test_a_pretrained_model_samples_as_many_groups_as_rows_are_planned(

@@ -55,8 +55,9 @@ def micro_batches(
         (shared_length(rows, pack), pack) for pack in sequences(rows, token_budget if share else 0)
     ]
     groups: list[list[int]] = []
-    #: Prompts of the group, each with its shortest answer.
+    #: Prompts of the group, each with its shortest answer, and whether sequences of it may join.
     shortest: dict[bytes, int] = {}
+    may_join = False
     longest = tokens = count = 0
     for length, pack in sorted(packs, key=lambda item: -item[0]):
         prompt_ids = rows[pack[0]].prompt_ids
@@ -68,7 +69,8 @@ def micro_batches(
         # sharing does not pay for the shortest of the answers, it pays for none of them.
         if share and prompt in shortest:
             answer = min(answer, shortest[prompt])
-            if answer <= WORTHWHILE * (prompt_ids.size + answer):
+            may_join |= answer <= WORTHWHILE * (prompt_ids.size + answer)
+            if may_join:
                 most = padded_tokens(rows, [*groups[-1], *pack])
         padding = padded - tokens - length
         allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
@@ -79,7 +81,7 @@ def micro_batches(
             count += 1
         else:
             groups.append(list(pack))
-            shortest = {prompt: answer}
+            shortest, may_join = {prompt: answer}, False
             longest, tokens, count = length, length, 1
     return groups
 

@@ -40,7 +40,8 @@ def are_usable(moments: Mapping[str, Tensor], shape: torch.Size) -> bool:
 
 
 def in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`moments` in float32, from either layout."""
+    """`moments` in float32, from either layout. A first moment whose second was rounded to zero
+    counts as zero: AdamW would divide it by next to nothing."""
     if "state1" not in moments:
         return dict(moments)
     made = {"step": moments["step"].float()}
@@ -51,6 +52,9 @@ def in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
             each = factors.repeat_interleave(_BLOCK)[: stored.numel()].view(stored.shape)
             stored = table[stored.int()] * each
         made[name] = stored
+    if moments["state1"].dtype == torch.uint8:
+        first, second = made["exp_avg"], made["exp_avg_sq"]
+        made["exp_avg"] = first.where(second > 0, 0.0)
     return made
 
 

@@ -137,6 +137,9 @@ class AdamW8bit:
         return in_eight_bits(moments, self._codes)
 
     def step(self, learning_rate: float) -> None:
+        # `state` may have been cleared or restored since.
+        self._tables.state.clear()
+        self._wrapped.state.clear()
         # bitsandbytes counts steps in plain integers; `state` and checkpoints hold tensors.
         for parameter, moments in self.state.items():
             if id(parameter) in self._whole:
