@@ -286,8 +286,8 @@ class TrainerCore:
     def _tables(self) -> list[str]:
         """Names of the trained parameters with a row for each token of the vocabulary."""
         tokens = self.model.config.vocab_size
-        shapes = {name: tuple(whole.shape) for name, whole in self._trained.items()}
-        return [name for name, (first, *rest) in shapes.items() if first == tokens and rest]
+        trained = self._trained.items()
+        return [name for name, whole in trained if whole.ndim == 2 and whole.shape[0] == tokens]
 
     def _gradient_pass(self, model_dir: Path) -> GradientPass:
         settings = self.settings
