@@ -143,7 +143,7 @@ class Bed:
 
     def __enter__(self) -> Bed:
         with ExitStack() as exits:
-            self.prefix = exits.enter_context(_claimed())
+            self.prefix = exits.enter_context(claimed())
             exits.callback(self._remove)
             self._build()
             self._exits = exits.pop_all()
@@ -421,7 +421,7 @@ def why_not() -> str:
 
 
 @contextmanager
-def _claimed() -> Iterator[str]:
+def claimed() -> Iterator[str]:
     """A prefix that no other bed has, after what ended runs left was removed."""
     _BEDS.mkdir(exist_ok=True)
     with _locked():
@@ -436,8 +436,10 @@ def _claimed() -> Iterator[str]:
     try:
         yield mine.name
     finally:
-        mine.unlink()
-        owned.close()
+        # Under the lock: another run may have listed this file, and would take it as left over.
+        with _locked():
+            mine.unlink()
+            owned.close()
 
 
 @contextmanager

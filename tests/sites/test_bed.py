@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from builders import ROOT
-from sites.bed import Bed, Nat
+from sites.bed import Bed, Nat, claimed
 from sites.capture import tcp_streams
 
 #: A port that Nat.OPEN forwards.
@@ -279,6 +280,15 @@ def test_nothing_is_left_of_a_bed_and_the_machines_own_network_is_untouched() ->
     assert machine() == before
 
 
+def test_beds_that_end_while_others_begin_are_not_taken_for_left_over() -> None:
+    def claim(_: int) -> None:
+        with claimed():
+            pass
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(claim, range(400)))) == 400
+
+
 def test_a_bed_that_cannot_be_built_leaves_nothing() -> None:
     class Broken(Bed):
         def _build(self) -> None:
@@ -297,7 +307,7 @@ def test_a_bed_that_cannot_be_built_leaves_nothing() -> None:
 def test_what_a_killed_run_left_is_removed_by_the_next_bed() -> None:
     code = (
         "import signal, sys\n"
-        "from sites.bed import Bed, Nat\n"
+        "from sites.bed import Bed, Nat, claimed\n"
         "with Bed({'a': Nat.OPEN}, public=1) as bed:\n"
         "    print(bed.prefix, bed.run('a1', ['sleep', '1000']).pid, flush=True)\n"
         "    signal.pause()\n"
