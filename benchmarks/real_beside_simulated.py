@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_node.demo import FAMILIES, DemoNode
+from swarm_node.demo.nodes import DemoNode
+from swarm_node.demo.tasks import FAMILIES
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket

@@ -88,7 +88,7 @@ def demo(
     peers' rollouts. Of the three games it samples one. With a pretrained model, which takes 15
     minutes, there are five families of graded tasks. Ctrl-C ends the demo cleanly at any time.
     """
-    from swarm_node.demo import run_demo
+    from swarm_node.demo.run import run_demo
 
     raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler, environment, model)))
 

@@ -18,16 +18,9 @@ import pytest
 from builders import quiet_snapshot
 from rich.text import Text
 
-from swarm_node.demo import (
-    DRILLS,
-    FAMILIES,
-    GAMES,
-    DemoNode,
-    ground_of,
-    result_of,
-    summary,
-    write_report,
-)
+from swarm_node.demo.nodes import DemoNode
+from swarm_node.demo.report import result_of, summary, write_report
+from swarm_node.demo.tasks import DRILLS, FAMILIES, GAMES, ground_of
 from swarm_node.environments.drills import PRESETS
 from swarm_node.errors import ConfigError
 from swarm_node.node.figures.history import GroupCounts
@@ -124,13 +117,17 @@ def test_the_summary_has_the_reward_on_every_game_and_marks_the_nodes_own(tmp_pa
         *(("guess", "0.40→0.90"), ("calc", "0.10→1.00"), ("weigh", "0.10→0.50"))
     ]
     assert len([*summary(DRILLS, [result])]) == 2, "nine in a row are for the report"
+    node.snapshot = msgspec.structs.replace(node.snapshot, evals=evals[:1])
+    first, *_ = summary(GAMES, [result_of(node)])
+    assert "0.20→…" in first, "nobody knows what became of it"
 
 
 @pytest.mark.slow(reason="runs a whole swarm of real nodes")
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("hears_ctrl_c")
-@pytest.mark.parametrize("seconds", [0.0, 15.0])
-def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(("seconds", "times"), [(0.0, 1), (15.0, 1), (15.0, 2)])
+def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float, times: int) -> None:
+    """The second time it ends the last measurement, too."""
     process = subprocess.Popen(
         [*COMMAND, "--report", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -143,7 +140,9 @@ def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float) -> None:
         time.sleep(0.05)
     time.sleep(seconds)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(2)  # it looks once a second
     output, _ = process.communicate(timeout=300)
     assert process.returncode in (0, 130), output
     assert "Traceback" not in output

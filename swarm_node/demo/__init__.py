@@ -1,0 +1,1 @@
+"""`swarm-node demo`: a private swarm of real node processes on this machine."""
