@@ -17,7 +17,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 class Hub(ThreadingHTTPServer):
     """The files of a directory as `repo`, a model or a data set. `cut` ends the answers to that
-    file early."""
+    file early; nobody may read the files of a `gated` one."""
 
     daemon_threads = True
 
@@ -25,7 +25,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.directory, self.repo, self.kind = directory, repo, kind
         self.served: list[tuple[str, str]] = []
-        self.cut = ""
+        self.cut, self.gated = "", False
 
     @property
     def address(self) -> str:
@@ -64,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         place = "" if kind == "models" else f"/{kind}"
         if path == f"/api/{kind}/{repo}/revision/main":
             self._send(json.dumps({"id": repo, "sha": SHA, "siblings": []}).encode(), with_body)
+        elif path.startswith(f"/api/{kind}/{repo}/revision/"):
+            self._refuse(404, "RevisionNotFound", with_body)
         elif path == f"/api/{kind}/{repo}/tree/{SHA}":
             files = [
                 {
@@ -76,13 +78,18 @@ class _Handler(BaseHTTPRequestHandler):
                 if file.is_file()
             ]
             self._send(json.dumps(files).encode(), with_body)
+        elif self.server.gated and path.startswith(f"{place}/{repo}/resolve/"):
+            self._refuse(401, "GatedRepo", with_body)
         elif match := re.fullmatch(f"{place}/{repo}/resolve/{SHA}/([\\w./-]+)", path):
             data = (self.server.directory / match[1]).read_bytes()
             if with_body:
                 self.server.served.append((match[1], self.headers.get("Range", "")))
             self._send(data, with_body, match[1])
         else:
-            self._send(b"{}", with_body, status=404, headers={"X-Error-Code": "RepoNotFound"})
+            self._refuse(404, "RepoNotFound", with_body)
+
+    def _refuse(self, status: int, code: str, with_body: bool) -> None:
+        self._send(b"{}", with_body, status=status, headers={"X-Error-Code": code})
 
     def _send(
         self,

@@ -55,7 +55,11 @@ class Codec:
     ) -> None:
         if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
             raise ModelError("the model names no end token (eos_token_id) inside its vocabulary")
-        if len(tokenizer) > vocab_size:
+        # Decoding also leaves out the tokens that tokenizer.json flags as special.
+        flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        named = set(tokenizer.get_vocab().values())
+        # Gemma 3 has a mark for images after the last embedding. No text is encoded as it.
+        if any(token >= vocab_size for token in named - flagged):
             raise ModelError(
                 f"the tokenizer has {len(tokenizer)} tokens, the model only {vocab_size}: "
                 "they do not belong together"
@@ -65,9 +69,7 @@ class Codec:
         self.vocab_size = vocab_size
         self.positions = positions
         self.eos_id = eos_ids[0]
-        unnamed = set(range(vocab_size)).difference(tokenizer.get_vocab().values())
-        # Decoding also leaves out the tokens that tokenizer.json flags as special.
-        flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        unnamed = set(range(vocab_size)) - named
         self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged
         # The token that ends a turn in the chat template also ends a completion, even if a base
         # model's settings name only the end of a text.
@@ -144,7 +146,7 @@ class Codec:
         content is plain text.
 
         Raises:
-            ModelError: the template fails, or there is none.
+            ModelError: the template fails or writes a token that the model lacks, or there is none.
         """
         roles = [each["role"] for each in messages]
         plain = self._tokenizer.chat_template is None
@@ -158,6 +160,8 @@ class Codec:
             return self._templated([{"role": role, "content": said} for role, said in pairs], True)
 
         ids = self._texts.rendered(render, [each["content"] for each in messages])
+        if max(ids, default=0) >= self.vocab_size:
+            raise ModelError(f"the chat template writes token {max(ids)}, which the model lacks")
         return tuple([*self._begin, *ids] if plain else ids)
 
     def _text_begin(self) -> tuple[int, ...]:

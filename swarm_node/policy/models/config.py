@@ -7,6 +7,7 @@ is opened, and only safetensors, which hold no code, count as weights.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +26,8 @@ _MAX_JSON_VALUES, _MAX_JSON_LISTS = 1 << 21, 1 << 20
 #: Characters of a wrong value in an error.
 _SHOWN = 80
 _PLAIN_LAYERS = {"full_attention"}
+#: Scalings of rotary positions that transformers computes and the native decoder does not.
+_OTHER_ROPES = ("yarn", "dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +209,17 @@ def is_native(raw: dict[str, Any]) -> bool:
         return False
     layers = raw.get("layer_types")
     plain = layers is None or (isinstance(layers, list) and set(map(str, layers)) <= _PLAIN_LAYERS)
-    usual = plain and raw.get("hidden_act", "silu") == "silu"
+    usual = plain and raw.get("hidden_act", "silu") == "silu" and not _has_other_rope(raw)
     return usual and not FAMILIES[model_type].unsupported(raw)
+
+
+def _has_other_rope(raw: Mapping[str, Any]) -> bool:
+    tables = (raw.get(name) for name in ("rope_parameters", "rope_scaling"))
+    return any(
+        table.get("rope_type", table.get("type")) in _OTHER_ROPES
+        for table in tables
+        if isinstance(table, dict)
+    )
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:

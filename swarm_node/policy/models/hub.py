@@ -120,7 +120,7 @@ def fetch(
     told: Callable[[Download], object] = to_stderr,
 ) -> Path:
     """The directory of a hub model's files: the cached ones if they are complete, or else the
-    downloaded ones. An interrupted download resumes.
+    downloaded ones. After an interruption, files that were whole are not asked for again.
 
     `admit` gets the architecture before the weights are downloaded, and raises to refuse it. `told`
     gets what will be downloaded then.
@@ -224,8 +224,9 @@ def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
         )
     try:
         return call()
-    except (OSError, HTTPError, errors.HFValidationError) as error:
-        cause = error.__cause__ or error
+    # hf_xet, which fetches large files, raises RuntimeError.
+    except (OSError, HTTPError, errors.HFValidationError, RuntimeError) as error:
+        cause = _cause(error)
         if isinstance(cause, errors.GatedRepoError):
             what = f"{model} is gated: accept its terms on the hub and put a token in HF_TOKEN"
         elif isinstance(cause, errors.RepositoryNotFoundError):
@@ -238,9 +239,19 @@ def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
         else:
             what = (
                 f"{model} cannot be fetched from {constants.ENDPOINT} ({_first_line(cause)}): try "
-                f"again, which goes on where it stopped; or {elsewhere}"
+                f"again, which keeps the files that are whole; or {elsewhere}"
             )
         raise ModelError(what) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error that says most. huggingface_hub raises its own from one of HTTP, or wraps them in
+    another."""
+    from huggingface_hub import errors
+
+    named = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    behind = error.__cause__ or error
+    return error if isinstance(error, named) else behind
 
 
 def _first_line(error: BaseException) -> str:

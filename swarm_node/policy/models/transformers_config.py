@@ -46,7 +46,7 @@ _CHANGING_ROPE = ("dynamic", "longrope")
 #: Names of a count of experts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NEEDED = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("vocab_size", "hidden_size", "num_hidden_layers"),
     *("num_attention_heads", "max_position_embeddings"),
 )
 _MOST_LAYERS, _MOST_SIZE, _MOST_WEIGHTS = 1024, 1 << 24, 1 << 40
@@ -191,7 +191,11 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
             f"config.json: {constants:.2g} bytes besides the weights, at most "
             f"{_MOST_BUFFER_BYTES:.2g} are kept: choose a model of fewer positions"
         )
-    adapted = sum(map(sum, linear_layers(model.get_decoder()).values()))
+    layers = linear_layers(model.get_decoder()).values()
+    if type(fields["intermediate_size"]) is not int or fields["intermediate_size"] < 1:
+        # gpt2, bloom and opt have other names for it, or none.
+        fields["intermediate_size"] = max(map(max, layers))
+    adapted = sum(map(sum, layers))
     return {**fields, "transformers": TransformersModel(architecture, text, weights, adapted)}
 
 
@@ -229,6 +233,8 @@ def _check_kind(config: Any, architecture: str) -> None:
 def _sizes(config: Any) -> dict[str, Any]:
     """The fields of a `ModelConfig`, under transformers' names."""
     found: dict[str, Any] = {name: getattr(config, name, None) for name in _NEEDED}
+    if found["max_position_embeddings"] is None:  # bloom has no embeddings of positions
+        found["max_position_embeddings"] = getattr(config, "seq_length", None)
     if missing := [name for name, value in found.items() if type(value) is not int]:
         raise _unsupported(config.model_type, f"transformers does not say its {missing[0]}")
     if wrong := [name for name, value in found.items() if value < 1]:
@@ -236,6 +242,7 @@ def _sizes(config: Any) -> dict[str, Any]:
     heads = found["num_attention_heads"]
     found["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
     found["head_dim"] = getattr(config, "head_dim", None) or found["hidden_size"] // heads
+    found["intermediate_size"] = getattr(config, "intermediate_size", None)
     found["tie_word_embeddings"] = bool(config.tie_word_embeddings)
     found["model_type"] = config.model_type
     for rope in _ropes(getattr(config, "rope_parameters", None)):

@@ -25,6 +25,8 @@ _Made = TypeVar("_Made")
 #: What the trainer and the sampler may differ by in a log-prob, in float32.
 _TOLERANCE = 1e-4
 _INNER, _WRAPPED = "inner.", ".base_layer."
+#: What gpt2's files have beside weights.
+_MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 class TransformersLM(nn.Module):
@@ -82,7 +84,7 @@ class TransformersLM(nn.Module):
                 cannot be sampled as it is trained.
         """
         model = cls(ModelConfig.from_directory(path))
-        model.load_hf_state(stored_weights(path))
+        model.load_hf_state(model._named(stored_weights(path)))
         model.check_sampling()
         for parameter in model.parameters():  # not rotary angles, which need float32
             parameter.data = parameter.data.to(dtype)
@@ -178,6 +180,16 @@ class TransformersLM(nn.Module):
         with torch.no_grad():
             for name, weight in own.items():
                 weight.copy_(state[name])
+
+    def _named(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a file under this model's names. Files of transformers' first models, such
+        as gpt2 and bloom, have the names of the decoder alone, and masks of positions."""
+        prefix = f"{self.inner.base_model_prefix}."
+        if any(name.startswith(prefix) for name in stored):
+            return stored
+        own = self.inner.state_dict().keys()
+        found = {name if name in own else prefix + name: each for name, each in stored.items()}
+        return {name: each for name, each in found.items() if not name.endswith(_MASKS)}
 
     def hf_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's weights under transformers' names, without those of adapters."""

@@ -355,9 +355,8 @@ def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path:
             for value in (0, -1.0, None, "8", True, float("inf"), float("nan"))
         ),
         {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"type": "proportional", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "linear", "factor": 0, "rope_theta": 1e4}},
-        {"rope_parameters": {"rope_type": "longrope", "factor": 2.0, "rope_theta": 1e4}},
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
         {"rope_parameters": 3},

@@ -221,6 +221,23 @@ def test_every_end_token_counts_and_the_tokenizers_comes_first(copy: Path) -> No
     assert (codec.eos_id, codec.eos_ids) == (2, frozenset({2, 3}))
 
 
+def test_a_special_token_after_the_last_embedding_is_no_token_of_the_model(chatty: Path) -> None:
+    """Gemma 3's tokenizer has such a one for images, its model of text has no row for it."""
+    tokenizer = load_tokenizer(chatty)
+    size = len(tokenizer)
+    tokenizer.add_tokens(["<image_soft_token>"], special_tokens=True)
+    codec = Codec(tokenizer, size, [2])
+    assert max(codec.encode_prompt("<image_soft_token>")) < size
+    with pytest.raises(ValueError, match="not below"):
+        codec.decode([size])
+    tokenizer.chat_template = "<image_soft_token>{{ messages[0].content }}"
+    with pytest.raises(ModelError, match="which the model lacks"):
+        Codec(tokenizer, size, [2]).encode_prompt("1 + 1?")
+    tokenizer.add_tokens(["a word"])
+    with pytest.raises(ModelError, match="not belong"):
+        Codec(tokenizer, size, [2])
+
+
 def test_a_codec_needs_an_end_token_and_a_model_of_its_size(copy: Path) -> None:
     edit(copy / "config.json", vocab_size=100)
     with pytest.raises(ModelError, match="not belong"):

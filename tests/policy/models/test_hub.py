@@ -95,11 +95,11 @@ def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: P
 
 
 @pytest.mark.slow(reason="waits out the retries of a download")
-def test_an_interrupted_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+def test_an_interrupted_download_keeps_the_files_that_are_whole(hub: Hub, tmp_path: Path) -> None:
     hub.cut = max(hub.directory.glob("*.safetensors"), key=lambda file: file.stat().st_size).name
     broken = resolve(REPO, tmp_path / "cache", hub.address, HF_HUB_DOWNLOAD_TIMEOUT="2")
     assert broken.returncode == 1
-    assert "goes on" in broken.stderr
+    assert "keeps the files that are whole" in broken.stderr
     cut, hub.cut = hub.cut, ""
     hub.served.clear()
     whole = resolve(REPO, tmp_path / "cache", hub.address)
@@ -115,8 +115,16 @@ def test_what_cannot_be_fetched_is_refused_with_what_to_do(hub: Hub, tmp_path: P
         ("org/other", hub.address, {}, "the hub has no model org/other"),
         (REPO, "http://127.0.0.1:9", {}, "cannot be fetched from http://127.0.0.1:9"),
         (REPO, hub.address, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids"),
+        (f"{REPO}@typo", hub.address, {}, "org/model has no revision 'typo'"),
+        (
+            REPO,
+            hub.address,
+            {},
+            "is gated: accept its terms on the hub and put a token in HF_TOKEN",
+        ),
     ]
     for name, endpoint, options, message in cases:
+        hub.gated = "gated" in message
         refused = resolve(name, tmp_path / "cache", endpoint, **options)
         assert refused.returncode == 1
         assert refused.stderr.startswith("refused:"), refused.stderr

@@ -57,9 +57,17 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gemma2": {"layer_types": _SLIDING, "sliding_window": 6, "attn_logit_softcapping": 2.0},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "hidden_dropout": 0.3, "dropout": 0.3},
     "gpt2": {"n_inner": 64, "resid_pdrop": 0.3},
-    "bloom": {"intermediate_size": 128},
+    "bloom": {},
     "cohere2": {"layer_types": _SLIDING, "sliding_window": 6},
     "stablelm": {"tie_word_embeddings": False},
+    "qwen3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
 }
 SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 QUESTIONS = ("Add 1 and 2.", "Spell cat.", "Count.")
@@ -77,9 +85,25 @@ def small(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             place = tmp_path_factory.mktemp(model_type)
             made[model_type] = make_model(place, model_type, **shape)
             _spread(place)
+            if model_type in ("gpt2", "bloom"):
+                _as_on_the_hub(place)
         return made[model_type]
 
     return of
+
+
+def _as_on_the_hub(path: Path) -> None:
+    """Files of transformers' first models: the decoder's names, masks, other names of sizes."""
+    state = load_file(path / "model.safetensors")
+    stored = {name.removeprefix("transformer."): each for name, each in state.items()}
+    assert stored.keys() != state.keys()
+    stored["h.0.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    del config["intermediate_size"]
+    if config["model_type"] == "bloom":
+        config["seq_length"] = config.pop("max_position_embeddings")
+    (path / "config.json").write_text(json.dumps(config))
 
 
 def _spread(path: Path) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 #: Raised when what is written changes, so that older directories are made anew.
-_VERSION: Final = 1
+_VERSION: Final = 2
 _NOTE: Final = "gguf.json"
 _CHUNK_BYTES: Final = 1 << 20
 #: Weights that are dequantised at once, in rows: 16 MiB in float32, and a few times that besides.

@@ -44,6 +44,12 @@ _READ: Final = frozenset(
 )
 #: Keys that must be zero where they are: experts, sliding windows.
 _ZERO: Final = frozenset({"expert_count", "expert_used_count", "attention.sliding_window"})
+#: Keys of end tokens, below tokenizer.ggml, and names of further ones.
+_ENDS: Final = ("eos", "eot", "eom")
+_END_OF_TEXT: Final = ("<|endoftext|>", "<|end_of_text|>")
+_END_OF_TURN: Final = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+#: The type of tokens that no text has.
+CONTROL: Final = 3
 _MOST: Final = 1 << 40
 _SHOWN: Final = 80
 #: The tensor by which llama.cpp scales the rotary frequencies of Llama 3.1 and 3.2: what each is
@@ -187,7 +193,7 @@ def _rope(header: Header, keys: Mapping[str, Any], theta: float, head_size: int)
 def _end_tokens(header: Header) -> dict[str, Any]:
     found: dict[str, Any] = {}
     tokens: dict[str, int] = {}
-    for key in ("bos", "padding", "eos", "eot"):
+    for key in ("bos", "padding", *_ENDS):
         name = f"tokenizer.ggml.{key}_token_id"
         token = header.metadata.get(name)
         if token is None:
@@ -198,10 +204,22 @@ def _end_tokens(header: Header) -> dict[str, Any]:
     for key, name in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         if key in tokens:
             found[name] = tokens[key]
-    named = list(dict.fromkeys(tokens[key] for key in ("eos", "eot") if key in tokens))
+    by_key = (tokens[key] for key in _ENDS if key in tokens)
+    named = list(dict.fromkeys((*by_key, *_ends_by_name(header))))
     if named:
         found["eos_token_id"] = named[0] if len(named) == 1 else named
     return found
+
+
+def _ends_by_name(header: Header) -> Iterator[int]:
+    """The control tokens whose names say that a text ends. generation_config.json has them all, a
+    GGUF file has keys for a few, and llama.cpp too goes by their names."""
+    texts = header.metadata.get("tokenizer.ggml.tokens")
+    kinds = header.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(texts, list) and isinstance(kinds, list):
+        for place, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
+            if kind == CONTROL and text in (*_END_OF_TEXT, *_END_OF_TURN):
+                yield place
 
 
 def _dtype(header: Header) -> str:

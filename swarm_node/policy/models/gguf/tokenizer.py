@@ -15,7 +15,7 @@ from typing import Any, Final
 from swarm_node.errors import words_of
 from swarm_node.policy.models.bounds import check_template
 from swarm_node.policy.models.gguf.header import Header
-from swarm_node.policy.models.gguf.shape import refuse
+from swarm_node.policy.models.gguf.shape import CONTROL, refuse
 
 _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -39,7 +39,7 @@ _SPLITTERS: Final[Mapping[str, str]] = {
 #: Those that take a word of the vocabulary whole, even where merges would end elsewhere, and those
 #: that begin a text with the token of its beginning unless the file says otherwise.
 _WHOLE_WORDS: Final = frozenset(("llama-bpe", "llama-v3", "llama3", "tekken"))
-_UNKNOWN, _CONTROL, _USER, _UNUSED = 2, 3, 4, 5
+_UNKNOWN, _USER, _UNUSED = 2, 4, 5
 _PADDING: Final = re.compile(r"\[PAD\d+\]", re.ASCII)
 #: SentencePiece writes pieces of at most 16 characters, Gemma's of 31. Merges of a piece are all
 #: ways to cut it in two.
@@ -79,7 +79,7 @@ def tokenizer_files(header: Header, vocabulary: int) -> dict[str, bytes]:
     added = [
         _added(texts[place], place, special=kind != _USER or texts[place] in marked)
         for place, kind in enumerate(kinds)
-        if kind in (_UNKNOWN, _CONTROL, _USER) or texts[place] in marked
+        if kind in (_UNKNOWN, CONTROL, _USER) or texts[place] in marked
     ]
     begins = named.get("bos_token") if _begins(header) else None
     if begins is not None:

@@ -99,7 +99,7 @@ def test_weights_keep_the_type_in_which_they_lose_nothing(
 def test_tokens_and_template_are_those_of_the_file(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     codec = Codec.from_directory(resolve(str(path), told=silent))
-    assert codec.eos_ids == {2}
+    assert codec.eos_ids == {0, 2}, "by key, and by name"
     prompt = codec.encode_prompt("a tin <|im_end|>")
     assert prompt[0] == 1
     assert tokens().index("Ġt") in prompt
