@@ -29,18 +29,36 @@ def load_tokenizer(path: Path) -> Any:
     never code from them.
 
     Raises:
-        ModelError: tokenizer.json is missing or malformed.
+        ModelError: tokenizer.json is missing or malformed, or transformers would read other files.
     """
     from transformers import PreTrainedTokenizerFast
 
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
+    _check_sources(path)
     try:
         # Not AutoTokenizer: for some families it replaces the normaliser and splitter of
         # tokenizer.json by the family's own, and the digest covers tokenizer.json.
         return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"the tokenizer in {path} cannot be read: {words_of(error)}") from error
+
+
+def _check_sources(path: Path) -> None:
+    """Refuse what would take the place of the tokenizer and the template that were tried, and that
+    the digest covers."""
+    more, settings = path / "additional_chat_templates", path / "tokenizer_config.json"
+    if more.exists():
+        raise ModelError(
+            f"{more} would take the place of the model's chat template: remove it, and put the "
+            "template that you want into chat_template.jinja"
+        )
+    names = read_json(settings).get("fast_tokenizer_files") if settings.is_file() else None
+    if names not in (None, ["tokenizer.json"]):
+        raise ModelError(
+            f"{settings}: fast_tokenizer_files names other tokenizers than tokenizer.json: remove "
+            "the entry"
+        )
 
 
 class Codec:
@@ -81,6 +99,10 @@ class Codec:
         self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
         self._around_reply = lru_cache(1)(self._split_template)
         self._system = ""
+        if tokenizer.chat_template is not None:
+            asked = self._templated([{"role": "user", "content": _ANSWERS[0]}], True)
+            if _ANSWERS[0] not in asked:
+                raise ModelError("the chat template leaves out what the user says: mend it")
 
     @classmethod
     def from_directory(cls, path: Path) -> Self:
@@ -195,7 +217,9 @@ class Codec:
             return []
         mark = "-answer-"
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        after = self._templated(messages, False).rpartition(mark)[2]
+        _, said, after = self._templated(messages, False).rpartition(mark)
+        if not said:
+            return []
         ids = self._tokenizer.encode(after, add_special_tokens=False)
         return [token for token in ids[:1] if token in self.special_ids]
 

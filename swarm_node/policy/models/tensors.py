@@ -79,11 +79,12 @@ def without_memory() -> Iterator[None]:
 def check_weights(
     own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: AbstractSet[str]
 ) -> None:
-    """Check that `state` has the names and shapes of a model's `own` weights. Those that are `tied`
+    """Check that `state` has the names and shapes of a model's `own` weights, in floating point of
+    16 bits or more: the integers of a quantised model would be other weights. Those that are `tied`
     to others may be in it too.
 
     Raises:
-        ModelError: a name is missing or unexpected, or a shape differs.
+        ModelError: a name is missing or unexpected, or a shape or type differs.
     """
     if wrong := sorted((state.keys() - (tied - own.keys())) ^ own.keys()):
         raise ModelError(f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more")
@@ -91,3 +92,8 @@ def check_weights(
         if weight.shape != state[name].shape:
             have, want = tuple(state[name].shape), tuple(weight.shape)
             raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        if not (state[name].is_floating_point() and state[name].itemsize > 1):
+            raise ModelError(
+                f"the weights are not supported: {name} is {state[name].dtype}; choose the "
+                'unquantised model, of which training.base = "nf4" makes four bits'
+            )

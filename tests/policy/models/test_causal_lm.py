@@ -333,6 +333,14 @@ def test_a_digest_tells_families_and_scalings_apart() -> None:
     assert len({*described}) == len(described)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.bool, torch.complex64])
+def test_numbers_that_are_no_weights_are_refused(kind: torch.dtype) -> None:
+    model = CausalLM(tiny_config(), generator=torch.Generator().manual_seed(0))
+    state = {name: part.to(kind) for name, part in model.hf_state().items()}
+    with pytest.raises(ModelError, match="unquantised"):
+        model.load_hf_state(state)
+
+
 def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path: Path) -> None:
     theirs = reference(1, "llama")
     theirs.save_pretrained(tmp_path)

@@ -238,6 +238,28 @@ def test_a_special_token_after_the_last_embedding_is_no_token_of_the_model(chatt
         Codec(tokenizer, size, [2])
 
 
+def test_only_the_tokenizer_and_the_template_that_were_tried_are_read(copy: Path) -> None:
+    more = copy / "additional_chat_templates"
+    more.mkdir()
+    (more / "default.jinja").write_text("{% for _ in range(10**9) %}{% endfor %}")
+    with pytest.raises(ModelError, match="remove it"):
+        Codec.from_directory(copy)
+    shutil.rmtree(more)
+    edit(copy / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.5.0.0.json"])
+    with pytest.raises(ModelError, match="remove the entry"):
+        Codec.from_directory(copy)
+
+
+@pytest.mark.parametrize("template", ["", "Hello", "{{ messages[0].role }}"])
+def test_a_chat_template_that_leaves_out_the_question_is_refused(
+    chatty: Path, template: str
+) -> None:
+    tokenizer = load_tokenizer(chatty)
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="leaves out"):
+        Codec(tokenizer, 300, [2])
+
+
 def test_a_codec_needs_an_end_token_and_a_model_of_its_size(copy: Path) -> None:
     edit(copy / "config.json", vocab_size=100)
     with pytest.raises(ModelError, match="not belong"):
