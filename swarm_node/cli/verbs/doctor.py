@@ -153,7 +153,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.admission import of_choice, refused
     from swarm_node.node.start.join import ticket_text
-    from swarm_node.policy.models.hub import hub_model
+    from swarm_node.policy.models.model import of_hub
 
     home = Home(settings.home)
     home.check()
@@ -175,7 +175,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     try:
         shape = shape_of(settings.model)
     except ModelError as error:
-        if hub_model(settings.model) is None:
+        if of_hub(settings.model) is None:
             wrong.append(Finding("model", "error", str(error)))
     if shape is not None:
         settings = for_model(settings, shape)
@@ -191,6 +191,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     if shape is not None and not facts.running:
         facts = timed(facts, settings, shape)
     found = examine(facts, settings, shape, lengths)
+    if shape is None and any(each.subject == "model" for each in wrong):
+        found = [each for each in found if each.subject != "model"]  # it is not to be downloaded
     return facts, found + [each for each in wrong if each not in found]
 
 

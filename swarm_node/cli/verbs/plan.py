@@ -108,8 +108,7 @@ def shape_of(name: str) -> ModelConfig:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
     from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
-    from swarm_node.policy.models.hub import hub_model
-    from swarm_node.policy.models.model import SHIPPED, no_model, resolve
+    from swarm_node.policy.models.model import SHIPPED, no_model, of_hub, resolve
     from swarm_node.policy.models.shapes import known_shape
     from swarm_node.policy.models.transformers_config import examined
 
@@ -119,7 +118,7 @@ def shape_of(name: str) -> ModelConfig:
         return known
     if is_gguf(name):
         return gguf_model(path)[0]
-    if name not in SHIPPED and not path.is_dir() and hub_model(name) is not None:
+    if of_hub(name) is not None:
         raise ModelError(
             f"the shape of {name} is not known offline: download its config.json and give the "
             "directory (`--model DIRECTORY`)"

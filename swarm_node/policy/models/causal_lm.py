@@ -21,7 +21,12 @@ from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import ModelConfig, weight_files
 from swarm_node.policy.models.names import hf_parts
 from swarm_node.policy.models.nf4 import FourBit
-from swarm_node.policy.models.tensors import check_weights, load_safetensors, on_host
+from swarm_node.policy.models.tensors import (
+    check_finite,
+    check_weights,
+    load_safetensors,
+    on_host,
+)
 
 __all__ = ["MATRICES", "CausalLM", "DecoderLayer", "ModelConfig", "hf_parts"]
 
@@ -351,11 +356,12 @@ def stored_weights(path: Path) -> dict[str, Tensor]:
     """The weights in a model's directory, mapped into memory: unused weights are not read.
 
     Raises:
-        ModelError: a file is missing or malformed.
+        ModelError: a file is missing or malformed, or a weight is no number.
     """
     state: dict[str, Tensor] = {}
     for file in weight_files(path):
         state.update(load_safetensors(file))
+    check_finite(state, path)
     # Older Llama checkpoints store the rotary angles, which `config.json` defines.
     return {name: part for name, part in state.items() if not name.endswith(_DERIVED)}
 

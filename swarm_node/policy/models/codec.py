@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
@@ -39,9 +40,12 @@ def load_tokenizer(path: Path) -> Any:
     try:
         # Not AutoTokenizer: for some families it replaces the normaliser and splitter of
         # tokenizer.json by the family's own, and the digest covers tokenizer.json.
-        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"the tokenizer in {path} cannot be read: {words_of(error)}") from error
+    # Of any type in its settings. The model's positions bound a prompt (`Codec.fits`).
+    tokenizer.model_max_length = sys.maxsize
+    return tokenizer
 
 
 def _check_sources(path: Path) -> None:

@@ -22,7 +22,15 @@ from swarm_node.policy.models.gguf.directory import (
     is_gguf,
     quantised,
 )
-from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, is_cached, to_stderr
+from swarm_node.policy.models.hub import (
+    ALIASES,
+    Download,
+    HubModel,
+    fetch,
+    hub_model,
+    is_cached,
+    to_stderr,
+)
 from swarm_node.policy.models.transformers_config import examined
 from swarm_node.rollout import PolicyRef
 
@@ -41,6 +49,14 @@ def no_model(name: str, path: Path) -> ModelError:
         f"({', '.join((*SHIPPED, *ALIASES))}), organisation/name of the model hub, or a directory "
         "with config.json, model.safetensors and tokenizer.json, or a GGUF file"
     )
+
+
+def of_hub(name: str) -> HubModel | None:
+    """Return the model of the hub that `name` means, None where something here has that name, too,
+    or for any other name."""
+    wanted = hub_model(name)
+    here = name in SHIPPED or is_gguf(name)
+    return None if wanted is None or here or Path(name).expanduser().exists() else wanted
 
 
 def resolve(
@@ -65,8 +81,8 @@ def resolve(
         path = Path(name).expanduser()
         if is_gguf(name):
             return _from_gguf(path, admit, told)
-        wanted = hub_model(name)
-        if wanted is not None and not path.is_dir():
+        wanted = of_hub(name)
+        if wanted is not None:
             fetched = fetch(wanted, admit, told)
             check_directory(fetched, examined(fetched))
             return fetched
@@ -98,7 +114,7 @@ def local(name: str) -> bool:
         return is_dequantised(path)
     if name in SHIPPED or path.is_dir():
         return name in SHIPPED or (path / "config.json").is_file()
-    wanted = hub_model(name)
+    wanted = of_hub(name)
     return wanted is not None and is_cached(wanted)
 
 

@@ -76,6 +76,22 @@ def without_memory() -> Iterator[None]:
         hook.remove()
 
 
+def check_finite(state: Mapping[str, Tensor], path: Path) -> None:
+    """Check that weights read from `path` are numbers.
+
+    Raises:
+        ModelError: one is not a number, or infinite.
+    """
+    for name, weight in state.items():
+        plain = weight.is_floating_point() and weight.itemsize > 1
+        # A sum needs no memory, and no weights add up to more than float32 has.
+        if plain and not weight.sum(dtype=torch.float32).isfinite():
+            raise ModelError(
+                f"the weights in {path} are damaged: {name} has values that are no finite numbers; "
+                "download or save the model again"
+            )
+
+
 def check_weights(
     own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: AbstractSet[str]
 ) -> None:

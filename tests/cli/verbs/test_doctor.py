@@ -56,6 +56,20 @@ def test_of_a_gguf_file_plan_and_doctor_say_its_encoding_and_dequantise_nothing(
     assert "is cut" in " ".join(refused.output.split())
 
 
+@pytest.mark.parametrize("name", ["models/cut.gguf", "models/other.bin", "models/none.gguf"])
+def test_what_is_here_is_no_model_of_the_hub_whatever_it_looks_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for each in ("cut.gguf", "other.bin"):
+        (tmp_path / "models" / each).write_bytes(b"GGUF")
+    code, shown = run(tmp_path / "home", "--model", name, "--json")
+    assert code == 1
+    found = [each for each in json.loads(shown)["checks"] if each["subject"] == "model"]
+    assert [each["level"] for each in found] == ["error"], found
+
+
 def test_an_error_has_exit_code_1_and_programs_get_json(tmp_path: Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -341,6 +341,16 @@ def test_numbers_that_are_no_weights_are_refused(kind: torch.dtype) -> None:
         model.load_hf_state(state)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_finite_number_is_refused_by_name(tmp_path: Path, value: float) -> None:
+    reference(1, "llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["model.norm.weight"][3] = value
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has values"):
+        CausalLM.from_directory(tmp_path)
+
+
 def test_rotary_angles_that_an_older_checkpoint_stores_are_not_weights(tmp_path: Path) -> None:
     theirs = reference(1, "llama")
     theirs.save_pretrained(tmp_path)

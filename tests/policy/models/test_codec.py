@@ -250,6 +250,11 @@ def test_only_the_tokenizer_and_the_template_that_were_tried_are_read(copy: Path
         Codec.from_directory(copy)
 
 
+def test_the_longest_text_in_a_tokenizers_settings_does_not_count(copy: Path) -> None:
+    edit(copy / "tokenizer_config.json", model_max_length="abc")
+    assert len(Codec.from_directory(copy).encode_prompt("1 " * 5000)) > 5000
+
+
 @pytest.mark.parametrize("template", ["", "Hello", "{{ messages[0].role }}"])
 def test_a_chat_template_that_leaves_out_the_question_is_refused(
     chatty: Path, template: str
