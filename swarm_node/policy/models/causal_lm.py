@@ -159,7 +159,9 @@ class CausalLM(nn.Module):
         """
         # Not on the "meta" device, for which torch imports its compiler: 70 MiB.
         model = cls(ModelConfig.from_directory(path), draw=False).to(dtype)
-        model.load_hf_state(stored_weights(path))
+        state = stored_weights(path)
+        check_finite(state, path)
+        model.load_hf_state(state)
         return model
 
     def whole(self, function: Callable[..., _Made], *args: Any) -> _Made:
@@ -356,12 +358,11 @@ def stored_weights(path: Path) -> dict[str, Tensor]:
     """The weights in a model's directory, mapped into memory: unused weights are not read.
 
     Raises:
-        ModelError: a file is missing or malformed, or a weight is no number.
+        ModelError: a file is missing or malformed.
     """
     state: dict[str, Tensor] = {}
     for file in weight_files(path):
         state.update(load_safetensors(file))
-    check_finite(state, path)
     # Older Llama checkpoints store the rotary angles, which `config.json` defines.
     return {name: part for name, part in state.items() if not name.endswith(_DERIVED)}
 

@@ -77,7 +77,8 @@ def without_memory() -> Iterator[None]:
 
 
 def check_finite(state: Mapping[str, Tensor], path: Path) -> None:
-    """Check that weights read from `path` are numbers.
+    """Check that weights read from `path` are numbers. It reads all of them: a process that holds
+    a part of a model leaves it to the sampler's.
 
     Raises:
         ModelError: one is not a number, or infinite.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.causal_lm import stored_weights
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.tensors import check_weights, on_host
+from swarm_node.policy.models.tensors import check_finite, check_weights, on_host
 from swarm_node.policy.models.transformers_config import make_config
 
 _Made = TypeVar("_Made")
@@ -84,7 +84,9 @@ class TransformersLM(nn.Module):
                 cannot be sampled as it is trained.
         """
         model = cls(ModelConfig.from_directory(path))
-        model.load_hf_state(model._named(stored_weights(path)))
+        state = stored_weights(path)
+        check_finite(state, path)
+        model.load_hf_state(model._named(state))
         model.check_sampling()
         for parameter in model.parameters():  # not rotary angles, which need float32
             parameter.data = parameter.data.to(dtype)
