@@ -18,18 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_node.demo.nodes import DemoNode
+from swarm_node.demo.nodes import DemoNode, make_swarm
 from swarm_node.demo.tasks import FAMILIES
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
-from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.simulation.experiments.prediction import between
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import progress_bar, simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import simulate
 
-_HOUR = 3600
 _EVAL_TASKS, _EVAL_SECONDS = 32, 20
 #: Both kinds of nodes have these; the launcher sets the first two.
 _SHARED = {"training.learning_rate": 3e-5, "network.poll_seconds": 0.5}
@@ -85,16 +83,9 @@ async def run_real(directory: Path, nodes: int, updates: int, seed: int) -> list
         )
         for index in range(nodes)
     ]
-    now, (first, *others) = time.time(), swarm
     for node in swarm:
         node.home.begin()
-    first.home.found_swarm("bench", now)
-    address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
-    for node in others:
-        ticket = first.home.invite(
-            [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR
-        )
-        node.home.join_swarm(parse_ticket(ticket, now), now)
+    make_swarm("bench", swarm, time.time())
     try:
         await asyncio.gather(*(node.start() for node in swarm))
         while not all(node.snapshot and node.snapshot.updates >= updates for node in swarm):

@@ -14,8 +14,10 @@ from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.ticket import parse_ticket
 
 _STOP_SECONDS = 40.0
+_HOUR = 3600
 
 
 @dataclass
@@ -85,3 +87,16 @@ class DemoNode:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def make_swarm(name: str, nodes: Sequence[DemoNode], now: float) -> None:
+    """Let the first node found a private swarm at the time `now`, and admit the others to it."""
+    first, *others = nodes
+    first.home.found_swarm(name, now)
+    # The others can have their tickets before the first node runs: its home keeps its port.
+    address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
+    for node in others:
+        ticket = first.home.invite(
+            [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR
+        )
+        node.home.join_swarm(parse_ticket(ticket, now), now)

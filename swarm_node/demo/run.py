@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 
 from swarm_node.config import load_settings
-from swarm_node.demo.nodes import DemoNode
+from swarm_node.demo.nodes import DemoNode, make_swarm
 from swarm_node.demo.report import ALONE, change, result_of, summary, write_report
 from swarm_node.demo.tasks import DRILLS, DemoTasks, ground_of
 from swarm_node.errors import SwarmNodeError
@@ -31,13 +31,11 @@ from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.fit import engine_of
-from swarm_node.p2p.membership.ticket import parse_ticket
 
 #: An inference engine takes long to import and start, and each node of the demo has one.
 _START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
 #: Seconds between two polls, and between two tables in a file, which shows no live one.
 _POLL_SECONDS, _TOLD_SECONDS = 1.0, 60.0
-_HOUR = 3600
 _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
 
 
@@ -105,15 +103,7 @@ def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -
     for node in (*swarm, alone):
         node.home.create()
     alone.home.found_swarm("alone", now)
-    first, *others = swarm
-    first.home.found_swarm("demo", now)
-    # The others can have their tickets before the first node runs: its home keeps its port.
-    address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
-    for node in others:
-        ticket = first.home.invite(
-            [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR
-        )
-        node.home.join_swarm(parse_ticket(ticket, now), now)
+    make_swarm("demo", swarm, now)
     return [*swarm, alone]
 
 

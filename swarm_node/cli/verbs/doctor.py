@@ -192,7 +192,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         facts = timed(facts, settings, shape)
     found = examine(facts, settings, shape, lengths)
     if shape is None and any(each.subject == "model" for each in wrong):
-        found = [each for each in found if each.subject != "model"]  # it is not to be downloaded
+        found = [each for each in found if each.subject != "model"]  # which says: after a download
     return facts, found + [each for each in wrong if each not in found]
 
 

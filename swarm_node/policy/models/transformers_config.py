@@ -192,9 +192,10 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
             f"{_MOST_BUFFER_BYTES:.2g} are kept: choose a model of fewer positions"
         )
     layers = linear_layers(model.get_decoder()).values()
-    if type(fields["intermediate_size"]) is not int or fields["intermediate_size"] < 1:
-        # gpt2, bloom and opt have other names for it, or none.
-        fields["intermediate_size"] = max(map(max, layers))
+    inner = getattr(config, "intermediate_size", None)
+    # gpt2, bloom and opt have other names for it, or none.
+    known = type(inner) is int and inner > 0
+    fields["intermediate_size"] = inner if known else max(map(max, layers))
     adapted = sum(map(sum, layers))
     return {**fields, "transformers": TransformersModel(architecture, text, weights, adapted)}
 
@@ -242,7 +243,6 @@ def _sizes(config: Any) -> dict[str, Any]:
     heads = found["num_attention_heads"]
     found["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
     found["head_dim"] = getattr(config, "head_dim", None) or found["hidden_size"] // heads
-    found["intermediate_size"] = getattr(config, "intermediate_size", None)
     found["tie_word_embeddings"] = bool(config.tie_word_embeddings)
     found["model_type"] = config.model_type
     for rope in _ropes(getattr(config, "rope_parameters", None)):
