@@ -30,6 +30,7 @@ Every message says what to do next.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import socket
@@ -199,6 +200,7 @@ def reason_of(error: OSError) -> str:
     inner = getattr(error, "os_error", None)  # of aiohttp's errors
     error = inner if isinstance(inner, OSError) else error
     own = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
+    own = own or error.errno == errno.EINVAL  # which alone says nothing
     if error.errno is not None and not own:
         return os.strerror(error.errno).lower()
     return error.strerror or _plain(error)

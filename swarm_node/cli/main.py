@@ -46,6 +46,7 @@ from swarm_node.cli.verbs.plan import plan
 from swarm_node.cli.verbs.serving import serve
 from swarm_node.cli.verbs.support import support_bundle
 from swarm_node.cli.verbs.track import track
+from swarm_node.program.commands import home_option
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def init(
     place = chosen_home(home)
     with place.lock():
         membership = place.found_swarm(name, time.time())
-    option = f" --home {place.path}" if home else ""
+    option = home_option(home)
     typer.echo(f"Founded swarm {membership.swarm.name!r} in {place.path}")
     typer.echo(f"  swarm id   {membership.swarm.swarm_id.hex()}")
     typer.echo(f"  root key   {membership.swarm.fingerprint} (fingerprint)")

@@ -5,8 +5,8 @@ from swarm_node.config.model import (
     Settings,
     Table,
     default_home,
+    named_home,
     settings_keys,
-    usual_home,
 )
 from swarm_node.config.sources import Sources, load_settings, parse_assignments
 
@@ -17,7 +17,7 @@ __all__ = [
     "Table",
     "default_home",
     "load_settings",
+    "named_home",
     "parse_assignments",
     "settings_keys",
-    "usual_home",
 ]

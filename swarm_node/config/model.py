@@ -227,6 +227,11 @@ def usual_home() -> Path | None:
         return None
 
 
+def named_home(home: Path) -> Path | None:
+    """`home` if commands have to name it, None for the usual one."""
+    return None if home == usual_home() else home
+
+
 def default_home() -> Path:
     """`usual_home`, for whoever needs one.
 

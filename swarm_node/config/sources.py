@@ -35,6 +35,12 @@ MAX_FILE_BYTES = 64 * 1024
 _ENV_OTHER = {"SWARM_NODE_CONFIG", "SWARM_NODE_API_KEY"}
 #: Source of the values that the home remembers.
 HOME_SOURCE = "the home"
+#: What other programs have beside a temperature.
+_TRUNCATIONS: Final = ("sampling.top_p", "sampling.top_k", "sampling.min_p")
+_TRUNCATED: Final = (
+    "there is no {}: a truncated distribution gives tokens no probability that later policies give "
+    "one; set sampling.temperature"
+)
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
 #: What a home remembers of this key was said of these tasks alone, and goes with them.
@@ -411,10 +417,15 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def _explain(error: ValidationError) -> Iterator[str]:
     known = [key for key, _ in settings_keys()]
+    whys: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_input=False):
-        key = ".".join(str(part) for part in item["loc"] if "[" not in str(part))
+        parts = [str(part) for part in item["loc"]]
+        # A setting of several types has their names behind it, and a reason of each.
+        whole = (".".join(parts[:count]) for count in range(1, len(parts)))
+        key = next((each for each in whole if each in known), ".".join(parts))
         if item["type"] == "extra_forbidden":
-            yield _unknown(key, known)
+            yield _TRUNCATED.format(key) if key in _TRUNCATIONS else _unknown(key, known)
         else:
             why = item["msg"].removeprefix("Value error, ")
-            yield f"{key}: {why[:1].lower()}{why[1:]}"
+            whys.setdefault(key, []).append(f"{why[:1].lower()}{why[1:]}")
+    yield from (f"{key}: {', or '.join(given)}" for key, given in whys.items())

@@ -21,7 +21,7 @@ from swarm_node.durable import open_regular
 from swarm_node.environments.base import split_held_out
 from swarm_node.environments.formats import plain, refused_kind
 from swarm_node.environments.split import canonical
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, reason_of
 from swarm_node.rollout import TaskRef
 
 MAX_FILE_BYTES = 256 << 20
@@ -219,7 +219,9 @@ def _read(path: Path) -> bytes:
         with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise refuse("path", f"cannot read {path}: {error.strerror}") from error
+        raise refuse(
+            "path", f"cannot read {path}: {reason_of(error)}: name a file of questions"
+        ) from error
     if len(data) > MAX_FILE_BYTES:
         raise refuse("path", f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
     try:

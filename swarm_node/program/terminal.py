@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from swarm_node.errors import ConfigError, SwarmNodeError
+from swarm_node.program.commands import with_home
 from swarm_node.version import __version__
 
 DAY = 86_400
@@ -72,7 +73,7 @@ class RefusingGroup(TyperGroup):
             from swarm_node.program.logs import printable
 
             # Others wrote some of it: a file of another machine, a peer, a coordinator.
-            said = "\n".join(map(printable, str(error).split("\n")))
+            said = "\n".join(map(printable, with_home(str(error), ctx.obj).split("\n")))
             typer.secho(f"{self.name}: {said}", fg="red", err=True)
             raise typer.Exit(1) from None
 

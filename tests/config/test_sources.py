@@ -81,6 +81,19 @@ def test_an_unknown_variable_is_refused_by_name() -> None:
         load_settings({}, environ={"SWARM_NODE_EXPERIENCE__OWNS": "1"})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("run.threads", "0", "run.threads: input should be greater than or equal to 1, or "),
+        ("sampling.top_p", "0.9", "there is no sampling.top_p: .* set sampling.temperature"),
+        ("network.bootstrap", "[3]", "network.bootstrap: input should be a valid string"),
+    ],
+)
+def test_a_value_is_refused_in_words(key: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_settings(parse_assignments([f"{key}={value}"]), environ={})
+
+
 def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load_settings({}, environ={}, config=tmp_path / "none.toml")

@@ -54,11 +54,12 @@ def restore(
     would sign as the same peer.
     """
     from swarm_node.node.home.backup import restore as restore_home
+    from swarm_node.program.commands import home_option
     from swarm_node.program.terminal import date_of
 
     place = chosen_home(home)
     made = restore_home(place, file).made
-    option = f" --home {place.path}" if home else ""
+    option = home_option(home)
     typer.echo(f"Restored {place.path} as it was at {date_of(made)}: swarm {place.swarm().name!r}")
     typer.echo(f"  this node  {place.identity().peer_id}")
     typer.echo(f"Next:  swarm-node join{option}   (only if the old home does not run any more)")

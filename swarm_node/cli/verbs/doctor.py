@@ -75,6 +75,7 @@ def doctor(
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.start.join import with_ticket
+    from swarm_node.program.commands import with_home
 
     flags = {
         "home": home,
@@ -95,6 +96,8 @@ def doctor(
         findings = [*find_network(settings), *kept]
     elif facts is None:
         findings += find_reach(settings)
+    if facts is None:  # not of another machine
+        findings = [each._replace(remedy=with_home(each.remedy, home)) for each in findings]
     _show(findings, looked if json else None)
     raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
 
@@ -168,7 +171,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         wrong += refused(of_choice(settings))
         if tried.lists:
             rows = asyncio.run(examine_rows(settings.environment))
-            wrong, tried = wrong + rows.findings, tried._replace(prompt_bytes=rows.prompt_bytes)
+            wrong += rows.findings
+            tried = tried._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
     except ConfigError as error:
         tried = None
         wrong.append(Finding("environment", "error", str(error)))

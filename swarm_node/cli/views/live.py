@@ -24,6 +24,7 @@ from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
 from swarm_node.node.start.screen import Screen, end_text
 from swarm_node.p2p.wire.identity import short_id
+from swarm_node.program.commands import with_home
 
 _REFRESH_SECONDS = 1.0
 _KEYS = "\\[q]uit \\[p]eers \\[s]amples"
@@ -61,7 +62,8 @@ class LiveScreen(Screen):
 
     def tell(self, lines: Sequence[Line]) -> None:
         if lines:
-            self._console.print(told(lines))
+            named = [line._replace(text=with_home(line.text, self.home)) for line in lines]
+            self._console.print(told(named))
 
     def attach(
         self,
@@ -98,7 +100,7 @@ class LiveScreen(Screen):
 
     def ended(self, ended: Ended) -> None:
         self._ended.close()
-        self._console.print(f"stopped: {end_text(ended)}")
+        self._console.print(f"stopped: {end_text(ended, self.home)}")
 
     def done(self) -> None:
         if self._began is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
 
 from swarm_node.environments.presets import has_preset
 from swarm_node.environments.split import release_remedy
@@ -12,6 +15,7 @@ from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot
 from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, advice_there, told_here, told_there
 from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.wire.identity import short_id
+from swarm_node.program.commands import with_home
 
 #: Own groups before a verdict on their rewards.
 ENOUGH_GROUPS = 64
@@ -26,6 +30,8 @@ _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 _FIRST_SECONDS = 900.0
 #: Refused groups of peers for each one taken, from which a warning is given.
 _MANY_REFUSED = 10
+#: Prompts left out before a node that sampled none says so.
+_MANY_TOO_LONG = 8
 #: Seconds for which a finding on rewards must hold, or not hold, before the verdict changes.
 HOLD_SECONDS = 120.0
 #: Seconds for which a node must be alone, or among peers again, before that is said.
@@ -102,14 +108,25 @@ class Steady:
         return [said for kind, (_, said) in self._last.items() if kind in self._said]
 
 
-def findings(shot: Snapshot, steady: Steady | None = None) -> list[Said]:
-    """Return the verdict, then the other findings for the owner, the most serious first."""
+def findings(shot: Snapshot, steady: Steady | None = None, home: Path | None = None) -> list[Said]:
+    """Return the verdict, then the other findings for the owner, the most serious first. Commands
+    name the `home`, unless it is the usual one."""
+    return [
+        msgspec.structs.replace(
+            said, text=with_home(said.text, home), remedy=with_home(said.remedy, home)
+        )
+        for said in _findings(shot, steady)
+    ]
+
+
+def _findings(shot: Snapshot, steady: Steady | None) -> list[Said]:
     if shot.state != "running":
         return [Said(shot.state, "warning", f"the node is {shot.state}")]
     rewards = _rewards(shot)
     serious = [
         *_refused_here(shot),
         *_membership(shot),
+        *_too_long(shot),
         *_stalled(shot),
         *(rewards if steady is None else steady.settle(rewards, shot.seconds)),
         *_environments(shot),
@@ -170,6 +187,19 @@ def _membership(shot: Snapshot) -> Iterator[Said]:
         ended = row.standing != "member"
         what, _, remedy = text.partition(": ")
         yield Said("membership", "bad" if ended else "warning", what, remedy)
+
+
+def _too_long(shot: Snapshot) -> Iterator[Said]:
+    """Find that no prompt has fitted the model yet, so that nothing is sampled."""
+    left_out = shot.faults.get("prompt_too_long", 0)
+    if left_out >= _MANY_TOO_LONG and shot.recent is not None and not shot.recent.groups:
+        yield Said(
+            "too_long",
+            "bad",
+            f"nothing is sampled: {left_out:,} prompts, all so far, exceed the model's positions",
+            "take shorter questions or other families, lower sampling.max_new_tokens, or take a "
+            "model with more positions",
+        )
 
 
 def _stalled(shot: Snapshot) -> Iterator[Said]:

@@ -142,8 +142,8 @@ class ProgramNode(Node):
             if len(found) == count:
                 return found
         raise ConfigError(
-            "nearly all prompts are too long for the model: lower sampling.max_new_tokens, or "
-            "choose environment.families"
+            "nearly all prompts are too long for the model: take shorter questions, choose "
+            "environment.families, or lower sampling.max_new_tokens"
         )
 
     async def judge(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:

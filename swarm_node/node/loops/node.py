@@ -44,7 +44,7 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from swarm_node.config import Settings
+from swarm_node.config import Settings, named_home
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import Rejected, SwarmNodeError, first_of
 from swarm_node.node.figures.curve import add
@@ -132,7 +132,7 @@ class Node:
 
     async def run(
         self,
-        on_running: Callable[[Sequence[str]], None] | None = None,
+        on_running: Callable[[Sequence[str]], object] = lambda addresses: None,
         on_step: Callable[[str], None] = lambda step: None,
     ) -> Ended | None:
         """Run until `stop`, or until the update number that `run.updates` sets. `on_running` gets
@@ -147,8 +147,7 @@ class Node:
                 return None
             self._state = "running"
             self._running_since = self._parts.clock.now()
-            if on_running is not None:
-                on_running(self._parts.transport.addresses())
+            on_running(self._parts.transport.addresses())
             await self._live()
             began = self._parts.clock.now()
             stored = await self._learner.checkpoint()
@@ -233,6 +232,7 @@ class Node:
             running_since=self._running_since,
             info=self._info,
             own_families=self._own_families,
+            home=named_home(self.settings.home),
         )
 
     async def _live(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,9 +52,10 @@ def take_snapshot(
     running_since: float | None,
     info: EnvironmentInfo | None,
     own_families: tuple[str, ...],
+    home: Path | None,
 ) -> Snapshot:
     """Make the snapshot of a node now. `started` and `running_since` are of its clock. `limit` is
-    the number of its last update, 0 for none."""
+    the number of its last update, 0 for none. `home` is for `findings`."""
     tally, now = shared.tally, parts.clock.now()
     identity, swarm = shared.local.identity, shared.local.swarm
     own = MembershipRow.of(shared.members, identity.peer_id)
@@ -96,7 +98,7 @@ def take_snapshot(
         levels=levels,
     )
     shot = msgspec.structs.replace(shot, **_course(parts, shared, running_since, limit))
-    return msgspec.structs.replace(shot, findings=findings(shot, tally.steady))
+    return msgspec.structs.replace(shot, findings=findings(shot, tally.steady, home))
 
 
 def _course(

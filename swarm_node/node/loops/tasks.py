@@ -111,15 +111,21 @@ class FittingTasks:
         fitting = [task for task in tasks if parts.codec.fits(task[2], self._longest)]
         if len(fitting) < len(tasks):
             if not self._tally.faults["prompt_too_long"]:
-                _log.warning(
-                    "left out: a prompt and its answer exceed the model's positions; lower "
-                    "sampling.max_new_tokens or leave that family out (told once, counted)",
-                    family=next(ref.family for ref, *_ in tasks if (ref, *_) not in fitting),
-                    positions=parts.codec.positions,
-                    longest=self._longest,
-                )
+                self._tell(next(task for task in tasks if task not in fitting))
             self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
         return fitting
+
+    def _tell(self, task: tuple[TaskRef, str, tuple[int, ...]]) -> None:
+        ref, _, prompt_ids = task
+        _log.warning(
+            "left out: a prompt and its answer exceed the model's positions; take shorter "
+            "questions, leave that family out, or lower sampling.max_new_tokens (told once, "
+            "counted)",
+            family=ref.family,
+            prompt_tokens=len(prompt_ids),
+            answer_tokens=self._longest,
+            positions=self._parts.codec.positions,
+        )
 
 
 def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:

@@ -380,7 +380,7 @@ def learnable(
     be learnt from. `everything` are its answers to all of them."""
     rewards = [reward for each in made for reward in each.judged.rewards]
     if not rewards:
-        remedy = "lower sampling.max_new_tokens, or leave the family out"
+        remedy = "take shorter questions or a model with more positions, or leave it out"
         return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
     mixed, cut = sum(each.mixed for each in made), sum(each.cut for each in made)
     right = sum(reward > 0.5 for reward in rewards)

@@ -13,8 +13,10 @@ from swarm_node.node.preflight.facts import Facts
 from swarm_node.node.preflight.fit import Fit, Machine
 from swarm_node.policy.memory.footprint import longest_tokens
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.gguf.directory import Dequantising, Quantised
 from swarm_node.policy.models.hub import Download
+from swarm_node.policy.models.model import Told
+from swarm_node.policy.models.transformers_config import Trying
+from swarm_node.program.commands import with_home
 
 
 class Line(NamedTuple):
@@ -85,18 +87,16 @@ def _training(rate: float, found: Fit, shape: ModelConfig) -> Iterator[Line]:
     )
 
 
-def download_line(download: Download) -> Line:
-    """Return the line of a download that begins."""
-    told = f"{download.files} files, {amount(download.size)} to {download.cache}"
-    return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
-
-
-def gguf_line(told: Dequantising | Quantised) -> Line:
-    """Return the line of a GGUF file that is being dequantised, or of weights that were."""
-    fields = told._asdict()
-    if isinstance(told, Dequantising):
-        fields |= {"file": str(told.file), "cache": str(told.cache)}
-    return Line("gguf", str(told), fields)
+def told_line(told: Told) -> Line:
+    """Return the line of what takes long before a model is there, or of quantised weights."""
+    fields = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in told._asdict().items()
+    }
+    if isinstance(told, Download):
+        text = f"{told.files} files, {amount(told.size)} to {told.cache}"
+        return Line("download", text, fields)
+    return Line("config" if isinstance(told, Trying) else "gguf", str(told), fields)
 
 
 def remembered_lines(origins: Mapping[str, str]) -> Iterator[Line]:
@@ -117,10 +117,9 @@ def tickets_line(names: Sequence[str], endpoints: Sequence[str]) -> Line:
     return Line("tickets", told, {"names": names, "endpoints": endpoints}, True)
 
 
-def invite_line(swarm: str, home: Path, default: Path | None) -> Line:
-    """Return the founder's command that admits the next node."""
-    option = "" if home == default else f" --home {home}"
-    command = f"swarm-node invite{option} --name NAME --out NAME.ticket"
+def invite_line(swarm: str, home: Path | None) -> Line:
+    """Return the founder's command that admits the next node; None: in the usual home."""
+    command = with_home("swarm-node invite --name NAME --out NAME.ticket", home)
     told = f"founded swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
     return Line("invite", told, {"swarm": swarm, "command": command})
 

@@ -140,10 +140,11 @@ def _told(failed: FailedAnswer) -> str:
 
 
 class Rows(NamedTuple):
-    """A list whose rows were judged, and the UTF-8 bytes of the longest of some of its prompts."""
+    """A list whose rows were judged. `prompt_bytes` and `shortest` are those of `Tried`."""
 
     findings: list[Finding]
     prompt_bytes: int
+    shortest: str
 
 
 async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> Rows:
@@ -162,11 +163,17 @@ async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) 
             scored = await score_family(host, info, family, seconds / len(families))
             said = judged(scored, table.accept)
             found += [said] if said is not None else []
-        prompts = await host.render(some_tasks(info.name, info.version, info.families))
+        some = some_tasks(info.name, info.version, info.families)
+        prompts = await host.render(some)
     finally:
         await host.close()
     findings = [Finding("rows", _LEVELS[said.level], said.text, said.remedy) for said in found]
-    return Rows(findings, max(len(prompt.encode(errors="replace")) for prompt in prompts))
+    chosen = [text for task, text in zip(some, prompts, strict=True) if task.family in families]
+    return Rows(findings, max(map(_size, prompts)), min(chosen, key=_size, default=""))
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="replace"))
 
 
 def check_rows(table: EnvironmentTable) -> Rows:

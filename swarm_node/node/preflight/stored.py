@@ -143,7 +143,7 @@ def read_facts(path: Path, home: Path) -> Facts:
             text = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read the facts in {path}: {reason_of(error)}") from error
-    remedy = "write it with `swarm-node doctor --json > FILE` of this version"
+    remedy = "write it with the `doctor --json > FILE` of this version"
     if len(text) > _MOST_BYTES:
         raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes: {remedy}")
     try:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from swarm_node.config import Settings
 from swarm_node.environments.presets import Tried, check_choice
+from swarm_node.environments.splitting import Asking
 from swarm_node.errors import ModelError, SwarmNodeError
 from swarm_node.node.figures.snapshot import saved_in
 from swarm_node.node.loops.dialogues import check_groups
@@ -44,6 +45,8 @@ def of_model(settings: Settings, model: Model, tried: Tried, checkpoints: Path) 
     yield Check("dialogues", partial(_check_dialogues, settings, model, tried))
     longest = settings.sampling.max_new_tokens
     yield Check("positions", partial(check_positions, model.codec, longest))
+    asked = model.codec.asking(Asking.of(settings.environment.options).system)
+    yield Check("prompts", partial(check_prompts, asked, longest, tried.shortest))
     rank, base = settings.training.lora_rank, model.policy.model
     yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
 
@@ -68,6 +71,24 @@ def check_positions(codec: Codec, longest: int) -> None:
         raise ModelError(
             f"sampling.max_new_tokens is {longest} and the model has {codec.positions} positions, "
             "for prompt and answer together: lower it"
+        )
+
+
+def check_prompts(codec: Codec, longest: int, shortest: str) -> None:
+    """Refuse a list whose questions are all too long for the model, by the `shortest` of some of
+    its prompts; "": it is not known.
+
+    Raises:
+        ModelError: it is.
+    """
+    if not shortest:
+        return
+    prompt_ids = codec.encode_prompt(shortest)
+    if not codec.fits(prompt_ids, longest):
+        raise ModelError(
+            f"no prompt that was tried fits the model's {codec.positions:,} positions: the "
+            f"shortest has {len(prompt_ids):,} tokens, and its answer may have {longest:,} "
+            "(sampling.max_new_tokens): take shorter questions, or a model with more positions"
         )
 
 

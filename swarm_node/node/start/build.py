@@ -261,7 +261,7 @@ async def run_node(
     model: Model,
     screen: Screen,
     reloading: Reloading,
-    on_running: Callable[[Sequence[str]], None] | None = None,
+    on_running: Callable[[Sequence[str]], object] = lambda addresses: None,
 ) -> None:
     """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM). `screen`
     shows its progress. `on_running` gets the node's addresses once others can dial it. `reloading`
@@ -290,7 +290,7 @@ async def _run(
     model: Model,
     screen: Screen,
     reloading: Reloading,
-    on_running: Callable[[Sequence[str]], None] | None,
+    on_running: Callable[[Sequence[str]], object],
 ) -> None:
     parts = build_parts(start.settings, home, membership, model, start.fit)
     node = assemble(start.settings, membership, parts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import SecretStr
 
-from swarm_node.config import Settings, Sources, usual_home
+from swarm_node.config import Settings, Sources, named_home
 from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
 from swarm_node.config.sources import HOME_SOURCE, forgetting
@@ -39,13 +39,12 @@ from swarm_node.node.preflight.doctor import (
 from swarm_node.node.preflight.facts import gather
 from swarm_node.node.preflight.first_lines import (
     Line,
-    download_line,
     finding_line,
-    gguf_line,
     invite_line,
     remembered_lines,
     start_lines,
     tickets_line,
+    told_line,
 )
 from swarm_node.node.preflight.right_answers import check_rows
 from swarm_node.node.preflight.room import check_disk
@@ -77,6 +76,7 @@ def join_swarm(
         SwarmNodeError: it cannot start; the message says what to do.
     """
     screen = screen or Screen()
+    screen.home = named_home(settings.home)
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
     with screen:
         before, origins = sources.remembered(), sources.origins()
@@ -113,7 +113,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
         screen.step("rows")
         rows = check_rows(environment)
         screen.tell([finding_line(each) for each in rows.findings])
-        tried = tried._replace(prompt_bytes=rows.prompt_bytes)
+        tried = tried._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
     ticket = redeemed(given, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
     start, model = _admitted(given, sources.origins(), home, ticket, tried, screen)
@@ -131,7 +131,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             screen.tell([*_stale_tickets(home, start.settings, addresses)])
             if founded:
-                screen.tell([invite_line(membership.swarm.name, home.path, usual_home())])
+                screen.tell([invite_line(membership.swarm.name, screen.home)])
             notify("READY=1")
 
         reloading = Reloading(sources, given)
@@ -185,9 +185,7 @@ def _admitted(
         home.create()  # it may have the cache of the download, and only its owner may read it
         if isinstance(what, Download):
             downloads.append(what)
-            screen.tell([download_line(what)])
-        else:
-            screen.tell([gguf_line(what)])
+        screen.tell([told_line(what)])
 
     directory = resolve(given.model, admit, told)
     if not downloads and given.model not in SHIPPED:
@@ -195,6 +193,7 @@ def _admitted(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
     (start,) = started
+    screen.step("tokenizer")
     model = Model.read(start.settings.model, directory)
     _require(of_model(start.settings, model, tried, home.checkpoints))
     return start, model

@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import msgspec
 import structlog
 
 from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
+from swarm_node.program.commands import with_home
 from swarm_node.program.logs import SAID
 
 _log = structlog.get_logger(__name__)
 
 
-def end_text(ended: Ended) -> str:
-    """Describe the end of a node for its owner, with the next command."""
+def end_text(ended: Ended, home: Path | None = None) -> str:
+    """Describe the end of a node for its owner, with the next command, in a `home` or the usual
+    one."""
     if not ended.stored:
         return (
             f"update {ended.updates:,} finished, but the checkpoint could not be stored: the next "
             "start continues from the one before"
         )
+    commands = with_home("Go on: swarm-node join · Take it: swarm-node export DIR", home)
     return (
-        f"update {ended.updates:,} finished, checkpoint stored ({ended.seconds:.1f} s). "
-        "Go on: swarm-node join · Take it: swarm-node export DIR"
+        f"update {ended.updates:,} finished, checkpoint stored ({ended.seconds:.1f} s). {commands}"
     )
 
 
@@ -34,6 +37,8 @@ class Screen(AbstractContextManager[None]):
 
     #: True if it draws: then only warnings are worth a log line beside it.
     draws = False
+    #: The node's home, if commands have to name it.
+    home: Path | None = None
 
     def __enter__(self) -> None:
         return None
@@ -51,7 +56,7 @@ class Screen(AbstractContextManager[None]):
     def tell(self, lines: Sequence[Line]) -> None:
         """Show lines about the start."""
         for line in lines:
-            said = {SAID: " ".join(line.text.split("\n"))}
+            said = {SAID: " ".join(with_home(line.text, self.home).split("\n"))}
             (_log.warning if line.warning else _log.info)(line.event, **line.fields, **said)
 
     def attach(
@@ -67,4 +72,4 @@ class Screen(AbstractContextManager[None]):
 
     def ended(self, ended: Ended) -> None:
         """Show that the node ended as it should."""
-        _log.info("stopped", **msgspec.structs.asdict(ended), said=end_text(ended))
+        _log.info("stopped", **msgspec.structs.asdict(ended), said=end_text(ended, self.home))

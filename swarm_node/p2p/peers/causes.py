@@ -164,7 +164,7 @@ CAUSES: Final = _rows(
         "no_peer_id", "address", "warning",
         "{where} cannot be dialled: it does not end in /p2p/ID, or its name has no address",
         "",
-        "write it as /ip4/HOST/tcp/PORT/p2p/ID; `swarm-node status` of that node shows it",
+        "write it as /ip4/HOST/tcp/PORT/p2p/ID; that node shows it in its status",
     ),
     CauseKind(
         "no_address", "address", "warning",

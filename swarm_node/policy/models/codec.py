@@ -42,7 +42,10 @@ def load_tokenizer(path: Path) -> Any:
         # tokenizer.json by the family's own, and the digest covers tokenizer.json.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"the tokenizer in {path} cannot be read: {words_of(error)}") from error
+        lacking = "tokenizer.json has no " * isinstance(error, KeyError)
+        raise ModelError(
+            f"the tokenizer in {path} cannot be read: {lacking}{words_of(error)}"
+        ) from error
     # Of any type in its settings. The model's positions bound a prompt (`Codec.fits`).
     tokenizer.model_max_length = sys.maxsize
     return tokenizer
@@ -76,7 +79,10 @@ class Codec:
         self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], positions: int = 1 << 40
     ) -> None:
         if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
-            raise ModelError("the model names no end token (eos_token_id) inside its vocabulary")
+            raise ModelError(
+                "the model names no end token inside its vocabulary: put its id as eos_token_id "
+                "into generation_config.json"
+            )
         # Decoding also leaves out the tokens that tokenizer.json flags as special.
         flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         named = set(tokenizer.get_vocab().values())
@@ -212,7 +218,8 @@ class Codec:
                 strftime_now=_DAY.strftime,
             )
         except Exception as error:
-            raise ModelError(f"the tokenizer's chat template fails: {words_of(error)}") from error
+            said = " ".join(words_of(error).split())
+            raise ModelError(f"the tokenizer's chat template fails: {said}") from error
         return text
 
     def _turn_end(self) -> list[int]:

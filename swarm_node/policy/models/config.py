@@ -25,6 +25,7 @@ MAX_JSON_DEPTH = 64
 _MAX_JSON_VALUES, _MAX_JSON_LISTS = 1 << 21, 1 << 20
 #: Characters of a wrong value in an error.
 _SHOWN = 80
+_MOST = 1 << 40
 _PLAIN_LAYERS = {"full_attention"}
 #: Scalings of rotary positions that transformers computes and the native decoder does not.
 _OTHER_ROPES = ("yarn", "dynamic", "longrope")
@@ -58,16 +59,22 @@ class ModelConfig:
         if self.native and self.model_type not in FAMILIES:
             raise _other_family(self.model_type)
         sizes = {**asdict(self), "head_dim": self.head_dim or 1}
-        numbers = [value for value in sizes.values() if type(value) in (int, float)]
-        if not all(0 < number <= 1 << 40 for number in numbers):
-            raise ModelError("config.json: every size must be a positive number")
+        for name, value in sizes.items():
+            if type(value) in (int, float) and not 0 < value <= _MOST:
+                raise ModelError(
+                    f"config.json: {name} is {repr(value)[:_SHOWN]}, and a size is more than 0 and "
+                    f"at most {_MOST:,}"
+                )
         if not self.native:
             return
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError("config.json: key/value heads must divide the attention heads")
         if self.head_dim == 0:
             if self.hidden_size % self.num_attention_heads:
-                raise ModelError("config.json: hidden_size must be a multiple of the heads")
+                raise ModelError(
+                    f"config.json: {self.num_attention_heads} attention heads do not divide a "
+                    f"hidden_size of {self.hidden_size}"
+                )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.head_dim % 2:
             raise ModelError("config.json: head_dim must be even, to be rotated")
@@ -232,8 +239,10 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
     )
     if not (head_dim is None or derived or FAMILIES[raw["model_type"]].own_head_dim):
         raise ModelError(
-            f"config.json: a {raw['model_type']} model with head_dim {repr(head_dim)[:_SHOWN]} is "
-            "not supported: use one whose heads share the hidden size, such as qwen2.5-0.5b"
+            f"config.json: a {raw['model_type']} model with {repr(heads)[:_SHOWN]} heads of "
+            f"head_dim {repr(head_dim)[:_SHOWN]} and a hidden_size of "
+            f"{repr(raw.get('hidden_size'))[:_SHOWN]} is not supported: use one whose heads share "
+            "the hidden size, such as qwen2.5-0.5b"
         )
 
 
@@ -300,7 +309,8 @@ def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a model directory, in a fixed order.
 
     Raises:
-        ModelError: there are none, or the index names a file outside the directory.
+        ModelError: there are none, or the index names a file outside the directory or of another
+            kind.
     """
     single = path / "model.safetensors"
     if single.is_file():
@@ -312,8 +322,13 @@ def weight_files(path: Path) -> list[Path]:
     if not isinstance(names, dict) or not names:
         raise ModelError(f"{index} has no weight_map")
     shards = sorted({str(name) for name in names.values()})
-    if any(Path(name).name != name or not name.endswith(".safetensors") for name in shards):
+    if any(Path(name).name != name for name in shards):
         raise ModelError(f"{index} names a file outside {path}")
+    if other := [name for name in shards if not name.endswith(".safetensors")]:
+        raise ModelError(
+            f"{index} names {other[0][:_SHOWN]}: only safetensors weights are read, other files "
+            "may hold code"
+        )
     files = [path / name for name in shards]
     if missing := [file for file in files if not file.is_file()]:  # a pipe is not waited for
         raise ModelError(f"{index} names {missing[0].name}, which is no file in {path}")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
-from swarm_node.policy.models.transformers_config import examined
+from swarm_node.policy.models.transformers_config import Trying, examined
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
 #: those whose name ends in "-base" are not.
@@ -117,13 +117,13 @@ def origin(directory: Path) -> HubModel | None:
 def fetch(
     model: HubModel,
     admit: Callable[[ModelConfig], object],
-    told: Callable[[Download], object] = to_stderr,
+    told: Callable[[Download | Trying], object] = to_stderr,
 ) -> Path:
     """The directory of a hub model's files: the cached ones if they are complete, or else the
     downloaded ones. After an interruption, files that were whole are not asked for again.
 
     `admit` gets the architecture before the weights are downloaded, and raises to refuse it. `told`
-    gets what will be downloaded then.
+    gets what will be downloaded then, and that transformers reads a `config.json`.
 
     Raises:
         ModelError: the model is unknown, gated, unsupported or too large, there is no network, or
@@ -131,7 +131,7 @@ def fetch(
     """
     cached = _cached(model)
     if cached is not None:
-        admit(examined(cached))
+        admit(examined(cached, told))
         return cached
     listed = _listed(model)
     if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
@@ -142,7 +142,7 @@ def fetch(
             "choose a revision with safetensors, or convert it yourself"
         )
     _check_small(model, listed)
-    config = examined(_download(model, ["config.json"]))
+    config = examined(_download(model, ["config.json"]), told)
     _check_weights(model, listed, config)
     admit(config)
     told(_planned(model, listed))

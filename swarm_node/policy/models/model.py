@@ -17,6 +17,7 @@ from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
 from swarm_node.policy.models.gguf.directory import (
     Dequantising,
     Quantised,
+    Waiting,
     dequantised,
     is_dequantised,
     is_gguf,
@@ -31,14 +32,14 @@ from swarm_node.policy.models.hub import (
     is_cached,
     to_stderr,
 )
-from swarm_node.policy.models.transformers_config import examined
+from swarm_node.policy.models.transformers_config import Trying, examined
 from swarm_node.rollout import PolicyRef
 
 TINY, TALK = "tiny", "tiny-talk"
 #: Models that are part of this package, in directories of their names.
 SHIPPED = (TINY, TALK)
 #: What `resolve` tells while it works.
-Told = Download | Dequantising | Quantised
+Told = Download | Trying | Dequantising | Waiting | Quantised
 _CHUNK_BYTES = 1 << 20
 
 
@@ -69,7 +70,7 @@ def resolve(
     hub (`hub.hub_model`), fetched if it is not cached.
 
     `admit` gets the architecture before weights are downloaded or dequantised, and raises to refuse
-    it; `told` gets what is about to be downloaded or dequantised, and that weights were quantised.
+    it; `told` gets what is about to take long, and that weights were quantised.
     What is in a directory that is not this package's is checked against `bounds`.
 
     Raises:
@@ -88,7 +89,7 @@ def resolve(
             return fetched
     if not (path / "config.json").is_file():
         raise no_model(name, path)
-    config = examined(path)
+    config = examined(path, told)
     admit(config)
     if name not in SHIPPED:
         check_directory(path, config)

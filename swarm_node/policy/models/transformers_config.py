@@ -11,11 +11,11 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError, reason_of
 from swarm_node.policy.models.config import ModelConfig, is_native, read_json
@@ -76,6 +76,18 @@ class TransformersModel:
     adapted: int
 
 
+class Trying(NamedTuple):
+    """A `config.json` of this `model_type` that a child begins to read, which takes seconds."""
+
+    model_type: str
+
+    def __str__(self) -> str:
+        return (
+            f"no native decoder has {self.model_type}: transformers reads its config.json in a "
+            "process of its own"
+        )
+
+
 #: What was read in this process, by the canonical text.
 _known: dict[str, dict[str, Any]] = {}
 
@@ -93,9 +105,9 @@ def read(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_known[text])
 
 
-def examined(path: Path) -> ModelConfig:
+def examined(path: Path, told: Callable[[Trying], object] = lambda _: None) -> ModelConfig:
     """`ModelConfig.from_directory` for a directory of anybody: transformers reads a `config.json`
-    in a child first.
+    in a child first, of which `told` gets to know.
 
     Raises:
         ModelError: see there; or the child exceeded its limits.
@@ -103,6 +115,7 @@ def examined(path: Path) -> ModelConfig:
     raw = read_json(path / "config.json")
     if not is_native(raw) and canonical(raw) not in _known:
         _check_numbers(raw)
+        told(Trying(_shown(raw.get("model_type"))))
         _known[canonical(raw)] = _tried(path)
     return ModelConfig.from_directory(path)
 

@@ -311,7 +311,7 @@ def test_a_ban_is_kept_shown_and_ended(home: Path) -> None:
     assert run(home, "unban", PEER[-8:]).exit_code == 0
     assert json.loads(run(home, "members", "--json").stdout)["bans"] == []
     assert "nobody called" in refused(run(home, "unban", PEER))
-    assert "-node members`" in refused(run(home, "ban", "nobody"))
+    assert "swarm-node members --home" in refused(run(home, "ban", "nobody"))
     invite(home, "--name", "alice", "--out", "-")
     run(home, "ban", "alice")
     assert json.loads(run(home, "members", "--json").stdout)["tickets"][0]["state"] == "banned"

@@ -20,7 +20,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, gather
-from swarm_node.node.preflight.first_lines import Line, download_line, finding_line, start_lines
+from swarm_node.node.preflight.first_lines import Line, finding_line, start_lines, told_line
 from swarm_node.node.preflight.fit import GpuMemory, fit
 from swarm_node.node.preflight.probe import Seen
 from swarm_node.node.start.screen import Screen
@@ -112,9 +112,7 @@ def test_programs_get_an_object_a_line(
     set_up_logging(verbose=False, log_format="json")
     finding = Finding("clock", "warning", "nothing synchronizes it", "set it")
     download = Download("org/model", 7, 3 * 10**9, Path("/cache"))
-    Screen().tell(
-        [*lines_of(here(tmp_path)).values(), finding_line(finding), download_line(download)]
-    )
+    Screen().tell([*lines_of(here(tmp_path)).values(), finding_line(finding), told_line(download)])
     rows = [json.loads(line) for line in told.getvalue().splitlines()]
     events = [
         "device",

@@ -100,6 +100,22 @@ def test_doctor_marks_the_game_that_join_refuses(tmp_path: Path, own_logging: No
     assert errors["environment"] in said
 
 
+def test_doctor_marks_questions_that_are_all_too_long_for_the_model(
+    tmp_path: Path, own_logging: None
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    text = "".join(f'{{"question": "{number} is {"long " * 900}?", "answer": "{number}"}}\n'
+                   for number in range(20))  # fmt: skip
+    rows.write_text(text)
+    examined, errors, joined, said = both(tmp_path / "home", ["--environment", str(rows)])
+    assert (examined, joined) == (1, 1)
+    assert errors["prompts"] in said
+    short = (f'{{"question": "{number}?", "answer": "{number}"}}\n' for number in range(20))
+    rows.write_text(text + "".join(short))
+    fitting = ["doctor", "--home", str(tmp_path / "home"), "--environment", str(rows)]
+    assert "positions" not in CliRunner().invoke(app, fitting).stdout
+
+
 def test_doctor_marks_the_state_that_join_refuses(foreign: Path, own_logging: None) -> None:
     examined, errors, joined, said = both(foreign, [])
     assert (examined, joined) == (1, 1)

@@ -488,6 +488,10 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="outside"):
         CausalLM.from_directory(tmp_path)
+    index = {"weight_map": {"model.norm.weight": "pytorch_model.bin"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin: only safetensors"):
+        CausalLM.from_directory(tmp_path)
     os.mkfifo(tmp_path / "pipe.safetensors")
     index = {"weight_map": {"model.norm.weight": "pipe.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

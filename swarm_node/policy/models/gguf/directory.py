@@ -60,6 +60,15 @@ class Dequantising(NamedTuple):
         return f"dequantising {self.file.name}: {done}{self.size / 1e6:,.0f} MB to {self.cache}"
 
 
+class Waiting(NamedTuple):
+    """A file that another process is dequantising."""
+
+    file: Path
+
+    def __str__(self) -> str:
+        return f"waiting for another process, which is dequantising {self.file.name}"
+
+
 class Quantised(NamedTuple):
     """What a directory's weights were before: the `file`'s name and the encodings of its matrices,
     the one with the most weights first."""
@@ -116,7 +125,7 @@ def is_dequantised(path: Path) -> bool:
 def dequantised(
     path: Path,
     admit: Callable[[ModelConfig], object],
-    told: Callable[[Dequantising], object],
+    told: Callable[[Dequantising | Waiting], object],
 ) -> Path:
     """The directory of the model in a GGUF file: the one in the cache, or else a new one.
 
@@ -136,7 +145,7 @@ def dequantised(
         make_private(cache)
         _check_private(cache.parent, cache)
         staging = place.with_suffix(".new")
-        with _locked(place.with_suffix(".lock")):
+        with _locked(place.with_suffix(".lock"), lambda: told(Waiting(path))):
             if place.is_dir():
                 _check_private(place)
                 admit(ModelConfig.from_directory(place))
@@ -174,11 +183,15 @@ def _check_private(*directories: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
     """Hold the lock of a directory: a second start waits for the first, and then uses what it
     wrote."""
     with open_lock(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

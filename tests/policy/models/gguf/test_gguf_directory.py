@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
@@ -30,7 +32,13 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.gguf.directory import Dequantising, Quantised, gguf_model
+from swarm_node.policy.models.gguf.directory import (
+    _VERSION,
+    Dequantising,
+    Quantised,
+    Waiting,
+    gguf_model,
+)
 from swarm_node.policy.models.model import Model, Told, local, resolve
 from swarm_node.policy.models.rope import RopeScaling
 
@@ -143,6 +151,23 @@ def test_a_second_start_uses_what_the_first_wrote_and_says_what_it_is(
     assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
     assert told == [Quantised("m.gguf", ("Q8_0",))]
     assert Model.read("m", first).config.hidden_size == HIDDEN
+
+
+def test_a_start_says_that_it_waits_for_another(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    cache.mkdir(mode=0o700, parents=True)
+    place = cache / f"{hashlib.sha256(path.read_bytes()).hexdigest()}-{_VERSION}"
+    told: list[Any] = []
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def tell(what: Any) -> None:
+            told.append(what)
+            if isinstance(what, Waiting):  # the other process ends
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert resolve(str(path), told=tell) == place.resolve()
+    assert told[0] == Waiting(path)
 
 
 @pytest.mark.parametrize("shared", ["", "..", "*"])

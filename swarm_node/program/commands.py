@@ -1,0 +1,25 @@
+"""Commands in messages: with `--home`, where a person named the node's home."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+#: Commands on a home that messages tell its owner to type.
+_ON_A_HOME: Final = re.compile(
+    r"\bswarm-node (?:backup|ban|config|doctor|export|init|invite|issuer use|join|logs|members|open"
+    r"|peers|status|stop|unban)\b(?! --home)"
+)
+
+
+def home_option(home: Path | None) -> str:
+    """The option that names `home`, after a space; "" for None."""
+    return "" if home is None else f" --home {shlex.quote(str(home))}"
+
+
+def with_home(text: str, home: Path | None) -> str:
+    """Return `text` with `--home` in each of its commands on a home; None: the usual one."""
+    option = home_option(home)
+    return _ON_A_HOME.sub(lambda found: found[0] + option, text) if option else text
