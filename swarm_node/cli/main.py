@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -48,9 +48,6 @@ from swarm_node.cli.verbs.support import support_bundle
 from swarm_node.cli.verbs.track import track
 from swarm_node.program.commands import home_option
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
-
-if TYPE_CHECKING:
-    from swarm_node.config import Sources
 
 app = typer.Typer(
     name="swarm-node",
@@ -173,21 +170,9 @@ def join(
         **parse_assignments(assign or []),
     }
     sources = Sources(flags, config=config, with_home=True)
-    _forget(sources, forget or [])
+    sources.forget(forget or [])
     settings = sources.load()
     join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
-
-
-def _forget(sources: Sources, keys: list[str]) -> None:
-    """Let the home of a start forget the values of `keys`, if the start may use it at all."""
-    from swarm_node.config.sources import forget
-
-    if not keys:
-        return
-    home = chosen_home(sources.home)
-    home.check()
-    home.refuse_in_use()
-    forget(home.path, keys)
 
 
 for command in (

@@ -187,7 +187,10 @@ class Run(Table):
         json_schema_extra=_AT_ONCE,
     )
     checkpoint_updates: int = Field(
-        50, ge=1, description="Updates between checkpoints.", json_schema_extra=_AT_ONCE
+        50,
+        ge=1,
+        description="Updates between checkpoints; at most two minutes.",
+        json_schema_extra=_AT_ONCE,
     )
     threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         "auto",

@@ -51,12 +51,14 @@ _TASKS: Final = ("environment.name", "environment.options")
 @dataclass(frozen=True)
 class Sources:
     """Sources of settings: `flags` by dotted key (None means "not given"), variables, the file
-    `config`, or else the one in SWARM_NODE_CONFIG, and, `with_home`, what the home remembers."""
+    `config`, or else the one in SWARM_NODE_CONFIG, and, `with_home`, what the home remembers, but
+    for the `forgotten` keys."""
 
     flags: Mapping[str, Any]
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     config: Path | None = None
     with_home: bool = False
+    forgotten: set[str] = field(default_factory=set)
 
     @property
     def file(self) -> Path | None:
@@ -128,6 +130,20 @@ class Sources:
         """
         return self._recalled(self.home)
 
+    def forget(self, keys: Sequence[str]) -> None:
+        """Leave out what the home remembers of `keys`; `remember` lets it forget them.
+
+        Raises:
+            ConfigError: a key is neither a setting nor remembered; the message names it.
+        """
+        held = recall(self.home) if keys else {}
+        known = sorted({*(key for key, _ in settings_keys()), *held})
+        for key in keys:
+            if key not in known:
+                raise ConfigError(f"--forget: {_unknown(key, known)}")
+        gone = held.keys() & set(keys)
+        self.forgotten.update(gone, _accepted_with(gone))
+
     def remember(self) -> None:
         """Let the home remember what this start was given by flags and by the file, besides what it
         remembered before.
@@ -147,11 +163,14 @@ class Sources:
             keys = known.intersection(dotted_keys(values))  # an empty table is none of them
             kept |= {key: Remembered(portable(settings, key), origin) for key in sorted(keys)}
         change_remembered(home, kept)
+        self.forgotten.clear()  # what is set from now on is in force
 
     def _recalled(self, home: Path) -> dict[str, Remembered]:
         before = recall(home)
         kept = {
-            key: each for key, each in before.items() if not (self.file and each.origin == "file")
+            key: each
+            for key, each in before.items()
+            if key not in self.forgotten and not (self.file and each.origin == "file")
         }
         if _ACCEPTED in kept and self._tasks(before, given=False) != self._tasks(kept):
             del kept[_ACCEPTED]
@@ -202,22 +221,6 @@ def forgetting(home: Path, keys: Sequence[str]) -> str:
     """Say that `home` remembers values of `keys`, and how it forgets them."""
     flags = " ".join(f"--forget {key}" for key in keys)
     return f"remembered in {home}; `swarm-node join {flags}` returns to the default"
-
-
-def forget(home: Path, keys: Sequence[str]) -> None:
-    """Let `home` remember the values of `keys` no more.
-
-    Raises:
-        ConfigError: a key is neither a setting nor remembered; the message names it.
-        HomeError: the home cannot be written.
-    """
-    held = recall(home)
-    known = sorted({*(key for key, _ in settings_keys()), *held})
-    for key in keys:
-        if key not in known:
-            raise ConfigError(f"--forget: {_unknown(key, known)}")
-    if gone := held.keys() & set(keys):
-        change_remembered(home, dict.fromkeys(gone | _accepted_with(gone)))
 
 
 def _accepted_with(keys: Iterable[str]) -> set[str]:

@@ -71,18 +71,27 @@ async def run_demo(
             with Live(console=console, refresh_per_second=2, transient=False) as live:
                 await _start(swarm, live, stop)
                 await _watch(swarm, live, stop, minutes * 60, started)
+                ended_early = stop.is_set()
                 stop.clear()
-                caption = "measuring all nodes once more, Ctrl-C skips it"
-                live.update(table := _table(swarm, time.monotonic() - started, caption))
-                _print(live, table)
-                await _final_eval(swarm, stop)
+                if any(node.snapshot and node.snapshot.evals for node in swarm):
+                    caption = "measuring all nodes once more, Ctrl-C skips it"
+                    live.update(table := _table(swarm, time.monotonic() - started, caption))
+                    _print(live, table)
+                    await _final_eval(swarm, stop)
+                live.update(_table(swarm, time.monotonic() - started, "stopping the nodes"))
+                await asyncio.gather(*(node.stop() for node in swarm))
                 live.update(_table(swarm, time.monotonic() - started, "done"))
         finally:
             await asyncio.gather(*(node.stop() for node in swarm))
     results = [result_of(node) for node in swarm if node.snapshot and node.snapshot.evals]
     if not results:
-        console.print("\nstopped before the first measurement: nothing to report")
-        return 130
+        console.print()
+        if ended_early:
+            console.print("stopped before the first measurement: nothing to report")
+            return 130
+        raise SwarmNodeError(
+            f"no node was measured within {minutes:g} minutes: give it more (--minutes)"
+        )
     curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
     files = write_report(report, time.monotonic() - started, results, curves)
     console.print("", *summary(ground, results), sep="\n")
@@ -110,7 +119,8 @@ def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -
 async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
     """Start all nodes at once, so that none learns before the others are there."""
     await asyncio.gather(*(node.start() for node in swarm))
-    live.update(_table(swarm, 0.0, "starting"))
+    live.update(table := _table(swarm, 0.0, "starting"))
+    _print(live, table)
     await _until_running(swarm, live, stop)
 
 

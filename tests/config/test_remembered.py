@@ -12,7 +12,7 @@ import pytest
 
 from swarm_node.config import Sources
 from swarm_node.config.remembered import FILE, MAX_BYTES, recall
-from swarm_node.config.sources import forget, set_remembered
+from swarm_node.config.sources import set_remembered
 from swarm_node.errors import ConfigError
 from swarm_node.program.private_directory import content_of, with_head
 
@@ -22,6 +22,14 @@ def sources(
 ) -> Sources:
     given = {key.replace("__", "."): value for key, value in flags.items()}
     return Sources({"home": home, **given}, environ or {}, config, with_home=True)
+
+
+def forget(home: Path, keys: list[str]) -> None:
+    """A start that forgets these keys."""
+    start = sources(home)
+    start.forget(keys)
+    start.load()
+    start.remember()
 
 
 def stored(home: Path) -> bytes:
@@ -127,6 +135,18 @@ def test_a_key_is_forgotten_and_an_unknown_one_refused(tmp_path: Path) -> None:
     forget(tmp_path, ["experience.own", "run.threads"])
     assert [*recall(tmp_path)] == ["run.seed"]
     assert sources(tmp_path).load().experience.own == 4
+
+
+def test_a_start_that_fails_forgets_nothing(tmp_path: Path) -> None:
+    sources(tmp_path, experience__own=6).remember()
+    start = sources(tmp_path)
+    start.forget(["experience.own"])
+    assert start.load().experience.own == 4
+    assert [*recall(tmp_path)] == ["experience.own"]
+    start.remember()
+    assert not recall(tmp_path)
+    set_remembered(tmp_path, {"experience.own": 7})
+    assert start.load().experience.own == 7, "what is set while it runs is in force"
 
 
 def test_a_value_that_is_no_longer_valid_is_named_with_the_way_to_forget_it(tmp_path: Path) -> None:

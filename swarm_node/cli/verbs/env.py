@@ -79,7 +79,7 @@ def check(
                 sampling,
                 answers,
                 accept=table.accept,
-                tell=lambda name, done, of: tell(Progress(f"right answers of {name}", done, of)),
+                tell=lambda name, done, of: tell(Progress(name, done, of)),
             )
         )
 

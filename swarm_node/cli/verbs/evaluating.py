@@ -119,12 +119,12 @@ def _tell_gone(name: str) -> None:
 
 
 def _lines() -> Callable[[Progress], None]:
-    last = time.monotonic()
+    last, name = time.monotonic(), ""
 
     def tell(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _LINE_SECONDS:
-            last = time.monotonic()
+        nonlocal last, name
+        if progress.checkpoint != name or time.monotonic() - last >= _LINE_SECONDS:
+            last, name = time.monotonic(), progress.checkpoint
             line = f"{progress.checkpoint}: {progress.done:,} of {progress.tasks:,} tasks"
             typer.echo(line, err=True)
 

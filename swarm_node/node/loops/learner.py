@@ -69,6 +69,7 @@ class Learner:
         self._rng = rng
         self._style = Style()
         self._logged_at = float("-inf")
+        self._stored_at, self._storing_seconds = parts.clock.now(), 0.0
         #: New weights wait for it: the first point of the curve is that of the untrained policy.
         self.may_load = asyncio.Event()
         self.may_load.set()
@@ -160,8 +161,14 @@ class Learner:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
-        if tally.updates % self.checkpoint_updates == 0:
+        if tally.updates % self.checkpoint_updates == 0 or self._overdue():
             await self.checkpoint(wait=False)
+
+    def _overdue(self) -> bool:
+        """Check that updates take so long that a crash would lose much. Storing takes a twentieth
+        of the time at most."""
+        since = self._parts.clock.now() - self._stored_at
+        return since >= max(self._parts.checkpoint_seconds, 20 * self._storing_seconds)
 
     def _blame(self, drawn: Drawn, stats: UpdateStats, reject: Reject) -> None:
         """Report the worth of each of the peers' groups. It is known only after the update: an
@@ -198,11 +205,15 @@ class Learner:
             tally.taught.rows(),
         )
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
+        began = self._parts.clock.now()
         try:
             await self._parts.trainer.checkpoint(extra, wait=wait)
         except (ChildError, CheckpointError) as error:
             self._not_stored(str(error))
             return False
+        finally:
+            self._stored_at = self._parts.clock.now()
+            self._storing_seconds = self._stored_at - began
         return True
 
     def _not_stored(self, why: str) -> None:

@@ -68,9 +68,8 @@ from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.page.event_log import EventReport
 from swarm_node.rollout import VerifiedGroup
 
-_STOP_SECONDS = 20.0
+_STOP_SECONDS, _KEEP_OWN_GROUPS = 20.0, 4096
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
-_KEEP_OWN_GROUPS = 4096
 #: Pruning reads every row of the index: 28 ms of processor time for 4,096 groups, on a busy core.
 _POLLS_PER_PRUNE = 10
 _log = structlog.get_logger(__name__)
@@ -242,6 +241,7 @@ class Node:
             }
             await self._stop.wait()
             self._state = "stopping"
+            _log.info("stopping", said="the update under way ends, then a checkpoint is stored")
             self._learner.may_load.set()
             await self._notify()
             patience = 0.0 if self._learner.restarting else _STOP_SECONDS

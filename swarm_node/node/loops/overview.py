@@ -138,7 +138,9 @@ def _work(parts: Parts, shared: Shared, limit: int, running_since: float) -> Wor
     made = tally.updating.count - tally.skipped_updates
     if limit and made > 0:
         each = (tally.updated_at - running_since) / made
-        end = max(0.0, (limit - tally.updates) * each - (now - tally.updated_at))
+        left = limit - tally.updates
+        # The update under way may take longer than usual, the others as long.
+        end = max(0.0, left * each - min(each, now - tally.updated_at))
     lacking = 0
     if not tally.updating.count and tally.underway.update_began is None:
         lacking = max(0, buffer.mixture.own - buffer.held_own())

@@ -58,7 +58,8 @@ class Parts:
     simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
     `buffer` makes the replay buffer, and `common_share` of the tasks are common to the swarm:
     simulated experiments have others. A node that `climbs` chooses among the levels of its
-    families. `guests` are programs of the owner that ask the policy.
+    families. `guests` are programs of the owner that ask the policy. A checkpoint is stored after
+    `checkpoint_seconds` at the latest; a simulation stores none so.
     """
 
     transport: Transport
@@ -87,6 +88,7 @@ class Parts:
     common_share: float = 0.0
     climbs: bool = False
     guests: Guests | None = None
+    checkpoint_seconds: float = float("inf")
 
 
 @dataclass

@@ -37,6 +37,8 @@ _TASKS = 8
 #: that it needs more.
 _SLOW_SECONDS = 0.05
 _SHOWN_CHARS = 60
+#: Groups of answers between two signs of progress.
+_GROUPS_AT_ONCE = 4
 #: If one group in twenty had unlike rewards, fewer than one draw of so many groups in twenty would
 #: have none: .95 ** 59 < .05. Fewer groups without any are no evidence.
 ENOUGH_GROUPS = 59
@@ -74,7 +76,7 @@ async def check_environment(
     """Judge an environment, in the order of the checks. `model` is the directory of the model that
     gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
     if the next check depends on it. For `accept` see `right_answers.judged`; `tell` hears how many
-    right answers are scored."""
+    right answers are scored, and how many answers of the model."""
     found: list[Said] = []
     async with AsyncExitStack() as stack:
         hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
@@ -89,7 +91,7 @@ async def check_environment(
             chosen = chosen_families(families, info)
             async for said in _questions(hosts[0], info, chosen, accept, tell):
                 found.append(said)
-            async for said in _answers(hosts, info, chosen, model, sampling, answers):
+            async for said in _answers(hosts, info, chosen, model, sampling, answers, tell):
                 found.append(said)
         except SwarmNodeError as error:
             found.append(Said("error", "bad", str(error)))
@@ -156,10 +158,11 @@ async def _answers(
     model: Path,
     sampling: Sampling,
     answers: int,
+    tell: Tell,
 ) -> AsyncIterator[Said]:
     """Judge what a model answers."""
     first, second = hosts
-    made = await _answers_of(first, info, families, model, sampling, answers)
+    made = await _answers_of(first, info, families, model, sampling, answers, tell)
     if info.turns > 1:
         for family in families:
             yield await _replaying(second, info, _of(made, family))
@@ -180,6 +183,7 @@ async def _answers_of(
     model: Path,
     sampling: Sampling,
     answers: int,
+    tell: Tell,
 ) -> list[JudgedAnswers]:
     """Return about `answers` answers of the model, to as many tasks of each family. If some
     families leave a doubt that more answers can end, there are as many again to those."""
@@ -191,11 +195,18 @@ async def _answers_of(
         each = max(1, round(answers / sampling.group_size / len(families)))
         return [_ref(info, family, begin + at) for family in families for at in range(each)]
 
+    async def answered(refs: Sequence[TaskRef], more: str) -> list[JudgedAnswers]:
+        made: list[JudgedAnswers] = []
+        for begin in range(0, len(refs), _GROUPS_AT_ONCE):
+            tell(f"the model's{more} answers", begin, len(refs))
+            made += await asking.answered(info, refs[begin : begin + _GROUPS_AT_ONCE])
+        tell(f"the model's{more} answers", len(refs), len(refs))
+        return made
+
     try:
-        refs = some(families, 0)
-        made = await asking.answered(info, refs)
+        made = await answered(refs := some(families, 0), "")
         if doubtful := [each for each in families if in_doubt(_of(made, each), made)]:
-            made += await asking.answered(info, some(doubtful, len(refs)))
+            made += await answered(some(doubtful, len(refs)), " further")
     finally:
         await asking.sampler.close()
     return made

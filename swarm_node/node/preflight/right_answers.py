@@ -35,7 +35,7 @@ SHOWN: Final = 5
 _LEVELS: Final[Mapping[str, Level]] = {"good": "ok", "warning": "warning", "bad": "error"}
 _NUMBER = re.compile(r"\d+")
 
-#: Gets the family, and how many of how many rows are scored.
+#: Gets what is made or scored, and how many of how many are.
 Tell = Callable[[str, int, int], object]
 
 
@@ -86,7 +86,7 @@ async def score_family(
         found = await host.score_answers(part)
         scored, known, failed = scored + len(part), known + found.known, failed + len(found.failed)
         shown = sorted([*shown, *found.failed], key=_line)[:SHOWN]
-        tell(family, scored, len(seeds))
+        tell(f"right answers of {family}", scored, len(seeds))
         if SYSTEM_CLOCK.now() >= until:
             break
     return RightAnswers(family, len(seeds), scored, known, failed, shown, family in info.sizes)

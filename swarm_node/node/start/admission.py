@@ -85,10 +85,13 @@ def check_prompts(codec: Codec, longest: int, shortest: str) -> None:
         return
     prompt_ids = codec.encode_prompt(shortest)
     if not codec.fits(prompt_ids, longest):
+        left = codec.positions - len(prompt_ids)
+        lower = f"lower it to {left:,} or less, " if left > 0 else ""
         raise ModelError(
             f"no prompt that was tried fits the model's {codec.positions:,} positions: the "
             f"shortest has {len(prompt_ids):,} tokens, and its answer may have {longest:,} "
-            "(sampling.max_new_tokens): take shorter questions, or a model with more positions"
+            f"(sampling.max_new_tokens): {lower}take shorter questions, or a model with more "
+            "positions"
         )
 
 

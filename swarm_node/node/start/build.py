@@ -64,6 +64,8 @@ from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
 
+#: What a crash costs at most, also where updates take long.
+_CHECKPOINT_SECONDS = 120.0
 _log = structlog.get_logger(__name__)
 
 
@@ -111,6 +113,7 @@ def build_parts(
         metrics=metrics,
         history=Ring(metrics.read()),
         guests=Guests(sampler),
+        checkpoint_seconds=_CHECKPOINT_SECONDS,
         **_of_home(home, membership, reach),
         turns=found.job.turns,
         climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,

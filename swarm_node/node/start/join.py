@@ -55,6 +55,7 @@ from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, Told, resolve
+from swarm_node.policy.training.checkpoints.stored import checkpoints
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
@@ -85,10 +86,25 @@ def join_swarm(
             _join(settings, sources, code, screen)
         except (ConfigError, MachineError, ModelError) as error:
             said = str(error)
-            named = [key for key, held in used.items() if key in said or any(_said(said, held))]
+            named = [
+                key
+                for key, held in used.items()
+                # "model" and "home" are words of many an error.
+                if ("." in key and key in said) or any(_said(said, held))
+            ]
             if not named:
                 raise
-            raise type(error)(f"{said} ({forgetting(sources.home, named)})") from error
+            raise type(error)(f"{said} ({_remedy(sources.home, named)})") from error
+
+
+def _remedy(home: Path, named: Sequence[str]) -> str:
+    """What helps against remembered values of the keys `named`."""
+    if [*named] == ["model"] and checkpoints(Home(home).checkpoints):
+        return (
+            f"remembered in {home}, with what it was trained to; if it has moved, "
+            "`swarm-node join --model PLACE` goes on with it"
+        )
+    return forgetting(home, named)
 
 
 def _said(said: str, value: object) -> Iterator[bool]:

@@ -103,7 +103,7 @@ def _from_gguf(
     check_directory(directory, ModelConfig.from_directory(directory))
     note = quantised(directory)
     if note is not None:
-        told(note)
+        told(note._replace(file=path.name))  # it may have moved
     return directory.resolve()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import weakref
 from collections.abc import AsyncIterator
@@ -223,6 +224,17 @@ async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World)
         assert life.parts.sampler.version == 0
     # The end waits for what is written meanwhile.
     assert not any(world.home().glob("checkpoints/*"))
+
+
+@virtual_time
+async def test_a_checkpoint_is_stored_after_a_time_where_updates_are_slow(world: World) -> None:
+    for pause, stored in ((9.0, False), (11.0, True)):
+        async with learning(world, small_settings(), checkpoint_seconds=10.0) as life:
+            await asyncio.sleep(pause)
+            life.offer()
+            assert await life.step()
+        # The end waits for what is written meanwhile.
+        assert any(world.home().glob("checkpoints/*")) == stored
 
 
 @virtual_time

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 import structlog
 from structlog.testing import capture_logs
+from trained_homes import trained_home
 
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.config.sources import set_remembered
@@ -185,6 +186,21 @@ def test_a_wrong_remembered_value_says_how_to_forget_it(tmp_path: Path, own_logg
     with pytest.raises(ConfigError, match=r"shrot.*environment\.options`") as told:
         join_swarm(sources.load(), sources)
     assert "run.seed" not in str(told.value)
+
+
+def test_a_model_that_moved_is_not_forgotten_where_it_was_trained(
+    tmp_path: Path, own_logging: None
+) -> None:
+    place = tmp_path / "home"
+    Home(place).found_swarm("team", time.time())
+    set_remembered(place, {"model": str(tmp_path / "gone.gguf")})
+    sources = Sources({"home": place}, {}, with_home=True)
+    with pytest.raises(ModelError, match="--forget model"):
+        join_swarm(sources.load(), sources)
+    trained_home(place, 8).close()
+    with pytest.raises(ModelError, match="join --model PLACE` goes on") as told:
+        join_swarm(sources.load(), sources)
+    assert "--forget" not in str(told.value)
 
 
 @pytest.mark.parametrize("abstract", [False, True])

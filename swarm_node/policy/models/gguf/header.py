@@ -123,7 +123,9 @@ def read_header(path: Path) -> Header:
             data = file.read(MAX_HEADER_BYTES)
             size = file.seek(0, 2)
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {reason_of(error)}") from error
+        raise ModelError(
+            f"cannot read {path}: {reason_of(error)}; name the model's place with --model"
+        ) from error
     try:
         return _parsed(path, data, size)
     except _FaultError as fault:

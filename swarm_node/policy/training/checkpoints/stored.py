@@ -28,8 +28,8 @@ MANIFEST = "manifest.msgpack"
 FORMAT = 2
 #: The refusal of a checkpoint that was made from another model.
 OTHER_BASE = (
-    "the checkpoint was made from another base model: use that model, or move the checkpoints away "
-    "to start anew"
+    "the checkpoints were made from another base model: start with that one (--model), or move "
+    "them away to start anew"
 )
 _NAME = re.compile(r"v\d{10,19}")
 

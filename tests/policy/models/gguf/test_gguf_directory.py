@@ -149,7 +149,7 @@ def test_a_second_start_uses_what_the_first_wrote_and_says_what_it_is(
     moved = path.rename(tmp_path / "other.gguf")  # the content counts, not the name
     assert resolve(str(moved), told=told.append) == first
     assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
-    assert told == [Quantised("m.gguf", ("Q8_0",))]
+    assert told == [Quantised("other.gguf", ("Q8_0",))]
     assert Model.read("m", first).config.hidden_size == HIDDEN
 
 
