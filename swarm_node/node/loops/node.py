@@ -241,7 +241,7 @@ class Node:
             }
             await self._stop.wait()
             self._state = "stopping"
-            _log.info("stopping", said="the update under way ends, then a checkpoint is stored")
+            _log.info("stopping", said="what is under way ends first")
             self._learner.may_load.set()
             await self._notify()
             patience = 0.0 if self._learner.restarting else _STOP_SECONDS
