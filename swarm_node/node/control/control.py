@@ -32,6 +32,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
+from swarm_node.config import named_home
 from swarm_node.config.reloading import Reloaded
 from swarm_node.durable import open_regular, replace_private
 from swarm_node.errors import (
@@ -58,6 +59,7 @@ from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
+from swarm_node.program.commands import with_home
 
 MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
@@ -395,7 +397,9 @@ class ControlClient:
             raise HomeError(f"cannot read {self._file}: {why}") from error
 
     def _message(self) -> str:
-        return f"no node is running in {self._file.parent}: start one with `swarm-node join`"
+        home = self._file.parent
+        start = with_home("start one with `swarm-node join`", named_home(home))
+        return f"no node is running in {home}: {start}"
 
     async def _call(self, method: str, path: str, patience: float | None = None) -> bytes:
         address, patience = self._address(), patience or _PATIENCE
