@@ -189,7 +189,7 @@ class Run(Table):
     checkpoint_updates: int = Field(
         50,
         ge=1,
-        description="Updates between checkpoints; at most two minutes.",
+        description="Updates between checkpoints; one is also due after two minutes.",
         json_schema_extra=_AT_ONCE,
     )
     threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(

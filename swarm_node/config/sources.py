@@ -38,8 +38,8 @@ HOME_SOURCE = "the home"
 #: What other programs have beside a temperature.
 _TRUNCATIONS: Final = ("sampling.top_p", "sampling.top_k", "sampling.min_p")
 _TRUNCATED: Final = (
-    "there is no {}: a truncated distribution gives tokens no probability that later policies give "
-    "one; set sampling.temperature"
+    "there is no {}: tokens that it leaves out have probability 0, so ratios to later policies are "
+    "undefined; set sampling.temperature"
 )
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
@@ -420,7 +420,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def _explain(error: ValidationError) -> Iterator[str]:
     known = [key for key, _ in settings_keys()]
-    whys: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_input=False):
         parts = [str(part) for part in item["loc"]]
         # A setting of several types has their names behind it, and a reason of each.
@@ -430,5 +430,5 @@ def _explain(error: ValidationError) -> Iterator[str]:
             yield _TRUNCATED.format(key) if key in _TRUNCATIONS else _unknown(key, known)
         else:
             why = item["msg"].removeprefix("Value error, ")
-            whys.setdefault(key, []).append(f"{why[:1].lower()}{why[1:]}")
-    yield from (f"{key}: {', or '.join(given)}" for key, given in whys.items())
+            reasons.setdefault(key, []).append(f"{why[:1].lower()}{why[1:]}")
+    yield from (f"{key}: {', or '.join(each)}" for key, each in reasons.items())

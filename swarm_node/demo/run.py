@@ -67,31 +67,27 @@ async def run_demo(
     with tempfile.TemporaryDirectory(prefix="swarm-node-demo-") as directory:
         swarm = _plan(Path(directory), nodes, sampler, ground)
         started = time.monotonic()
-        try:
-            with Live(console=console, refresh_per_second=2, transient=False) as live:
+        with Live(console=console, refresh_per_second=2, transient=False) as live:
+            try:
                 await _start(swarm, live, stop)
                 await _watch(swarm, live, stop, minutes * 60, started)
-                ended_early = stop.is_set()
+                interrupted = stop.is_set()
                 stop.clear()
                 if any(node.snapshot and node.snapshot.evals for node in swarm):
                     caption = "measuring all nodes once more, Ctrl-C skips it"
-                    live.update(table := _table(swarm, time.monotonic() - started, caption))
-                    _print(live, table)
+                    _show(live, _table(swarm, time.monotonic() - started, caption))
                     await _final_eval(swarm, stop)
                 live.update(_table(swarm, time.monotonic() - started, "stopping the nodes"))
+            finally:
                 await asyncio.gather(*(node.stop() for node in swarm))
-                live.update(_table(swarm, time.monotonic() - started, "done"))
-        finally:
-            await asyncio.gather(*(node.stop() for node in swarm))
+            live.update(_table(swarm, time.monotonic() - started, "done"))
     results = [result_of(node) for node in swarm if node.snapshot and node.snapshot.evals]
     if not results:
         console.print()
-        if ended_early:
+        if interrupted:
             console.print("stopped before the first measurement: nothing to report")
             return 130
-        raise SwarmNodeError(
-            f"no node was measured within {minutes:g} minutes: give it more (--minutes)"
-        )
+        raise SwarmNodeError(f"no node was measured within {minutes:g} minutes: increase --minutes")
     curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
     files = write_report(report, time.monotonic() - started, results, curves)
     console.print("", *summary(ground, results), sep="\n")
@@ -119,8 +115,7 @@ def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -
 async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
     """Start all nodes at once, so that none learns before the others are there."""
     await asyncio.gather(*(node.start() for node in swarm))
-    live.update(table := _table(swarm, 0.0, "starting"))
-    _print(live, table)
+    _show(live, _table(swarm, 0.0, "starting"))
     await _until_running(swarm, live, stop)
 
 
@@ -146,15 +141,17 @@ async def _watch(
         await asyncio.gather(*(node.poll() for node in swarm))
         left = max(0.0, deadline - time.monotonic())
         table = _table(swarm, time.monotonic() - started, f"{left:.0f} s left, Ctrl-C ends")
-        live.update(table)
-        if time.monotonic() >= told:
+        if time.monotonic() < told:
+            live.update(table)
+        else:
             told += _TOLD_SECONDS
-            _print(live, table)
+            _show(live, table)
         await _pause(stop)
 
 
-def _print(live: Live, table: Table) -> None:
-    """Print a table where the live one is not seen."""
+def _show(live: Live, table: Table) -> None:
+    """Update the live table, and print it where that is not seen."""
+    live.update(table)
     if not live.console.is_interactive:
         live.console.print(table)
 

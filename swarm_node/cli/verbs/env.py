@@ -39,7 +39,7 @@ def check(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Whose answers are scored.")] = "tiny",
-    answers: Annotated[int, typer.Option(min=8, max=4096, help="Answers; in doubt, twice.")] = 256,
+    answers: Annotated[int, typer.Option(min=8, max=4096, help="How many answers at first.")] = 256,
     question: QuestionFieldOption = None,
     answer: AnswerFieldOption = None,
     choices: ChoicesFieldOption = None,

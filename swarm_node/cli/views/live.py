@@ -24,7 +24,6 @@ from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
 from swarm_node.node.start.screen import Screen, end_text
 from swarm_node.p2p.wire.identity import short_id
-from swarm_node.program.commands import with_home
 
 _REFRESH_SECONDS = 1.0
 _KEYS = "\\[q]uit \\[p]eers \\[s]amples"
@@ -62,8 +61,7 @@ class LiveScreen(Screen):
 
     def tell(self, lines: Sequence[Line]) -> None:
         if lines:
-            named = [line._replace(text=with_home(line.text, self.home)) for line in lines]
-            self._console.print(told(named))
+            self._console.print(told(self.naming_home(lines)))
 
     def attach(
         self,

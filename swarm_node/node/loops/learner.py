@@ -165,8 +165,8 @@ class Learner:
             await self.checkpoint(wait=False)
 
     def _overdue(self) -> bool:
-        """Check that updates take so long that a crash would lose much. Storing takes a twentieth
-        of the time at most."""
+        """Check that a crash would lose much work. Updates wait for storing at most a twentieth of
+        the time."""
         since = self._parts.clock.now() - self._stored_at
         return since >= max(self._parts.checkpoint_seconds, 20 * self._storing_seconds)
 

@@ -58,8 +58,8 @@ class Parts:
     simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
     `buffer` makes the replay buffer, and `common_share` of the tasks are common to the swarm:
     simulated experiments have others. A node that `climbs` chooses among the levels of its
-    families. `guests` are programs of the owner that ask the policy. A checkpoint is stored after
-    `checkpoint_seconds` at the latest; a simulation stores none so.
+    families. `guests` are programs of the owner that ask the policy. A checkpoint is due
+    `checkpoint_seconds` after the last one; never by time in a simulation.
     """
 
     transport: Transport

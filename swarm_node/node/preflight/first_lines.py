@@ -15,7 +15,7 @@ from swarm_node.policy.memory.footprint import longest_tokens
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import Told
-from swarm_node.policy.models.transformers_config import Trying
+from swarm_node.policy.models.transformers_config import ReadingConfig
 from swarm_node.program.commands import with_home
 
 
@@ -96,7 +96,7 @@ def told_line(told: Told) -> Line:
     if isinstance(told, Download):
         text = f"{told.files} files, {amount(told.size)} to {told.cache}"
         return Line("download", text, fields)
-    return Line("config" if isinstance(told, Trying) else "gguf", str(told), fields)
+    return Line("config" if isinstance(told, ReadingConfig) else "gguf", str(told), fields)
 
 
 def remembered_lines(origins: Mapping[str, str]) -> Iterator[Line]:

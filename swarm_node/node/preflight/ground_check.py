@@ -61,7 +61,7 @@ def _questions(family: str, found: Survey) -> Said:
             "derive() or held_out_bounds must put a text on the same side every time",
         )
     if found.about < _FEW_QUESTIONS:
-        remedy = f"fewer than {_FEW_QUESTIONS:,}: a model can learn them by heart; give it more"
+        remedy = f"fewer than {_FEW_QUESTIONS:,}: a model can learn them by heart; add questions"
         return Said("questions", "warning", text, remedy)
     return Said("questions", "good", text)
 

@@ -45,8 +45,8 @@ def of_model(settings: Settings, model: Model, tried: Tried, checkpoints: Path) 
     yield Check("dialogues", partial(_check_dialogues, settings, model, tried))
     longest = settings.sampling.max_new_tokens
     yield Check("positions", partial(check_positions, model.codec, longest))
-    asked = model.codec.asking(Asking.of(settings.environment.options).system)
-    yield Check("prompts", partial(check_prompts, asked, longest, tried.shortest))
+    codec = model.codec.asking(Asking.of(settings.environment.options).system)
+    yield Check("prompts", partial(check_prompts, codec, longest, tried.shortest))
     rank, base = settings.training.lora_rank, model.policy.model
     yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
 

@@ -64,7 +64,7 @@ from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
 
-#: What a crash costs at most, also where updates take long.
+#: Between two checkpoints, also where updates take long.
 _CHECKPOINT_SECONDS = 120.0
 _log = structlog.get_logger(__name__)
 

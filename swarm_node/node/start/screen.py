@@ -53,10 +53,14 @@ class Screen(AbstractContextManager[None]):
     def done(self) -> None:
         """Show that the start is complete."""
 
+    def naming_home(self, lines: Sequence[Line]) -> list[Line]:
+        """The lines with `home` in their commands."""
+        return [line._replace(text=with_home(line.text, self.home)) for line in lines]
+
     def tell(self, lines: Sequence[Line]) -> None:
         """Show lines about the start."""
-        for line in lines:
-            said = {SAID: " ".join(with_home(line.text, self.home).split("\n"))}
+        for line in self.naming_home(lines):
+            said = {SAID: " ".join(line.text.split("\n"))}
             (_log.warning if line.warning else _log.info)(line.event, **line.fields, **said)
 
     def attach(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
-from swarm_node.policy.models.transformers_config import Trying, examined
+from swarm_node.policy.models.transformers_config import ReadingConfig, examined
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
 #: those whose name ends in "-base" are not.
@@ -117,7 +117,7 @@ def origin(directory: Path) -> HubModel | None:
 def fetch(
     model: HubModel,
     admit: Callable[[ModelConfig], object],
-    told: Callable[[Download | Trying], object] = to_stderr,
+    told: Callable[[Download | ReadingConfig], object] = to_stderr,
 ) -> Path:
     """The directory of a hub model's files: the cached ones if they are complete, or else the
     downloaded ones. After an interruption, files that were whole are not asked for again.

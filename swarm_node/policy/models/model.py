@@ -17,7 +17,7 @@ from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
 from swarm_node.policy.models.gguf.directory import (
     Dequantising,
     Quantised,
-    Waiting,
+    WaitingForLock,
     dequantised,
     is_dequantised,
     is_gguf,
@@ -32,14 +32,14 @@ from swarm_node.policy.models.hub import (
     is_cached,
     to_stderr,
 )
-from swarm_node.policy.models.transformers_config import Trying, examined
+from swarm_node.policy.models.transformers_config import ReadingConfig, examined
 from swarm_node.rollout import PolicyRef
 
 TINY, TALK = "tiny", "tiny-talk"
 #: Models that are part of this package, in directories of their names.
 SHIPPED = (TINY, TALK)
 #: What `resolve` tells while it works.
-Told = Download | Trying | Dequantising | Waiting | Quantised
+Told = Download | ReadingConfig | Dequantising | WaitingForLock | Quantised
 _CHUNK_BYTES = 1 << 20
 
 

@@ -76,15 +76,15 @@ class TransformersModel:
     adapted: int
 
 
-class Trying(NamedTuple):
-    """A `config.json` of this `model_type` that a child begins to read, which takes seconds."""
+class ReadingConfig(NamedTuple):
+    """A child process starts to read a `config.json` of this `model_type`, which takes seconds."""
 
     model_type: str
 
     def __str__(self) -> str:
         return (
-            f"no native decoder has {self.model_type}: transformers reads its config.json in a "
-            "process of its own"
+            f"{self.model_type} has no native decoder: reading its config.json with transformers, "
+            "in a separate process"
         )
 
 
@@ -105,7 +105,7 @@ def read(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_known[text])
 
 
-def examined(path: Path, told: Callable[[Trying], object] = lambda _: None) -> ModelConfig:
+def examined(path: Path, told: Callable[[ReadingConfig], object] = lambda _: None) -> ModelConfig:
     """`ModelConfig.from_directory` for a directory of anybody: transformers reads a `config.json`
     in a child first, of which `told` gets to know.
 
@@ -115,7 +115,7 @@ def examined(path: Path, told: Callable[[Trying], object] = lambda _: None) -> M
     raw = read_json(path / "config.json")
     if not is_native(raw) and canonical(raw) not in _known:
         _check_numbers(raw)
-        told(Trying(_shown(raw.get("model_type"))))
+        told(ReadingConfig(_shown(raw.get("model_type"))))
         _known[canonical(raw)] = _tried(path)
     return ModelConfig.from_directory(path)
 

@@ -60,7 +60,7 @@ class Dequantising(NamedTuple):
         return f"dequantising {self.file.name}: {done}{self.size / 1e6:,.0f} MB to {self.cache}"
 
 
-class Waiting(NamedTuple):
+class WaitingForLock(NamedTuple):
     """A file that another process is dequantising."""
 
     file: Path
@@ -125,7 +125,7 @@ def is_dequantised(path: Path) -> bool:
 def dequantised(
     path: Path,
     admit: Callable[[ModelConfig], object],
-    told: Callable[[Dequantising | Waiting], object],
+    told: Callable[[Dequantising | WaitingForLock], object],
 ) -> Path:
     """The directory of the model in a GGUF file: the one in the cache, or else a new one.
 
@@ -145,7 +145,7 @@ def dequantised(
         make_private(cache)
         _check_private(cache.parent, cache)
         staging = place.with_suffix(".new")
-        with _locked(place.with_suffix(".lock"), lambda: told(Waiting(path))):
+        with _locked(place.with_suffix(".lock"), lambda: told(WaitingForLock(path))):
             if place.is_dir():
                 _check_private(place)
                 admit(ModelConfig.from_directory(place))

@@ -36,7 +36,7 @@ from swarm_node.policy.models.gguf.directory import (
     _VERSION,
     Dequantising,
     Quantised,
-    Waiting,
+    WaitingForLock,
     gguf_model,
 )
 from swarm_node.policy.models.model import Model, Told, local, resolve
@@ -163,11 +163,11 @@ def test_a_start_says_that_it_waits_for_another(tmp_path: Path, cache: Path) -> 
 
         def tell(what: Any) -> None:
             told.append(what)
-            if isinstance(what, Waiting):  # the other process ends
+            if isinstance(what, WaitingForLock):  # the other process ends
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         assert resolve(str(path), told=tell) == place.resolve()
-    assert told[0] == Waiting(path)
+    assert told[0] == WaitingForLock(path)
 
 
 @pytest.mark.parametrize("shared", ["", "..", "*"])
