@@ -179,29 +179,28 @@ gpu-table: setup
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
 ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
 experiments: setup
-	$(BIN)/swarm-node experiment sapo --regime dense
-	$(BIN)/swarm-node experiment sapo --regime sparse
-	$(BIN)/swarm-node experiment sapo --regime very-sparse
-	$(BIN)/swarm-node experiment sapo --regime specialised
-	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
-	$(BIN)/swarm-node experiment staleness
-	$(BIN)/swarm-node experiment staleness --report losses-report $(ONE_NODE) \
+	$(BIN)/python -m research sapo --regime dense
+	$(BIN)/python -m research sapo --regime sparse
+	$(BIN)/python -m research sapo --regime very-sparse
+	$(BIN)/python -m research sapo --regime specialised
+	$(BIN)/python -m research heterogeneous --arms 4/4,2/6,adaptive
+	$(BIN)/python -m research staleness
+	$(BIN)/python -m research staleness --report losses-report $(ONE_NODE) \
 		--corrections dapo,dr_grpo,decoupled,tis,icepop,cispo,gspo,dppo,tba --lags 0,4,16
-	$(BIN)/swarm-node experiment broad
-	$(BIN)/swarm-node experiment attack --plan quarter --nodes 8 --rounds 40
-	$(BIN)/swarm-node experiment newcomer --rounds 120
+	$(BIN)/python -m research attack --plan quarter --nodes 8 --rounds 40
+	$(BIN)/python -m research newcomer --rounds 120
 
 # The plan is docs/research/frontier-plan.md; a run whose file is there is not made again.
-FRONTIER := $(BIN)/swarm-node experiment frontier --jobs 2
+FRONTIER := $(BIN)/python -m research frontier --jobs 2
 frontier: setup
 	for regime in dense sparse specialised unlike; do \
 		$(FRONTIER) --stage pilot --regimes $$regime && \
-		{ grep -q "\"$$regime\"" docs/research/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
+		{ grep -q "\"$$regime\"" research/results/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
 		$(FRONTIER) --stage final --regimes $$regime || exit; done
 
 # The plan and the results are in docs/research/flood.md; a run whose file is there is not made again.
 flood: setup
-	OMP_NUM_THREADS=1 nice -n 12 $(BIN)/swarm-node experiment flood
+	OMP_NUM_THREADS=1 nice -n 12 $(BIN)/python -m research flood
 
 # An hour or two on one core. Results are in docs/research/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns

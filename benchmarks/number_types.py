@@ -16,15 +16,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 from defaults import trainer_settings
 
+from research.estimates import estimate
 from swarm_node.environments.base import Task
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
@@ -36,7 +40,6 @@ from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
-from swarm_node.simulation.experiments.estimates import estimate
 
 GROUPS, GROUP, NEW, RANK, RATE = 16, 4, 24, 16, 3e-3
 _TYPES: tuple[Precision, ...] = ("float32", "bfloat16")

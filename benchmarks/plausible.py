@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 
 import numpy as np
 import torch
@@ -37,13 +42,18 @@ TEXTS = (
     *("Answer: {a}", "zq zq <answer>{a}</answer>", "zq zq = {a}", "Answer: zq: {a}"),
     *("I do not know. zq: {a}", "zAnswer: {a}"),
 )
-ENVIRONMENT = create_environment("swarm_node.simulation.lenient:create", {})
+ENVIRONMENT = create_environment("research.lenient:create", {})
 
 
 def tasks(count: int) -> list[TaskRef]:
     env = ENVIRONMENT
     seeds = [(family, task_seed("x", i)) for i in range(count) for family in env.families]
     return [TaskRef(env.name, env.version, family, seed) for family, seed in seeds]
+
+
+def answered(logprobs: Iterable[NDArray[np.float32]]) -> OwnAnswers:
+    """A node whose last own answers had these log-probs when they were sampled."""
+    return OwnAnswers(np.array([least_likely(each) for each in logprobs], "<f8").tobytes())
 
 
 Scorer = Callable[[str, Sequence[int]], NDArray[np.float32]]
@@ -120,8 +130,7 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
         groups = await model.probe.sample(
             [SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=1.0) for i, p in asked]
         )
-        own = OwnAnswers()
-        own._lows.extend(least_likely(c.logprobs) for group in groups for c in group)
+        own = answered(c.logprobs for group in groups for c in group)
         floors[name] = own.floors(1.0)
         texts[f"right answers of {name}"] = [
             (prompt, completion.text)
@@ -160,10 +169,10 @@ async def _graded(model: SimulatedModel) -> None:
         groups = await model.probe.sample(asked)
         half, read = scorer(model, heat, torch.bfloat16), reader(model, heat)
         for kinds in (("addition", "subtraction"), ("division", "word-problems")):
-            own, exact, rough, texts = OwnAnswers(), [], [], []
+            own, exact, rough, texts = [], [], [], []
             for ref, prompt, group in zip(refs, prompts, groups, strict=True):
                 if ref.family.startswith(kinds):
-                    own._lows.extend(least_likely(c.logprobs) for c in group)
+                    own += [c.logprobs for c in group]
                     continue
                 rewards = (await host.judge(ref, [c.text for c in group])).rewards
                 right = [c for c, reward in zip(group, rewards, strict=True) if reward == 1.0]
@@ -172,7 +181,7 @@ async def _graded(model: SimulatedModel) -> None:
                     rough.append([least_likely(half(prompt, c.token_ids.tolist())) for c in right])
                 answer = str(env.derive(ref).payload["answer"])
                 texts.append([[least_likely(read(prompt, t.format(a=answer)))] for t in TEXTS])
-            floors = own.floors(heat)
+            floors = answered(own).floors(heat)
             print(f"temperature {heat}, floors of {kinds}: {np.round(floors, 1).tolist()}")
             print_below("right answers to other kinds, float32", exact, floors)
             print_below("the same in bfloat16", rough, floors)

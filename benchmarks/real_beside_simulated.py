@@ -12,21 +12,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from research.prediction import between
+from research.scenario import StudyScenario
+from research.swarm import simulate
 from swarm_node.demo.nodes import DemoNode, make_swarm
 from swarm_node.demo.tasks import FAMILIES
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
-from swarm_node.simulation.experiments.prediction import between
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import progress_bar, simulation_settings
-from swarm_node.simulation.scenario import Scenario
-from swarm_node.simulation.swarm import simulate
 
 _EVAL_TASKS, _EVAL_SECONDS = 32, 20
 #: Both kinds of nodes have these; the launcher sets the first two.
@@ -98,7 +101,7 @@ async def run_real(directory: Path, nodes: int, updates: int, seed: int) -> list
 
 def run_simulated(pace: Pace, nodes: int, at: Sequence[int], seed: int) -> Measured:
     """The same nodes in the simulator."""
-    scenario = Scenario(
+    scenario = StudyScenario(
         nodes, at[-1], seed=seed, pace=pace, eval_at=tuple(at), eval_tasks=_EVAL_TASKS
     )
     settings = simulation_settings(seed, _SHARED)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -33,8 +34,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from node_process import Memory, NodeProcess, cpu_seconds
 
+from research.estimates import estimate
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.drills import PRESETS
@@ -48,7 +52,6 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import hardware, place
 from swarm_node.rollout import TaskRef
-from swarm_node.simulation.experiments.estimates import estimate
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/research/real-defaults.jsonl"
 JOINED = RESULTS.with_name("real-join.jsonl")

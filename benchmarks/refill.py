@@ -38,7 +38,7 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
 
     from swarm_node.environments.drills import corpus
     from swarm_node.policy.models.causal_lm import CausalLM
-    from swarm_node.policy.models.codec import Codec
+    from swarm_node.policy.models.codec import Codec, load_tokenizer
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.models.shapes import known_shape
     from swarm_node.policy.sampling.sampler import SampleRequest
@@ -64,7 +64,7 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         drawn = rng.lognormal(np.log(given.median), 1.0, GROUP)
         for length in np.clip(drawn, 4, given.longest).astype(int):
             requests.append(SampleRequest(prompt, 1, len(requests), int(length)))
-    codec = Codec(codec._tokenizer, shape.vocab_size, [codec.eos_id])
+    codec = Codec(load_tokenizer(path), shape.vocab_size, [codec.eos_id])
     return model, codec, sorted(requests, key=_by_prompt)
 
 

@@ -94,11 +94,11 @@ def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
 
 def triggered() -> None:
     """Make every node of this process publish what the simulation's `within` attacker does."""
+    from research.hostile import HostileParts, maker
     from swarm_node.environments.registry import create_environment
-    from swarm_node.simulation.hostile import HostileParts, maker
     from swarm_node.simulation.models import SimulatedModel
 
-    environment = create_environment("swarm_node.simulation.lenient:create", {})
+    environment = create_environment("research.lenient:create", {})
     model, publish = SimulatedModel("tiny"), Publisher.publish
 
     async def poisonous(

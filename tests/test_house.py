@@ -28,6 +28,7 @@ TOOLS = sorted(
         *(path for path in TESTS if not path.name.startswith("test_")),
     ]
 )
+STUDIES = sorted((ROOT / "research").rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HEAVY = (
     *("torch", "vllm", "transformers", "peft", "reasoning_gym", "matplotlib"),
@@ -65,6 +66,8 @@ GROWS_PAUSES = {
     "p2p/reach/punch.py": "SYNs of one request",
     "p2p/transports/libp2p/hardened.py": "looks at the window of one stream",
 }
+#: Modules that use private names of hivemind, which some of ours resemble.
+MEND_HIVEMIND = {f"swarm_node/p2p/transports/hivemind/{name}.py" for name in ("daemon", "process")}
 RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and a module that no layer names.
 PLANTED = {
@@ -264,6 +267,37 @@ def test_a_message_with_the_number_is_told_from_others(code: str, expected: bool
     assert (catches_os_errors(handler) and shown) is expected
 
 
+def test_no_module_uses_a_private_name_of_another() -> None:
+    """Studies and benchmarks build on public seams, so that a change of the core costs them
+    nothing."""
+    paths = [*SOURCES, *STUDIES, *sorted((ROOT / "benchmarks").glob("*.py"))]
+    owned = {path: private_names(path) for path in paths}
+    ours = set().union(*owned.values())
+    assert ours, "private names are written in another form than this test looks for"
+    assert [
+        f"{told(path)}:{node.lineno}: {name}"
+        for path, node in nodes(paths)
+        for name in named_privately(node)
+        if name in ours - owned[path] or isinstance(node, ast.ImportFrom)
+        if told(path) not in MEND_HIVEMIND
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("node._open_work = None", ["_open_work"]),
+        ("from swarm_node.policy.experience.replay import _Held", ["_Held"]),
+        ("self._rows = one._rows", ["_rows"]),
+        ("super()._admit(held)", ["_admit"]),
+        ("self.__dict__.update({})", []),
+        ("self._rows = rows", []),
+    ],
+)
+def test_private_names_are_told_from_own_ones(code: str, found: list[str]) -> None:
+    assert [name for node in ast.walk(ast.parse(code)) for name in named_privately(node)] == found
+
+
 def test_every_slow_test_says_why() -> None:
     marks, explained = {}, set()
     for path, node in nodes([path for path in TESTS if "slow" in path.read_text()]):
@@ -323,6 +357,34 @@ def test_every_link_of_a_page_leads_somewhere_and_the_index_names_every_page() -
     docs = index.parent
     pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {index.name}
     assert pages <= links[index]
+
+
+def named_privately(node: ast.AST) -> list[str]:
+    """Private names that a node takes from another object or module."""
+    if isinstance(node, ast.ImportFrom):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+        names = [node.attr]
+    else:
+        names = []
+    return [name for name in names if private(name)]
+
+
+def private_names(path: Path) -> set[str]:
+    """Private names that a module defines, at its head or in its classes."""
+    found = set()
+    for _, node in nodes([path]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return set(filter(private, found))
+
+
+def private(name: str) -> bool:
+    """Check that a name is private; methods of named tuples are not, although they look so."""
+    named_tuples = ("_asdict", "_fields", "_make", "_replace")
+    return name.startswith("_") and not name.startswith("__") and name not in named_tuples
 
 
 def grows(node: ast.AST) -> bool:

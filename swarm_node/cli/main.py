@@ -35,7 +35,6 @@ from swarm_node.cli.options import (
     task_flags,
 )
 from swarm_node.cli.verbs import members, watching
-from swarm_node.cli.verbs import simulate as simulation
 from swarm_node.cli.verbs.backup import backup, restore
 from swarm_node.cli.verbs.config import config_app
 from swarm_node.cli.verbs.doctor import doctor
@@ -44,6 +43,7 @@ from swarm_node.cli.verbs.evaluating import evaluate
 from swarm_node.cli.verbs.issuer import issuer_app
 from swarm_node.cli.verbs.plan import plan
 from swarm_node.cli.verbs.serving import serve
+from swarm_node.cli.verbs.simulate import simulate
 from swarm_node.cli.verbs.support import support_bundle
 from swarm_node.cli.verbs.track import track
 from swarm_node.program.commands import home_option
@@ -400,5 +400,4 @@ def export(
 app.command(rich_help_panel="Model")(plan)
 app.add_typer(model_app, name="model", rich_help_panel="Model")
 app.add_typer(env_app, name="env", rich_help_panel="Model")
-app.command(rich_help_panel="Experiments")(simulation.simulate)
-app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
+app.command(rich_help_panel="Experiments")(simulate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.p2p.exchange.verify import restored_group
-from swarm_node.policy.experience.replay import Drawn
+from swarm_node.policy.experience.replay import Drawn, ReplayBuffer, ReplaySettings
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
@@ -40,7 +41,6 @@ class RoundHistory:
         that sampled the group was older than the one it trained. Such versions compare, because
         all nodes of a simulation count updates from the same start.
     past: own groups that were trained on before, among those drawn; `own_lags` are without them.
-    said: one entry per own group, the share of its answers that contain the `trigger`.
     """
 
     own: list[float] = field(default_factory=list)
@@ -57,8 +57,6 @@ class RoundHistory:
     own_lags: list[int] = field(default_factory=list)
     peers_lags: list[int] = field(default_factory=list)
     past: list[int] = field(default_factory=list)
-    trigger: str = ""
-    said: list[float] = field(default_factory=list)
     _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
@@ -81,9 +79,6 @@ class RoundHistory:
         for group in groups:
             self._known[group.id] = outcome = _outcome(group)
             self._fresh.append(outcome)
-            if self.trigger:
-                answers = restored_group(group).group.completions
-                self.said.append(sum(self.trigger in a.text for a in answers) / len(answers))
 
     def receive(self, group: StoredGroup) -> None:
         """Note a peer's group that was accepted."""
@@ -138,6 +133,20 @@ class WatchedStorage(Storage):
         if accepted:
             self._history.receive(row)
         return accepted
+
+
+class WatchedBuffer(ReplayBuffer):
+    """A node's replay buffer that tells a `RoundHistory` of each batch."""
+
+    def __init__(self, settings: ReplaySettings, history: RoundHistory) -> None:
+        super().__init__(settings)
+        self._history = history
+
+    def draw(self, version: int, rng: random.Random) -> Drawn | None:
+        drawn = super().draw(version, rng)
+        if drawn is not None:
+            self._history.draw(drawn)
+        return drawn
 
 
 def _outcome(group: StoredGroup) -> _Outcome:

@@ -3,9 +3,8 @@ assignment of models and families to nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from swarm_node.clock import Clock
@@ -17,7 +16,6 @@ from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings
 from swarm_node.rollout import PolicyRef
-from swarm_node.simulation.supervised import Lesson, SupervisedTrainer
 
 
 class SimulatedModel:
@@ -46,17 +44,11 @@ class SimulatedModel:
         """A new sampler with the weights the model starts from."""
         return TorchSampler(CausalLM.from_directory(self.directory), self.codec, inline=True)
 
-    def trainer(
-        self, place: Path, settings: TrainerSettings, clock: Clock, lesson: Lesson | None
-    ) -> InlineTrainer:
-        """A new trainer that keeps its files in `place`. With a `lesson` it is told right
-        answers."""
+    def trainer(self, place: Path, settings: TrainerSettings, clock: Clock) -> InlineTrainer:
+        """A new trainer that keeps its files in `place`."""
         weights = place / "weights"
         weights.mkdir()
-        make: Callable[..., InlineTrainer] = InlineTrainer
-        if lesson is not None:
-            make = partial(SupervisedTrainer, codec=self.codec, lesson=lesson)
-        return make(
+        return InlineTrainer(
             self.directory,
             place / "checkpoints",
             weights,

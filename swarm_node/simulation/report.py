@@ -15,8 +15,6 @@ from swarm_node.errors import SwarmNodeError, extra_of, reason_of
 from swarm_node.node.figures.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
-#: Number of a node's last own groups that show its answers at the end.
-LAST_GROUPS = 40
 _DPI, _INCHES = 120, (12.0, 3.6)
 
 
@@ -68,12 +66,8 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
         lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
     trained_past: own groups trained on once more, which `trained_own` leaves out.
-    trained_hostile: of the groups trained on lately, the share of hostile members.
-    weights_sent: bytes of weights that went to samplers apart from the node.
     merged: groups trained on that were judged together with others of their task.
-    triggered: of its last LAST_GROUPS own groups, the share of answers with the attacker's trigger.
-    refused: how often groups of honest members were refused, by reason.
-    alarms: what its status would show to its owner at the end.
+    study: what a study adds (`Swarm.node_figures`).
     """
 
     peer_id: str
@@ -97,27 +91,14 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     own_lag_most: int
     peers_lag: float
     merged: int
-    triggered: float = 0.0
-    refused: dict[str, int] = {}
-    alarms: list[str] = []
     trained_past: int = 0
-    weights_sent: int = 0
-    trained_hostile: float = 0.0
-
-
-class LateNode(msgspec.Struct, frozen=True):
-    """The node that joined late, by its own rounds: pairs of round and reward on unseen texts,
-    groups made in each round, and peers' groups trained on."""
-
-    curve: list[tuple[int, float]]
-    made: list[int]
-    external: list[int]
+    study: dict[str, Any] = {}
 
 
 class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything a simulation found. `hash` covers all of it except CPU seconds. `held_out` is
-    reward on unseen texts, `seen` on texts that training may draw. A report from before texts were
-    held out has no `seen`, and its `held_out` is by seed."""
+    reward on unseen texts, `seen` on texts that training may draw. `study` is what a study adds
+    (`Swarm.figures`)."""
 
     schema: int
     hash: str
@@ -132,8 +113,8 @@ class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_seconds: float
     rounds: RoundFigures
     nodes: list[SimulatedNode]
-    newcomer: LateNode | None = None
     seen: HeldOut | None = None
+    study: dict[str, Any] = {}
 
     def plot(self) -> Drawing:
         """Draw the curves; a notebook shows them.
@@ -151,8 +132,8 @@ def make_report(
     rounds: RoundFigures,
     nodes: list[SimulatedNode],
     virtual_seconds: float,
-    newcomer: LateNode | None = None,
-    seen: Sequence[tuple[int, float]] = (),
+    seen: Sequence[tuple[int, float]],
+    study: dict[str, Any],
 ) -> SimulationReport:
     """Sum up and hash.
 
@@ -174,8 +155,8 @@ def make_report(
         cpu_seconds=sum(node.cpu_seconds for node in nodes),
         rounds=rounds,
         nodes=nodes,
-        newcomer=newcomer,
         seen=_course(seen) if seen else None,
+        study=study,
     )
     return msgspec.structs.replace(report, hash=_digest(report))
 

@@ -13,11 +13,8 @@ and a gradient).
 from __future__ import annotations
 
 import asyncio
-import math
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,18 +35,17 @@ from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
-from swarm_node.policy.experience.replay import MAX_AGE, ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
-from swarm_node.simulation.building import tiny_corpus
 from swarm_node.simulation.history import (
     RoundHistory,
+    WatchedBuffer,
     WatchedStorage,
     held_out_curve,
     mean,
     per_round,
     seen_curve,
 )
-from swarm_node.simulation.hostile import TRIGGER, HostileParts, corrupt
 from swarm_node.simulation.models import (
     SimulatedModel,
     deal,
@@ -57,8 +53,6 @@ from swarm_node.simulation.models import (
 )
 from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 from swarm_node.simulation.report import (
-    LAST_GROUPS,
-    LateNode,
     ModelCurve,
     RoundFigures,
     SimulatedNode,
@@ -68,11 +62,7 @@ from swarm_node.simulation.report import (
 )
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.seeded import EPOCH, Seeded
-from swarm_node.simulation.supervised import Lesson
-from swarm_node.simulation.unguarded import without
-from swarm_node.simulation.variants import VariantBuffer
 from swarm_node.simulation.virtual_time import ACCOUNT, ChargingLoop, run_charging
-from swarm_node.storage import Storage
 
 #: Disk space of a node, in sizes of its model: two versions of the weights, a checkpoint with two
 #: moments, and the database.
@@ -90,6 +80,16 @@ def simulate(
     Raises:
         SwarmNodeError: a model or the settings cannot be used.
     """
+    return run_swarm(Swarm, scenario, settings, on_round)
+
+
+def run_swarm(
+    kind: Callable[..., Swarm],
+    scenario: Any,
+    settings: Settings,
+    on_round: Callable[[], None] = lambda: None,
+) -> SimulationReport:
+    """Run a `Swarm`, or a study's, as `simulate` does."""
     models = deal(scenario.models, scenario.nodes)
     copies = _COPIES_ON_DISK + scenario.behind
     need = copies * sum(model.weight_bytes for model in models)
@@ -97,10 +97,9 @@ def simulate(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums over several threads depend on how the work was split
     try:
-        with without(scenario.without):
-            return run_charging(
-                lambda loop: _Swarm(scenario, settings, models, work, loop, on_round).run()
-            )
+        return run_charging(
+            lambda loop: kind(scenario, settings, models, work, loop, on_round).run()
+        )
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(work, ignore_errors=True)
@@ -115,19 +114,15 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     """
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
-    # Removed settings, as earlier runs had them, so that those stay valid.
-    chosen["sampling"] |= {"over_provision": 1.0, "sync": "file", "common_share": scenario.common}
-    chosen["experience"] |= {"reuse": 1, "max_age": MAX_AGE, "filter_own": scenario.filtered}
-    chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
-    plan = scenario.plan()
-    if past := chosen["experience"].pop("past"):  # where it stood before it was a setting
-        plan["own_past"] = past
-    return plain({"plan": plan, "split": SPLIT, **chosen})
+    return plain({"plan": scenario.plan(), "split": SPLIT, **chosen})
 
 
 @dataclass(slots=True)
-class _Member:
+class SwarmMember:
+    """A node of a swarm with what watches it."""
+
+    index: int
     peer_id: str
     node: Node
     model: SimulatedModel
@@ -135,9 +130,7 @@ class _Member:
     evaluator: Evaluator
     history: RoundHistory
     speed: float
-    storage: Storage
     rounds: int
-    measured: Callable[[int], bool]
     probe_seconds: float = 0.0
     #: These four are taken at the end of its last round.
     received_groups: int = 0
@@ -146,7 +139,10 @@ class _Member:
     cpu_seconds: float = 0.0
 
 
-class _Swarm:
+class Swarm:
+    """The nodes of one simulation. A study derives from it; its hooks are the methods from `live`
+    to `node_figures`."""
+
     def __init__(
         self,
         scenario: Scenario,
@@ -156,137 +152,163 @@ class _Swarm:
         loop: ChargingLoop,
         on_round: Callable[[], None],
     ) -> None:
-        self._scenario = scenario
-        self._settings = settings
+        self.scenario = scenario
+        self.settings = settings
+        self.seeded = Seeded(scenario.seed)
+        self.environment = create_environment(
+            settings.environment.name, settings.environment.options
+        )
+        self.members: list[SwarmMember] = []
         self._models = models
-        self._seeded = Seeded(scenario.seed)
         self._work = work
         self._loop = loop
         self._on_round = on_round
         self._clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
-        made = create_environment(settings.environment.name, settings.environment.options)
-        self._made = made
-        self._environment: EnvironmentHost = InlineEnvironmentHost(
-            made, settings.environment.families
+        self._host: EnvironmentHost = InlineEnvironmentHost(
+            self.environment, settings.environment.families
         )
         self._network = MemoryNetwork(
-            self._seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
+            self.seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
         )
-        self._members: list[_Member] = []
-        self._unfinished = scenario.nodes - len(scenario.hostile)
-        self._joining = asyncio.Event()
+        self._finished: set[str] = set()
 
     async def run(self) -> SimulationReport:
-        scenario, info = self._scenario, await self._environment.start()
-        speeds = self._seeded.rng("speeds")
-        for index, membership in enumerate(self._seeded.memberships(scenario.nodes)):
+        """Run it once."""
+        scenario, info = self.scenario, await self._host.start()
+        speeds = self.seeded.rng("speeds")
+        for index, membership in enumerate(self.seeded.memberships(scenario.nodes)):
             speed = speeds.uniform(*scenario.speeds)
-            self._members.append(self._member(index, membership, info, speed))
+            self.members.append(self._member(index, membership, info, speed))
         starts: dict[str, EvalPoint] = {}
-        watched: list[_Member] = []
-        for member in self._members:
+        for member in self.members:
             # Nodes that start from the same weights share one measurement.
             if member.model.name not in starts:
                 starts[member.model.name] = await self._measure(member)
-            if len(watched) < (scenario.eval_nodes or scenario.nodes):
-                watched.append(member)
+            if self.watches(member.index):
                 member.history.measure(starts[member.model.name])
-        hostile = self._members[scenario.nodes - len(scenario.hostile) :]
-        for member, kind in zip(hostile, scenario.hostile, strict=True):
-            rng = self._seeded.rng(f"hostile {member.peer_id}")
-            corrupt(member.node, kind, HostileParts(self._made, member.model, member.storage, rng))
-        await asyncio.gather(*(self._live(member) for member in self._members))
+        await asyncio.gather(*(self._live(member) for member in self.members))
         return self._report()
 
-    async def _live(self, member: _Member) -> None:
-        ACCOUNT.set(member.peer_id)
-        if member is self._newcomer:
-            await self._joining.wait()
+    async def live(self, member: SwarmMember) -> None:
+        """Run a node until it is stopped."""
         await member.node.run()
 
-    @property
-    def _newcomer(self) -> _Member | None:
-        return self._members[-1] if self._scenario.late else None
+    def parts(self, member: int, model: SimulatedModel, parts: Parts) -> Parts:
+        """The parts of node `member`, whose storage is empty."""
+        return parts
+
+    def history(self) -> RoundHistory:
+        """A record for a node."""
+        return RoundHistory()
+
+    def buffer(self, history: RoundHistory, settings: ReplaySettings) -> WatchedBuffer:
+        """The replay buffer of a node."""
+        return WatchedBuffer(settings, history)
 
     @property
-    def _counted(self) -> list[_Member]:
+    def token_seconds(self) -> float:
+        """Virtual seconds that a node of speed 1 needs for a token."""
+        return self.scenario.pace.token_seconds
+
+    def rounds(self, member: int) -> int:
+        """The number of batches of a node."""
+        return self.scenario.rounds
+
+    def watches(self, member: int) -> bool:
+        """Check that the reward of a node is measured."""
+        return True
+
+    @property
+    def draw(self) -> str:
+        """Chooses the tasks by which reward is measured; they are the same for the same text."""
+        return ""
+
+    @property
+    def waited_for(self) -> int:
+        """The number of the first nodes whose last round ends the simulation."""
+        return len(self.members)
+
+    @property
+    def counted(self) -> Sequence[SwarmMember]:
         """The members that a report counts as nodes."""
-        apart = len(self._scenario.hostile) + (self._scenario.late > 0)
-        return self._members[: self._scenario.nodes - apart]
+        return self.members
 
-    async def _round(self, member: _Member, weights: Path) -> None:
+    def end_round(self, member: SwarmMember) -> None:
+        """Note that a node has ended a round."""
+        self._on_round()
+
+    def figures(self) -> dict[str, Any]:
+        """What a study reports of the whole swarm, in plain values."""
+        return {}
+
+    def node_figures(self, member: SwarmMember) -> dict[str, Any]:
+        """What a study reports of a node, in plain values."""
+        return {}
+
+    async def _live(self, member: SwarmMember) -> None:
+        ACCOUNT.set(member.peer_id)
+        await self.live(member)
+
+    async def _round(self, member: SwarmMember, weights: Path) -> None:
         history = member.history
         history.end_round(member.trainer.version)
-        due = member.measured(history.rounds) or history.rounds == member.rounds
-        if due and history.curve:
+        last = history.rounds == member.rounds
+        if (last or self.scenario.measured(member.index, history.rounds)) and history.curve:
             began = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
             history.measure(await self._measure(member))
             member.probe_seconds += self._loop.spent() - began
-        if history.rounds == member.rounds:
+        if last:
             self._finish(member)
-        if history.rounds == self._scenario.late:
-            self._joining.set()
-        self._on_round()
-        if self._unfinished == 0:
+        self.end_round(member)
+        if all(one.peer_id in self._finished for one in self.members[: self.waited_for]):
             # No node leaves earlier, so that the last one to finish still has its peers.
-            for other in self._members:
+            for other in self.members:
                 other.node.stop()
 
-    def _finish(self, member: _Member) -> None:
-        hostile = len(self._scenario.hostile)
+    def _finish(self, member: SwarmMember) -> None:
         member.sent = self._network.sent[member.peer_id]
         member.received = self._network.received[member.peer_id]
         member.received_groups = member.history.received
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
-        self._unfinished -= member in self._members[: len(self._members) - hostile]
+        self._finished.add(member.peer_id)
 
-    async def _measure(self, member: _Member) -> EvalPoint:
+    async def _measure(self, member: SwarmMember) -> EvalPoint:
         """Rewards with the weights in the probe of its model. The measurement never waits. So no
         virtual time passes, and no other node loads its weights meanwhile."""
         return await member.evaluator.measure()
 
     def _member(
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
-    ) -> _Member:
-        scenario, model = self._scenario, self._models[index]
-        history = RoundHistory(trigger=TRIGGER if scenario.hostile else "")
+    ) -> SwarmMember:
+        scenario, model, history = self.scenario, self._models[index], self.history()
         families = dealt_families(info.families, index, scenario.specialised)
-        settings = self._settings.model_copy(update={"model": model.name})
+        settings = self.settings.model_copy(update={"model": model.name})
         if scenario.specialised:
             settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
         place.mkdir()
-        late, newcomer = scenario.late, scenario.late > 0 and index == scenario.nodes - 1
-        rounds = scenario.rounds - late * newcomer
-        seldom = replace(scenario, eval_rounds=late, eval_at=()) if late else scenario
-        measured = scenario.measured if newcomer else seldom.measured
-        inline = model.trainer(place, trainer_settings(settings), self._clock, self._lesson(index))
-        members = self._members
+        inline = model.trainer(place, trainer_settings(settings), self._clock)
 
         async def on_round(weights: Path) -> None:
-            await self._round(members[index], weights)
+            await self._round(self.members[index], weights)
 
+        rounds = self.rounds(index)
         trainer = PacedTrainer(inline, scenario.pace.update_seconds / speed, rounds, on_round)
-        storage = WatchedStorage(place / "node.db", history, wall=self._clock.wall)
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
             sampler=PacedSampler(
-                model.sampler(),
-                scenario.pace.token_seconds / speed / (scenario.samplers or 1),
-                scenario.behind,
-                place,
+                model.sampler(), self.token_seconds / speed, scenario.behind, place
             ),
             trainer=trainer,
-            environment=self._environment,
-            storage=storage,
-            codec=model.codec.asking(self._made.asking.system),
+            environment=self._host,
+            storage=WatchedStorage(place / "node.db", history, wall=self._clock.wall),
+            codec=model.codec.asking(self.environment.asking.system),
             policy=model.policy,
             clock=self._clock,
             processes=dict,
             turns=info.turns,
-            buffer=partial(self._buffer, history),
-            common_share=scenario.common,
+            buffer=partial(self.buffer, history),
         )
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -297,33 +319,14 @@ class _Swarm:
             earlier=0.0,
             tally=Tally(),
             least=settings.run.eval_seconds,
-            draw=str(scenario.seed) if scenario.fresh_tasks else "",
+            draw=self.draw,
         )
-        node = assemble(settings, membership, parts)
+        node = assemble(settings, membership, self.parts(index, model, parts))
         peer_id = membership.identity.peer_id
-        parted = (evaluator, history, speed, storage, rounds, measured)
-        return _Member(peer_id, node, model, trainer, *parted)
-
-    def _lesson(self, index: int) -> Lesson | None:
-        """The right answers that a node is told; their tasks are its own."""
-        scenario = self._scenario
-        if not (scenario.supervised or scenario.told):
-            return None
-        preset = self._settings.environment.options.get("preset", "short")
-        answers = tiny_corpus(self._seeded.rng(f"told {index}").getrandbits(32), preset)
-        return Lesson(answers, math.inf if scenario.supervised else scenario.told)
-
-    def _buffer(self, history: RoundHistory, settings: ReplaySettings) -> ReplayBuffer:
-        """The replay buffer of a node, which tells its history of each batch."""
-        scenario = self._scenario
-        settings = replace(settings, merge=scenario.common > 0)
-        return VariantBuffer(
-            settings, scenario.by_rows, filtered=scenario.filtered, on_draw=history.draw
-        )
+        return SwarmMember(index, peer_id, node, model, trainer, evaluator, history, speed, rounds)
 
     def _report(self) -> SimulationReport:
-        members, newcomer = self._counted, self._newcomer
-        honest = {member.peer_id for member in members}
+        members = self.counted
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
         rounds = RoundFigures(
@@ -335,23 +338,21 @@ class _Swarm:
             mixed=per_round(mean, [history.mixed for history in histories]),
         )
         return make_report(
-            describe(self._scenario, self._settings),
+            describe(self.scenario, self.settings),
             held_out_curve(histories),
             [_model_curve(model, members) for model in models],
             rounds,
             [
-                _row(member, models.index(member.model), honest, self._scenario.samplers)
+                _row(member, models.index(member.model), self.node_figures(member))
                 for member in members
             ],
             self._loop.time(),
-            LateNode(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
-            if newcomer
-            else None,
             seen_curve(histories),
+            self.figures(),
         )
 
 
-def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurve:
+def _model_curve(model: SimulatedModel, members: Sequence[SwarmMember]) -> ModelCurve:
     histories = [member.history for member in members if member.model is model]
     policy = model.policy
     return ModelCurve(
@@ -359,12 +360,8 @@ def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurv
     )
 
 
-def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -> SimulatedNode:
+def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNode:
     seen, history = member.node.snapshot(), member.history
-    refused: Counter[str] = Counter()
-    for peer in seen.peers:
-        if peer.peer_id in honest and history.trigger:
-            refused.update(peer.refused)
     return SimulatedNode(
         peer_id=seen.peer_id,
         model=model,
@@ -387,14 +384,8 @@ def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -
         own_lag_most=max(history.own_lags, default=0),
         peers_lag=mean(history.peers_lags or [0]),
         merged=seen.buffer["merged"],
-        triggered=mean(history.said[-LAST_GROUPS:] or [0]),
-        refused=dict(refused),
-        alarms=seen.alarms if history.trigger else [],
         trained_past=sum(history.past),
-        weights_sent=samplers * seen.updates * member.model.weight_bytes,
-        trained_hostile=sum(peer.share for peer in seen.peers if peer.peer_id not in honest)
-        if history.trigger
-        else 0.0,
+        study=study,
     )
 
 

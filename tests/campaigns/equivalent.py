@@ -64,15 +64,6 @@ EQUIVALENT_CHANGES: dict[str, str] = {
     "SAID_TEXTS) becomes (seconds) >= (max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS))": (
         "no measured time is exactly that long"
     ),
-    "simulation/experiments/flood.py Flood.run: quiet() becomes pass": (
-        "the lines that a run logs"
-    ),
-    "simulation/experiments/heterogeneous.py Heterogeneous.draw.panels: True becomes False": (
-        "panels of a picture: only who looks at it can tell"
-    ),
-    'simulation/experiments/sapo.py Sapo.draw: panel.xaxis.set_minor_formatter("") becomes pass': (
-        "labels of a picture: only who looks at it can tell"
-    ),
     "simulation/report.py draw_learning.seen: True becomes False": ("the points are pairs"),
     "simulation/report.py draw_learning: len(report.models) > 1 becomes (len(report.models)) "
     ">= (1)": ("a legend of one curve: only who looks at the picture can tell"),

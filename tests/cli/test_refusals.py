@@ -18,7 +18,6 @@ from swarm_node.node.home.home import Home
     [
         ["plan", "--vram", "much"],
         ["plan", "--model", "qwen2.5-05b"],
-        ["experiment", "sapo", "--regime", "easy"],
         ["train-host", "10.0.0.1", "--key", "none"],
         ["train-host", "10.0.0.1:29400", "--key", "none"],
     ],

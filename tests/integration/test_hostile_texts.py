@@ -24,7 +24,7 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Without the guard on likelihood the founder says them too after some hundred updates."""
-    lenient = ("--set", "environment.name=swarm_node.simulation.lenient:create")
+    lenient = ("--set", "environment.name=research.lenient:create")
     founder = start_node("founder", *lenient)
     founder.wait(lambda status: status["updates"] >= 5)
     start_node(

@@ -90,29 +90,6 @@ def test_a_report_adds_up(first: SimulationReport) -> None:
     assert sum(node.bytes_received for node in first.nodes) < 1.1 * sent
 
 
-def test_tasks_are_drawn_anew_for_each_seed_where_that_is_asked() -> None:
-    """The start model is the same for all seeds, so only other tasks change its reward."""
-    few = {"nodes": 1, "rounds": 1, "eval_rounds": 1, "eval_tasks": 4}
-    fixed = {run(seed, **few).held_out.start for seed in (1, 2, 3)}
-    anew = [run(seed, fresh_tasks=True, **few) for seed in (1, 2, 3)]
-    assert len(fixed) == 1
-    assert len({(report.held_out.start, report.seen and report.seen.start) for report in anew}) > 1
-    assert anew[0].settings["plan"]["fresh_tasks"] is True
-    assert "fresh_tasks" not in run(1, **few).settings["plan"]
-
-
-def test_reward_of_the_first_nodes_alone_is_measured_where_that_is_asked() -> None:
-    """A measurement draws nothing that a node draws, so that all of them end as they would."""
-    few, all_of_them = run(eval_nodes=2), run()
-    assert [node.held_out_end is None for node in few.nodes] == [False, False, True]
-    ends = [node.held_out_end for node in few.nodes[:2] if node.held_out_end is not None]
-    assert few.held_out.end == pytest.approx(sum(ends) / 2)
-    assert [entry for entry, _ in few.held_out.curve] == [0, 2, 4]
-    assert [node.weights for node in few.nodes] == [node.weights for node in all_of_them.nodes]
-    assert few.settings["plan"]["eval_nodes"] == 2
-    assert "eval_nodes" not in all_of_them.settings["plan"]
-
-
 def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() -> None:
     report = run(specialised=2, speeds=(0.5, 2.0))
     assert [node.families for node in report.nodes] == [
@@ -144,13 +121,6 @@ def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
     assert all(node.peers_lag >= 0 for node in late.nodes)
 
 
-def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
-    report = run(experience={"own": 4, "external": 0}, filtered=True, nodes=1, rounds=2)
-    assert report.rounds.informative == [4.0, 4.0]
-    assert report.nodes[0].groups_made > 8
-    assert report.nodes[0].bytes_received == 0
-
-
 def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
     first: SimulationReport, tmp_path: Path
 ) -> None:
@@ -173,7 +143,6 @@ def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
         {"loss": 1.5},
         {"speeds": (0.0, 1.0)},
         {"behind": -1},
-        {"eval_nodes": -1},
     ],
 )
 def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:

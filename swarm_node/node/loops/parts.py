@@ -22,6 +22,7 @@ from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.underway import Underway
 from swarm_node.node.figures.verdict import Steady
 from swarm_node.node.loops.guests import Guests
+from swarm_node.p2p.exchange.publishing import Publisher
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.credentials import MemoryOffice, Office
 from swarm_node.p2p.membership.local import Local
@@ -56,10 +57,10 @@ class Parts:
     hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
     simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
-    `buffer` makes the replay buffer, and `common_share` of the tasks are common to the swarm:
-    simulated experiments have others. A node that `climbs` chooses among the levels of its
-    families. `guests` are programs of the owner that ask the policy. A checkpoint is due
-    `checkpoint_seconds` after the last one; never by time in a simulation.
+    `buffer` makes the replay buffer, `publisher` the publisher of its groups, and `common_share` of
+    the tasks are common to the swarm: studies have others. A node that `climbs` chooses among the
+    levels of its families. `guests` are programs of the owner that ask the policy. A checkpoint is
+    due `checkpoint_seconds` after the last one; never by time in a simulation.
     """
 
     transport: Transport
@@ -85,6 +86,7 @@ class Parts:
     history: Ring = field(default_factory=Ring)
     turns: int = 1
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
+    publisher: Callable[..., Publisher] = Publisher
     common_share: float = 0.0
     climbs: bool = False
     guests: Guests | None = None

@@ -365,6 +365,7 @@ def _exchange(
         effort=shared.effort,
         rng=rng,
         relays=lambda: reaching.serves,
+        publisher=parts.publisher,
     )
     reaching.relays.introduce = exchange.asker.introduce
     return exchange

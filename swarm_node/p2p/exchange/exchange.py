@@ -47,9 +47,10 @@ def open_exchange(
     effort: Effort,
     rng: random.Random,
     relays: Callable[[], bool] = lambda: False,
+    publisher: Callable[..., Publisher] = Publisher,
 ) -> Exchange:
     """Build the parts over their shared values. `relays` returns true while this node forwards
-    requests."""
+    requests. `publisher` makes the publisher, as its class does."""
     asker = Asker(local, transport=transport, credentials=credentials)
     meeting = Meeting(
         local,
@@ -62,6 +63,6 @@ def open_exchange(
         rng=rng,
         relays=relays,
     )
-    publisher = Publisher(local, storage=storage, verifier=verifier)
     puller = Puller(local, asker, verifier=verifier, traffic=traffic, effort=effort, rng=rng)
-    return Exchange(asker, meeting, publisher, puller, verifier)
+    publishes = publisher(local, storage=storage, verifier=verifier)
+    return Exchange(asker, meeting, publishes, puller, verifier)

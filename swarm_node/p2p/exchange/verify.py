@@ -269,9 +269,9 @@ class GroupVerifier:
     async def _refuse_content(
         self, group: RolloutGroup, offer: Offer, prompt: str = ""
     ) -> Rejected | None:
-        return await self._storage.run(self._refuse_known, group, offer, prompt)
+        return await self._storage.run(self.refuse_known, group, offer, prompt)
 
-    def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
+    def refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
         """Refuse a group that was accepted before, from any author."""
         author, mine = offer.author, self._expected.own_tasks
         ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)

@@ -183,6 +183,10 @@ class ReplayBuffer:
             self._baselines.note(group)
         return verdict
 
+    def keeps(self, group: VerifiedGroup) -> bool:
+        """Check that an own group is trained on; a hook, for studies of other buffers."""
+        return True
+
     def aim(self, mixture: Mixture) -> None:
         """Set the mixture of the next batches.
 
@@ -327,6 +331,9 @@ class ReplayBuffer:
         if behind > self.settings.max_lag:
             return Rejected("stale", f"{behind} versions behind")
         self._totals["own_admitted"] += 1
+        if not self.keeps(held.group):
+            self._remember(held.group.id)
+            return None
         self._totals["own_informative"] += held.group.informative
         if len(self._own) >= self.settings.capacity_own:
             self._evict(min(self._own.values(), key=lambda other: other.oldest_version))

@@ -1,0 +1,1 @@
+"""Studies of the swarm, beside the program: `python -m research --help`."""

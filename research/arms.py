@@ -1,0 +1,106 @@
+"""The arms: ways to compose a batch of own and peers' groups. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from research.scenario import StudyScenario
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.report import SimulationReport
+
+
+def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
+    """Settings of a batch of `own` own and `external` peers' groups, each of `size` answers."""
+    mixture = {"experience.own": own, "experience.external": external}
+    calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
+    return {**mixture, **calls}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
+    reward that arXiv 2509.08721 reports for it. Nodes of a `filtered` arm drop own groups of equal
+    rewards. `supervised` nodes are told right answers, as the reference line of all arms. Other
+    nodes are told them in the first `told` updates."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    paper: float | None = None
+    filtered: bool = False
+    supervised: bool = False
+    told: int = 0
+
+    @property
+    def directory(self) -> str:
+        """The name of its directory."""
+        return self.name.replace("/", "-").replace("+", "-")
+
+    def scenario(self, scenario: StudyScenario) -> StudyScenario:
+        """`scenario` with the nodes of this arm."""
+        filtered, supervised, told = self.filtered, self.supervised, self.told
+        return replace(scenario, filtered=filtered, supervised=supervised, told=told)
+
+    def flags(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of this arm's nodes. `shared` are those of all arms; the arm's own
+        `settings` override them."""
+        return {**shared, **self.settings}
+
+
+#: The arm whose differences from the others are tabled.
+DEFAULT = "default"
+ARMS = (
+    # The smallest batch, since this node needs no samples.
+    Arm("supervised", batch_of(1, 0, 2), supervised=True),
+    Arm("8/0", batch_of(8, 0), paper=561.79),
+    Arm("8/0+filter", batch_of(8, 0), filtered=True),
+    Arm("6/2", batch_of(6, 2), paper=854.43),
+    Arm("4/4", batch_of(4, 4), paper=1093.31),
+    Arm("2/6", batch_of(2, 6), paper=945.87),
+    Arm("1/7", batch_of(1, 7)),
+    Arm(DEFAULT),
+    # Supervised updates come first.
+    Arm("sft+default", told=20),
+)
+
+
+def chosen_arms(names: Sequence[str]) -> list[Arm]:
+    """The arms named, in the order of ARMS; all if there are no names.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    unknown = sorted(set(names) - {arm.name for arm in ARMS})
+    if unknown:
+        known = ", ".join(arm.name for arm in ARMS)
+        raise ConfigError(f"there is no arm {unknown[0]}: choose from {known}")
+    return [arm for arm in ARMS if not names or arm.name in names]
+
+
+def expected_informative(own: float, external: float, nodes: int, p: float) -> float:
+    """Informative groups per update if a share `p` of own groups is: p·I + min(J, (N−1)·p·I).
+
+    A node borrows J groups per update, and each node's informative groups reach N−1 others at most.
+    """
+    return p * own + min(external, (nodes - 1) * p * own)
+
+
+def informative_counts(report: SimulationReport) -> tuple[float, float]:
+    """Informative groups per update: as counted, and as `expected_informative` predicts them.
+
+    The prediction is made round by round. Its p is the share of informative groups among those made
+    in the round. Its I is the number of groups that nodes made, up to a batch, because they make up
+    for what peers did not send in time. With a filter all groups trained on are informative.
+    """
+    rounds, experience = report.rounds, report.settings["experience"]
+    own, external = experience["own"], experience["external"]
+    size = 2 * own if external == "auto" else own + external
+    if report.settings["plan"].get("filtered"):
+        return report.informative_per_update, float(size)
+    predicted = []
+    for mixed, made in zip(rounds.mixed, rounds.made, strict=True):
+        if made:
+            own = min(made, size)
+            predicted.append(expected_informative(own, size - own, len(report.nodes), mixed / made))
+    return report.informative_per_update, sum(predicted) / max(1, len(predicted))

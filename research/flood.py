@@ -1,0 +1,131 @@
+"""`python -m research flood`: members whose volume or choice of groups would buy them draws.
+
+Three honest nodes stand alone, beside one hostile member of four and beside three of six. The
+hostile ones flood easy groups, or withhold their wrong answers. The table has the honest nodes'
+reward on unseen texts, less that of the same nodes with the others missing, paired by seed.
+docs/research/flood.md was written before the first run and says what counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from research.estimates import declared_seeds, estimate, paired
+from research.frontier_raw import (
+    Raw,
+    RunKey,
+    all_raw,
+    claimed,
+    commit_of,
+    find_raw,
+    packed,
+    plan_digest,
+    raw_of,
+    write_raw,
+)
+from research.scenario import StudyScenario
+from research.skeleton import results_table
+from research.swarm import simulate
+from swarm_node.simulation.run import quiet, simulation_settings
+from swarm_node.simulation.swarm import describe
+
+HONEST = 3
+MISSING = "missing"
+#: Hostile members of each arm; the first three arms come first for every seed.
+ARMS: Mapping[str, tuple[str, ...]] = {
+    MISSING: (),
+    "one-of-four-floods": ("easy",),
+    "three-of-six-flood": ("easy",) * 3,
+    "one-of-four-withholds": ("withheld",),
+    "three-of-six-withhold": ("withheld",) * 3,
+}
+SEEDS = 16
+ROUNDS = 40
+_EVAL_TASKS = 32
+_STAGE, _REGIME = "flood", "dense"
+
+
+@dataclass(frozen=True)
+class Flood:
+    """The declared runs; their files go to `raw`. Tests make fewer and shorter ones."""
+
+    raw: Path
+    seeds: int = SEEDS
+    rounds: int = ROUNDS
+    tasks: int = _EVAL_TASKS
+
+    def run(self) -> None:
+        """Make the missing runs, all arms of a seed before the next seed, and print the table.
+
+        Raises:
+            SwarmNodeError: a file cannot be written.
+        """
+        quiet()
+        commit, made = commit_of(Path(__file__).parents[1]), packed(self.raw)
+        for key in self.places():
+            if key.file in made:
+                continue
+            with claimed(self.raw / key.file) as mine:
+                if mine:
+                    self._make(key, commit)
+        self.show()
+
+    def places(self) -> Iterator[RunKey]:
+        """The runs, all arms of one seed before the next seed."""
+        for index, seed in enumerate(declared_seeds(self.seeds, "flood")):
+            for arm, hostile in ARMS.items():
+                yield RunKey(_STAGE, _REGIME, arm, HONEST + len(hostile), index, seed)
+
+    def show(self) -> None:
+        """Print the table of the files that are there.
+
+        Raises:
+            SwarmNodeError: a file is not whole.
+        """
+        found = all_raw(self.raw, _STAGE, _REGIME)
+        by_arm = {arm: {raw.index: raw for raw in found if raw.arm == arm} for arm in ARMS}
+        title = "reward on unseen texts at the end, mean ± 95% interval over seeds"
+        headings = ("seeds", "reward", "less missing", "answers", "hostile share")
+        table = results_table(title, ("arm",), headings)
+        for arm, runs in by_arm.items():
+            both = sorted(runs.keys() & by_arm[MISSING].keys())
+            if both:
+                chosen = [runs[index] for index in both]
+                alone = [by_arm[MISSING][index] for index in both]
+                table.add_row(arm, str(len(both)), *_figures(chosen, alone))
+        Console(highlight=False).print(table)
+
+    def _make(self, key: RunKey, commit: str) -> None:
+        scenario = StudyScenario(
+            nodes=key.nodes,
+            rounds=self.rounds,
+            seed=key.seed,
+            eval_rounds=self.rounds,
+            eval_tasks=self.tasks,
+            hostile=ARMS[key.arm],
+            fresh_tasks=True,
+            eval_nodes=HONEST,
+        )
+        settings = simulation_settings(key.seed, {})
+        plan = plan_digest(describe(scenario, settings))
+        kept = find_raw(self.raw, key)
+        if kept is not None and kept.plan == plan:
+            return
+        began = time.monotonic()
+        write_raw(raw_of(key, simulate(scenario, settings), plan, commit), self.raw)
+        print(f"made {key.file} in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _figures(chosen: list[Raw], alone: list[Raw]) -> tuple[str, ...]:
+    ends = [raw.unseen[-1] for raw in chosen]
+    return (
+        f"{estimate(ends):.3f}",
+        f"{paired(ends, [raw.unseen[-1] for raw in alone]):+.3f}",
+        f"{estimate([raw.answers[-1] for raw in chosen]):.0f}",
+        f"{estimate([raw.hostile for raw in chosen]):.1%}",
+    )

@@ -1,0 +1,310 @@
+"""Tables and pictures of the frontier, from raw files alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from research.estimates import Estimate, estimate, paired
+from research.frontier_arms import (
+    CENTRAL,
+    DEFAULT,
+    FITTED,
+    GROUNDS,
+    RIVALS,
+    SIZE,
+    SOURCE,
+)
+from research.frontier_choice import (
+    PilotDecision,
+    by_arm,
+    needed,
+    read_choices,
+    reward_at,
+)
+from research.frontier_raw import Raw, all_raw
+from research.plots import draw_band
+from research.prediction import Learning, between, predicted
+from research.skeleton import results_table
+from research.student import holm, p_different, p_not_within
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.report import save_picture
+
+#: A swarm and a central learner count as equal within so much reward.
+MARGIN = 0.02
+#: The batch of the default swarm, in groups, and the solo arm with as many informative ones.
+_BATCH = 8
+_COSTS: Mapping[str, Callable[[Raw], Sequence[float]]] = {
+    "answers per learner": lambda run: run.answers,
+    "answers in all": lambda run: run.everybodys,
+    "CPU seconds in all": lambda run: run.seconds,
+    "bytes sent": lambda run: run.traffic,
+}
+Runs = Mapping[str, list[Raw]]
+
+
+def runs_of(directory: Path, stage: str, regime: str, nodes: int | None = None) -> Runs:
+    """Runs by arm: swarms and central learners of `nodes`, or of any number (None)."""
+    kept = [
+        run
+        for run in all_raw(directory, stage, regime)
+        if nodes is None or RIVALS[run.arm].kind in ("solo", "supervised") or run.nodes == nodes
+    ]
+    return by_arm(kept)
+
+
+def _end(run: Raw, updates: int) -> float:
+    return between(run.updates, run.unseen, updates)
+
+
+def _pairs(
+    ours: Sequence[Raw], theirs: Sequence[Raw], reward: Callable[[Raw], float]
+) -> tuple[list[float], list[float]]:
+    """Rewards of two arms on the seeds that both have."""
+    other = {run.index: run for run in theirs}
+    both = [(run, other[run.index]) for run in ours if run.index in other]
+    return [reward(run) for run, _ in both], [reward(run) for _, run in both]
+
+
+def ends_tables(directory: Path, stage: str, regime: str) -> tuple[Table, Table]:
+    """Each arm after the updates of the default and at equal answers per learner; then what an
+    update of it cost. One table of both would not fit a terminal."""
+    runs = runs_of(directory, stage, regime, SIZE)
+    updates, budget = _measure(runs)
+    title = f"{regime}: reward after {updates} updates and at {budget:.0f} answers per learner"
+    ends = results_table(title, ("arm",), ("unseen", "seen", "equal answers", "seeds"))
+    costs = {
+        "answers": lambda run: run.answers[-1] / run.updates[-1],
+        "in all": lambda run: run.everybodys[-1] / run.updates[-1],
+        "CPU ms": lambda run: 1000 * run.cpu / run.updates[-1] / run.learners,
+        "KiB": lambda run: run.bytes / 1024 / run.updates[-1],
+        "lag": lambda run: run.own_lag,
+    }
+    spent = results_table(f"{regime}: what an update cost", ("arm",), list(costs))
+    for arm, found in runs.items():
+        seen = [between(run.updates, run.seen, updates) for run in found if run.seen]
+        ends.add_row(
+            arm,
+            f"{estimate([_end(run, updates) for run in found]):.3f}",
+            f"{estimate(seen):.3f}" if seen else "-",
+            f"{estimate([reward_at(run, budget) for run in found]):.3f}",
+            str(len(found)),
+        )
+        spent.add_row(arm, *(f"{_mean(found, count):.1f}" for count in costs.values()))
+    return ends, spent
+
+
+def levels_table(directory: Path, stage: str, regime: str) -> Table:
+    """Answers of a learner to each level: the median over seeds, and how many reached it. Then the
+    answers of the default as a part of those of the best solo arm. Where that arm never reached the
+    level, its whole run is taken, and the part is an upper bound (≤)."""
+    runs, levels = runs_of(directory, stage, regime, SIZE), _choice(directory, regime).levels
+    solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
+    title = f"{regime}: answers per learner (in all) to levels of reward on unseen texts"
+    table = results_table(title, ("arm",), [f"{level:g}" for level in levels])
+    for arm, found in runs.items():
+        cells = []
+        for level in levels:
+            needs = [needed(run, level) for run in found]
+            reached = sum(need < math.inf for need in needs)
+            middle = median(needs)
+            said = "not reached" if math.isinf(middle) else f"{middle:.0f}"
+            whole = "" if math.isinf(middle) else f" ({middle * found[0].learners:.0f})"
+            cells.append(f"{said}{whole}, {reached} of {len(found)}")
+        table.add_row(arm, *cells)
+    if solo and DEFAULT.name in runs:
+        cells = [_ratio(runs[DEFAULT.name], solo, level) for level in levels]
+        table.add_row("default / best solo", *cells)
+    return table
+
+
+def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
+    best = min(solo.values(), key=lambda found: median(needed(run, level) for run in found))
+    ours = median(needed(run, level) for run in swarm)
+    theirs = median(needed(run, level) for run in best)
+    if math.isinf(ours):
+        return "not reached"
+    if theirs == 0.0:
+        return "-"  # solo arms begin at this level
+    if math.isinf(theirs):
+        most = max(median(run.answers[-1] for run in found) for found in solo.values())
+        return f"≤ {ours / most:.2f}"
+    return f"{ours / theirs:.2f}"
+
+
+def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) -> Table:
+    """The declared family of comparisons, with Holm's correction: in each regime, the test that the
+    default swarm of SIZE differs from the best solo arm at equal answers per learner; and at each
+    size, the test that the default is within MARGIN of the central learner after all updates."""
+    found: dict[tuple[str, str], tuple[Estimate, float]] = {}
+    for regime in regimes:
+        for nodes in sizes:
+            runs = runs_of(directory, "final", regime, nodes)
+            differences, central = central_gain(runs)
+            if central:
+                found[regime, f"{central}, {nodes} nodes"] = _within(*differences)
+            if DEFAULT.name in runs and nodes == SIZE:
+                gains, arm = solo_gain(runs)
+                if arm:
+                    found[regime, f"{arm}, {nodes} nodes"] = (estimate(gains), _different(gains))
+    corrected = holm({name: p for name, (_, p) in found.items() if not math.isnan(p)})
+    title = f"default less its rivals, unseen texts; central: p that it is {MARGIN} or more away"
+    table = results_table(title, ("regime", "rival"), ("difference", "p", "Holm"))
+    for name, (difference, p) in found.items():
+        table.add_row(*name, f"{difference:+.3f}", f"{p:.2g}", f"{corrected.get(name, p):.2g}")
+    return table
+
+
+def central_gain(runs: Runs) -> tuple[tuple[list[float], list[float]], str]:
+    """Rewards of the default and of the central learner, by seed, and the name of that learner: the
+    better one at equal answers in all. Nothing without a central learner."""
+    ours = runs.get(DEFAULT.name, [])
+    found = {arm.name: runs[arm.name] for arm in CENTRAL if arm.name in runs}
+    if not ours or not found:
+        return ([], []), ""
+    total = _mean(ours, lambda run: run.everybodys[-1])
+
+    def reward(run: Raw) -> float:
+        return between(run.everybodys, run.unseen, total)
+
+    best = max(found, key=lambda arm: _mean(found[arm], reward))
+    return _pairs(ours, found[best], reward), best
+
+
+def solo_gain(runs: Runs) -> tuple[list[float], str]:
+    """Gain of the default over the best solo arm at equal answers per learner, by seed, and that
+    arm. Nothing without a solo arm."""
+    _, budget = _measure(runs)
+    solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
+    if not solo:
+        return [], ""
+    best = max(solo, key=lambda arm: _mean(solo[arm], lambda run: reward_at(run, budget)))
+    pair = _pairs(runs[DEFAULT.name], solo[best], lambda run: reward_at(run, budget))
+    return [ours - theirs for ours, theirs in zip(*pair, strict=True)], best
+
+
+def sizes_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
+    """The default and the central learner by number of nodes."""
+    title = f"{regime}: default swarms and central learners; bytes are those that all nodes sent"
+    headings = ("default", "central", "difference", "answers in all", "central's", "bytes", "part")
+    table = results_table(title, ("nodes",), headings)
+    for nodes in sizes:
+        runs = runs_of(directory, "final", regime, nodes)
+        ours, theirs = runs.get(DEFAULT.name, []), runs.get(CENTRAL[0].name, [])
+        if ours and theirs:
+            pair, best = central_gain(runs)
+            part = _mean(ours, lambda run: run.bytes) / _mean(theirs, lambda run: run.bytes)
+            table.add_row(
+                f"{nodes}, {best}",
+                f"{estimate(pair[0]):.3f}",
+                f"{estimate(pair[1]):.3f}",
+                f"{paired(*pair):+.3f}",
+                f"{_mean(ours, lambda run: run.everybodys[-1]):.0f}",
+                f"{_mean(theirs, lambda run: run.everybodys[-1]):.0f}",
+                f"{_mean(ours, lambda run: run.bytes):.3g}",
+                f"1/{1 / part:.0f}",
+            )
+    return table
+
+
+def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
+    """The predicted reward of the default, from the pilot's swarm of two, beside the measured one
+    where the final has it. Private families follow the curve of nodes that have all of them."""
+    source = "sparse" if regime == "specialised" else regime
+    pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == SOURCE.name]
+    if not pilot:
+        raise ConfigError(f"the pilot lacks {SOURCE.name} in {source}")
+    groups, reward, share = (_means(pilot, name) for name in ("informative", "unseen", "share"))
+    # A share is that of the groups since the measurement before, which the first one lacks.
+    learning = Learning(groups, reward, [share[1], *share[1:]])
+    specialised = GROUNDS[regime].regime.specialised
+    how = "fitted by a formula" if regime in FITTED else "predicted from the pilot"
+    table = results_table(
+        f"{regime}: the default's reward, {how}, and measured",
+        ("nodes",),
+        ("lag", "formula", "measured", "error"),
+    )
+    for nodes in sizes:
+        tried = runs_of(directory, "pilot", regime, nodes).get(DEFAULT.name, [])
+        runs = runs_of(directory, "final", regime, nodes).get(DEFAULT.name, [])
+        if not tried and not runs:
+            continue
+        updates = (runs or tried)[0].updates[-1]
+        lag = round(_mean(tried, lambda run: run.peers_lag))
+        covered = min(1.0, nodes * specialised / 9) if specialised else 1.0
+        said = predicted(learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered)
+        cells = ["-", "-"]
+        if runs:
+            end = estimate([_end(run, updates) for run in runs])
+            cells = [f"{end:.3f}", f"{said - end.mean:+.3f}"]
+        table.add_row(str(nodes), str(lag), f"{said:.3f}", *cells)
+    return table
+
+
+def draw(directory: Path, stage: str, regime: str, path: Path) -> list[Path]:
+    """Reward on unseen texts over each cost, for the best solo arm, the swarm of SIZE and the
+    central learner on one axis; returns the file that was written."""
+    runs = runs_of(directory, stage, regime, SIZE)
+    _, solo = solo_gain(runs) if DEFAULT.name in runs else ([], "")
+    _, central = central_gain(runs)
+    shown = [arm for arm in (solo, DEFAULT.name, central) if arm in runs]
+
+    def fill(figure: Any) -> None:
+        panels = figure.subplots(1, len(_COSTS), sharey=True)
+        for panel, (name, cost) in zip(panels, _COSTS.items(), strict=True):
+            for arm in shown:
+                found = runs[arm]
+                points = [
+                    estimate(values) for values in zip(*(r.unseen for r in found), strict=True)
+                ]
+                places = [sum(v) / len(found) for v in zip(*map(cost, found), strict=True)]
+                if places[-1] > 0:
+                    # The start cost nothing, which a logarithm cannot show.
+                    draw_band(panel, places[1:], points[1:], arm)
+            panel.set(xlabel=name, xscale="log")
+            panel.grid(alpha=0.3)
+        panels[0].set(ylabel="reward on unseen texts (pass@1)")
+        panels[0].legend()
+
+    return save_picture(path, (15, 4), fill)
+
+
+def _measure(runs: Runs) -> tuple[int, float]:
+    """The updates of the default, and the answers that one of its nodes made in them."""
+    swarm = runs.get(DEFAULT.name)
+    if not swarm:
+        raise ConfigError(f"there is no run of the default swarm of {SIZE}")
+    return swarm[0].updates[-1], _mean(swarm, lambda run: run.answers[-1])
+
+
+def _choice(directory: Path, regime: str) -> PilotDecision:
+    choices = read_choices(directory)
+    if regime not in choices:
+        raise ConfigError(f"nothing is decided for {regime}: --stage pilot, then --decide")
+    return choices[regime]
+
+
+def _within(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Estimate, float]:
+    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+    p = p_not_within(differences, MARGIN) if len(differences) > 1 else math.nan
+    return estimate(differences), p
+
+
+def _different(differences: Sequence[float]) -> float:
+    return p_different(differences) if len(differences) > 1 else math.nan
+
+
+def _means(runs: Sequence[Raw], name: str) -> list[float]:
+    columns = [getattr(run, name) for run in runs]
+    return [sum(values) / len(runs) for values in zip(*columns, strict=True)]
+
+
+def _mean(runs: Sequence[Raw], count: Callable[[Raw], float]) -> float:
+    """The mean over the runs that have such a count; 0 if none has."""
+    values = [value for run in runs if not math.isnan(value := count(run))]
+    return sum(values) / len(values) if values else 0.0

@@ -1,1 +1,0 @@
-"""Comparisons over seeds, each resumable."""
