@@ -75,7 +75,7 @@ class Side:
                 frozenset(info.families),
                 POLICY,
                 SizeGate.of(group_size=4, max_new_tokens=24),
-                own_tasks=self.peer_id,
+                peer_id=self.peer_id,
             ),
             self.storage,
             lambda ref, texts, author: self.environment.judge(ref, texts),

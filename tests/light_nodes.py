@@ -258,7 +258,7 @@ def _verifier(membership: Membership, storage: Storage) -> GroupVerifier:
             frozenset(),
             PolicyRef(bytes(32), bytes(32), 0),
             SizeGate.of(group_size=4, max_new_tokens=24),
-            own_tasks=membership.identity.peer_id,
+            peer_id=membership.identity.peer_id,
         ),
         storage,
         lambda ref, texts, author: environment.judge(ref, texts),

@@ -66,7 +66,6 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
         lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
     trained_past: own groups trained on once more, which `trained_own` leaves out.
-    merged: groups trained on that were judged together with others of their task.
     study: what a study adds (`Swarm.node_figures`).
     """
 
@@ -90,7 +89,6 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     own_lag: float
     own_lag_most: int
     peers_lag: float
-    merged: int
     trained_past: int = 0
     study: dict[str, Any] = {}
 

@@ -383,7 +383,6 @@ def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNod
         own_lag=mean(history.own_lags or [0]),
         own_lag_most=max(history.own_lags, default=0),
         peers_lag=mean(history.peers_lags or [0]),
-        merged=seen.buffer["merged"],
         trained_past=sum(history.past),
         study=study,
     )

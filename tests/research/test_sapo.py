@@ -15,6 +15,7 @@ from research.budgets import BATCH_ANSWERS
 from research.estimates import declared_seeds, estimate
 from research.sapo import Sapo
 from research.supervised import ROWS
+from swarm_node.errors import ConfigError
 from swarm_node.simulation.report import SimulationReport, load_report
 
 SMALL = Sapo(2, 1, 1, {}, "dense", ("supervised", "4/4", "8/0", DEFAULT))
@@ -62,6 +63,11 @@ def test_a_regime_chooses_the_tasks_and_an_arm_what_is_told(tmp_path: Path) -> N
         "sft+default": 20,
     }
     assert not Sapo(2, 1, 1, {}, "sparse").shared
+
+
+def test_an_unknown_regime_is_refused() -> None:
+    with pytest.raises(ConfigError, match="regime easy"):
+        Sapo(1, 1, 1, {}, "easy")
 
 
 def test_a_later_part_of_the_declared_seeds_can_be_asked_for() -> None:

@@ -31,7 +31,7 @@ def test_a_group_is_informative_if_its_rewards_differ(
     history, group = RoundHistory(), stored(rewards)
     history.publish([group])
     drawn = verified(group.id, rewards=rewards)
-    history.draw(Drawn(groups=(drawn,), own_count=1, external_count=0, other_rewards=()))
+    history.draw(Drawn(groups=(drawn,), own_count=1, external_count=0))
     history.end_round(1)
     assert (history.made, history.mixed, history.informative) == ([1], [mixed], [mixed])
     assert history.own == history.batch == [sum(rewards) / 2]

@@ -246,7 +246,6 @@ class DialogueMaker:
                     ref,
                     prompt_ids,
                     sampling.group_size,
-                    # Peers may sample the same task, from nearly the same weights.
                     task_seed("sample", self._seed, self._peer_id, ref.seed),
                 )
                 for ref, _, prompt_ids in tasks

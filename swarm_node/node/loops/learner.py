@@ -125,7 +125,6 @@ class Learner:
             parts.codec.eos_id,
             self._correction,
             self._advantage,
-            drawn.other_rewards,
             self._group_size,
             parts.codec.bridge,
         )

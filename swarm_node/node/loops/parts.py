@@ -57,10 +57,10 @@ class Parts:
     hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
     all processes and `metrics` writes the history: both take milliseconds, and both are None in a
     simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
-    `buffer` makes the replay buffer, `publisher` the publisher of its groups, and `common_share` of
-    the tasks are common to the swarm: studies have others. A node that `climbs` chooses among the
-    levels of its families. `guests` are programs of the owner that ask the policy. A checkpoint is
-    due `checkpoint_seconds` after the last one; never by time in a simulation.
+    `buffer` makes the replay buffer, and `publisher` the publisher of its groups: studies have
+    others. A node that `climbs` chooses among the levels of its families. `guests` are programs of
+    the owner that ask the policy. A checkpoint is due `checkpoint_seconds` after the last one;
+    never by time in a simulation.
     """
 
     transport: Transport
@@ -87,7 +87,6 @@ class Parts:
     turns: int = 1
     buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
     publisher: Callable[..., Publisher] = Publisher
-    common_share: float = 0.0
     climbs: bool = False
     guests: Guests | None = None
     checkpoint_seconds: float = float("inf")

@@ -178,7 +178,6 @@ class RolloutMaker:
                 SampleRequest(
                     prompt_ids,
                     n=sampling.group_size,
-                    # Peers may sample the same task, from nearly the same weights.
                     seed=task_seed("sample", self._seed, self._peer_id, ref.seed),
                     max_new_tokens=sampling.max_new_tokens,
                     temperature=sampling.temperature,

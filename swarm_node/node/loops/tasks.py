@@ -8,13 +8,11 @@ from typing import Protocol
 import structlog
 
 from swarm_node.config import Sampling
-from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, meant
 from swarm_node.node.loops.levels import Levels
 from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.p2p.membership.local import Local
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
 
@@ -30,55 +28,39 @@ class TaskChooser(Protocol):
 
 
 class SeededTasks:
-    """Tasks in the order of a stored counter: the node's own ones, and a share of the swarm's
-    common ones. Family and seed of an own task follow from the node's seed."""
+    """Tasks in the order of a stored counter. Family and seed of each follow from the node's seed
+    and its peer id, so no two nodes choose the same task."""
 
     def __init__(
         self,
-        local: Local,
         info: EnvironmentInfo,
         families: Sequence[str],
         storage: Storage,
         *,
         seed: int,
-        common_share: float,
+        peer_id: str,
         levels: Levels | None = None,
     ) -> None:
         """The node samples `families` of the environment, or those of its `levels` if these are
-        active. `common_share` of its tasks are common ones."""
+        active."""
         self._levels = levels
         self._info = info
         self._families = tuple(families)
         self._storage = storage
-        self._clock = local.clock
         self._seed = seed
-        self._peer_id = local.peer_id
-        self._swarm_id = local.swarm_id
-        self._common_share = common_share
+        self._peer_id = peer_id
 
     async def choose(self, count: int) -> list[TaskRef]:
-        storage, share = self._storage, self._common_share
+        storage, info = self._storage, self._info
         first = await storage.run(storage.advance, "tasks", count)
-        own = [index for index in range(first, first + count) if not is_common(index, share)]
-        tasks = await self._common(count - len(own)) if len(own) < count else []
-        seeds = [task_seed("train", self._seed, self._peer_id, index) for index in own]
+        indices = range(first, first + count)
+        seeds = [task_seed("train", self._seed, self._peer_id, index) for index in indices]
         if self._levels is not None and self._levels.active:
             families = self._levels.choose(seeds)
         else:
             families = [self._families[seed % len(self._families)] for seed in seeds]
-        tasks += zip(families, seeds, strict=True)
-        info = self._info
+        tasks = zip(families, seeds, strict=True)
         return [TaskRef(info.name, info.version, family, seed) for family, seed in tasks]
-
-    async def _common(self, count: int) -> list[tuple[str, int]]:
-        storage = self._storage
-        used = await storage.run(storage.counter, "common")
-        first = first_number(used, self._clock.wall())
-        tasks, after = common_tasks(
-            self._swarm_id, self._info.families, self._families, first, count
-        )
-        await storage.run(storage.advance, "common", after - used)
-        return tasks
 
 
 class FittingTasks:

@@ -128,15 +128,8 @@ def _open_work(
 ) -> Work:
     local, peer_id = shared.local, shared.local.peer_id
     levels = Levels(info, families, parts.storage, climbs=parts.climbs)
-    tasks = SeededTasks(
-        local,
-        info,
-        families,
-        parts.storage,
-        seed=settings.run.seed,
-        common_share=parts.common_share,
-        levels=levels,
-    )
+    seed = settings.run.seed
+    tasks = SeededTasks(info, families, parts.storage, seed=seed, peer_id=peer_id, levels=levels)
     judging = Judging(parts.environment, shared.tally, shared.effort, parts.clock)
     fitting = FittingTasks(settings.sampling, parts, shared.tally, tasks, info.turns)
     maker = _maker(settings, parts, shared, judging, fitting, info)
@@ -268,7 +261,7 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
         frozenset(info.families),
         parts.policy,
         SizeGate.of(sampling.group_size, sampling.max_new_tokens, info.turns),
-        own_tasks="" if parts.common_share else peer_id,
+        peer_id=peer_id,
         turns=info.turns,
     )
 

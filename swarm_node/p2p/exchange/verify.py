@@ -88,16 +88,16 @@ class Dialogues:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Groups that this node trains on; others are refused. `own_tasks` is this node's peer id if
-    nobody else samples its tasks, "" if others may share them. `turns` is the most that a dialogue
-    has, 1 for an answer to one question."""
+    """Groups that this node trains on; others are refused. `peer_id` is this node's own: nobody
+    else samples the tasks of its groups. `turns` is the most that a dialogue has, 1 for an answer
+    to one question."""
 
     environment: str
     version: str
     families: frozenset[str]
     policy: PolicyRef
     sizes: SizeGate
-    own_tasks: str = ""
+    peer_id: str
     turns: int = 1
 
 
@@ -273,11 +273,11 @@ class GroupVerifier:
 
     def refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
         """Refuse a group that was accepted before, from any author."""
-        author, mine = offer.author, self._expected.own_tasks
-        ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)
+        author, task = offer.author, group.task
+        ours, theirs = task_digest(task, self._expected.peer_id), task_digest(task, author)
         content = content_digest(group, prompt)
         known = self._storage.authors_of(ours, theirs, content)
-        if mine and ours in known:
+        if ours in known:
             return Rejected("own_copied", "a task that this node chose for itself")
         if theirs in known:
             if self._windows.begins(author, offer.epoch):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_node.policy.choices import AdvantageName
-from swarm_node.policy.experience.advantage import ADVANTAGES, EQUAL_WITHIN, broad
+from swarm_node.policy.experience.advantage import ADVANTAGES, EQUAL_WITHIN
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
 #: Correction of peers' rows. "positive": rows with an advantage above zero, as if our policy
@@ -135,16 +135,13 @@ def build_batch(
     eos_id: int,
     correction: Correction = "positive",
     advantage: AdvantageName = "grpo",
-    other_rewards: Sequence[Sequence[float]] = (),
     group_size: int = 64,
     bridge: Encode = _unbridged,
 ) -> Batch:
     """The training rows of `groups`. `advantage` is computed from rewards found here, and never
-    from claimed ones. `other_rewards` has an entry for each group: the rewards of other groups of
-    its task, which its baseline includes. When empty, every group is its own baseline. An advantage
-    in a peer's group is at most √(G − 1), the most that a group of `group_size` can give. The
-    advantages of a larger group are scaled down, so that the group weighs as much as one of
-    `group_size`.
+    from claimed ones. An advantage in a peer's group is at most √(G − 1), the most that a group of
+    `group_size` can give. The advantages of a larger group are scaled down, so that the group
+    weighs as much as one of `group_size`.
 
     `encode_answer` tokenises foreign text; `eos_id` follows a turn that stopped by itself. `bridge`
     encodes a reply with what the model's template puts around it. A completion without tokens is
@@ -158,9 +155,8 @@ def build_batch(
     rows: list[TrainRow] = []
     for number, verified in enumerate(groups):
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        others = other_rewards[number] if other_rewards else ()
         most = math.inf if verified.provenance is _OWN else math.sqrt(group_size - 1)
-        advantages = _advantages(advantage, verified.rewards, others).clip(-most, most)
+        advantages = _advantages(advantage, verified.rewards).clip(-most, most)
         if verified.provenance is not _OWN:  # however many its answers, it weighs as an own group
             advantages *= min(1.0, group_size / len(verified.rewards))
         completions = verified.group.completions
@@ -186,13 +182,11 @@ def build_batch(
     return Batch(tuple(rows))
 
 
-def _advantages(
-    name: AdvantageName, rewards: Sequence[float], others: Sequence[float]
-) -> NDArray[np.float32]:
-    """Compute `broad`. A group that nothing is learnt from is spared numpy's many calls."""
-    if not others and max(rewards) - min(rewards) <= EQUAL_WITHIN and math.isfinite(sum(rewards)):
+def _advantages(name: AdvantageName, rewards: Sequence[float]) -> NDArray[np.float32]:
+    """The advantages of a group. One that nothing is learnt from is spared numpy's many calls."""
+    if max(rewards) - min(rewards) <= EQUAL_WITHIN and math.isfinite(sum(rewards)):
         return np.zeros(len(rewards), np.float32)
-    return broad(ADVANTAGES[name], rewards, others)
+    return ADVANTAGES[name](rewards)
 
 
 def _between(ends: Sequence[int], heard: Sequence[str], bridge: Encode) -> tuple[Given, ...]:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swarm_node.errors import ConfigError, Rejected
-from swarm_node.policy.experience.advantage import Baselines
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.experience.worth import MOST_AUTHORS, Worth
 from swarm_node.recent import Recent
@@ -47,8 +46,6 @@ class ReplaySettings:
     versions of the last `max_age`. They are marked as a peer's of the same model, so that
     `build_batch` treats them as it treats old groups of others.
 
-    With `merge`, the groups of one task share a baseline (`advantage.Baselines`).
-
     Raises:
         ConfigError: a value is impossible; the message names it.
     """
@@ -62,7 +59,6 @@ class ReplaySettings:
     peer_share: float = 0.25
     peer_minimum: int = 8
     past: int = 0
-    merge: bool = False
 
     def __post_init__(self) -> None:
         for name in ("own", "external", "max_lag", "past"):
@@ -100,13 +96,11 @@ class ReplaySettings:
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """One training batch: `own_count` own groups, `external_count` external ones, and own ones that
-    were trained on before. `other_rewards` has an entry for each group: the rewards that other
-    authors' groups of the same task got."""
+    were trained on before."""
 
     groups: tuple[VerifiedGroup, ...]
     own_count: int
     external_count: int
-    other_rewards: tuple[tuple[float, ...], ...]
 
     @property
     def fresh(self) -> tuple[VerifiedGroup, ...]:
@@ -117,8 +111,7 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
     """Groups held now, and totals since the start. `own_informative / own_admitted` estimates p,
-    the share of own groups with mixed rewards. The gain of sharing depends on p. `merged` counts
-    drawn groups whose baseline included other groups of their task."""
+    the share of own groups with mixed rewards. The gain of sharing depends on p."""
 
     own: int
     external: int
@@ -130,7 +123,6 @@ class ReplayStats:
     external_drawn: int
     expired: int
     evicted: int
-    merged: int
     rejected: dict[str, int]
 
 
@@ -165,7 +157,6 @@ class ReplayBuffer:
         self._uncollected: deque[bytes] = deque(maxlen=self._memory)
         self._totals: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._baselines = Baselines(self._memory)
 
     def admit(self, group: VerifiedGroup, version: int) -> Rejected | None:
         """Admit `group` at policy `version`, or return the reason for refusing it: "duplicate",
@@ -179,8 +170,6 @@ class ReplayBuffer:
         verdict = self._admit(_Held(group, group.group.oldest_version), version)
         if verdict is not None:
             self._rejected[verdict.reason] += 1
-        elif self.settings.merge:
-            self._baselines.note(group)
         return verdict
 
     def keeps(self, group: VerifiedGroup) -> bool:
@@ -222,14 +211,10 @@ class ReplayBuffer:
         self._credit(len(own), external)
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
-        groups = tuple(held.group for held in (*own, *external))
-        others = tuple(
-            self._baselines.others(group, version, self.settings.max_age) for group in groups
-        )
-        self._totals["merged"] += sum(map(bool, others))
+        groups = [held.group for held in (*own, *external)]
         again = self._draw_past(version, rng)
         self._past.extend(held.group for held in own if held.group.informative)
-        return Drawn((*groups, *again), len(own), len(external), (*others, *[()] * len(again)))
+        return Drawn((*groups, *again), len(own), len(external))
 
     def expire(self, version: int) -> None:
         """Drop the groups that are too stale to be drawn at policy `version`."""
@@ -282,7 +267,6 @@ class ReplayBuffer:
             external_drawn=totals["external_drawn"],
             expired=totals["expired"],
             evicted=totals["evicted"],
-            merged=totals["merged"],
             rejected=dict(self._rejected),
         )
 

@@ -23,14 +23,12 @@ from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
 from swarm_node.p2p.limits.budgets import Effort
-from swarm_node.p2p.membership.local import Local
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion, PolicyRef
-from swarm_node.simulation.seeded import Seeded
 from swarm_node.storage import Storage
 
 
@@ -67,15 +65,7 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
     )
     tally, info = Tally(), await host.start()
     slots = Slots(ReplayBuffer(replay_settings()), 24)
-    (member,) = Seeded(0).memberships(1)
-    tasks = SeededTasks(
-        Local.of(member.identity, member.swarm, SYSTEM_CLOCK),
-        info,
-        info.families,
-        storage,
-        seed=0,
-        common_share=0.0,
-    )
+    tasks = SeededTasks(info, info.families, storage, seed=0, peer_id="peer")
     maker = RolloutMaker(
         settings.sampling,
         parts,

@@ -142,7 +142,7 @@ class Receiver:
                 frozenset({"one"}),
                 POLICY,
                 SizeGate.of(4, 8, turns=3),
-                own_tasks="me",
+                peer_id="me",
                 turns=3,
             ),
             self.storage,

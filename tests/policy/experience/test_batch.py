@@ -99,16 +99,6 @@ def test_rows_know_their_group_and_advantages_go_by_name() -> None:
     assert [row.advantage for row in batch.rows] == 2 * dr_grpo(rewards).tolist()
 
 
-def test_a_group_that_failed_learns_next_to_one_that_did_not() -> None:
-    parts = [completion([5], "x"), completion([6], "y")]
-    groups = [group_of(Provenance.OWN, parts, [0.0, 0.0]), group_of(Provenance.KIN, parts, [1, 0])]
-    alone = build_batch(groups, encode, encode, EOS)
-    assert [row.informative for row in alone.rows] == [False, False, True]
-    together = build_batch(groups, encode, encode, EOS, other_rewards=[(1.0, 0.0), (0.0, 0.0)])
-    of_all = grpo([0.0, 0.0, 1.0, 0.0]).tolist()
-    assert [row.advantage for row in together.rows] == of_all[:3]
-
-
 def test_foreign_rows_are_retokenised() -> None:
     parts = [completion([5], "hi"), completion([6], "ho", Finish.LENGTH)]
     one = group_of(Provenance.FOREIGN, parts, [1.0, 0.0])

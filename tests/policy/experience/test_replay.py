@@ -72,7 +72,6 @@ def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> 
         assert {each.provenance for each in drawn.groups[1:]} <= {Provenance.KIN}
         assert [each.id.decode() for each in drawn.fresh] == [name]
         assert (drawn.own_count, drawn.external_count) == (1, 0)
-        assert len(drawn.other_rewards) == len(drawn.groups)
     assert held.stats().own_drawn == 4
 
 
@@ -250,28 +249,3 @@ def test_too_many_own_groups_push_out_the_stalest() -> None:
 def test_impossible_settings_are_named(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         replay_settings(**settings)
-
-
-def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() -> None:
-    wrong, right = (0.0, 0.0), (0.0, 1.0)
-    held = buffer(own=1, external=1, merge=True)
-    admit(held, group("mine", rewards=wrong))
-    first = held.draw(0, random.Random(1))
-    assert first.other_rewards == ((),)
-    admit(held, group("other", seed=1), group("theirs", "peer", rewards=right))
-    second = held.draw(1, random.Random(1))
-    assert names(second) == ["other", "theirs"]
-    assert second.other_rewards == ((), wrong)
-    assert held.stats().merged == 1
-    # What one knows alone, or was refused, is nobody's baseline.
-    assert held.admit(group("dull", "third", rewards=wrong), 1) is not None
-    admit(held, group("late", rewards=wrong), version=1)
-    third = held.draw(1, random.Random(1))
-    assert third.other_rewards == (right,)
-
-
-def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
-    held = buffer(own=1, external=1)
-    admit(held, group("mine"), group("theirs", "peer"))
-    drawn = held.draw(0, random.Random(1))
-    assert drawn.other_rewards == ((), ())
