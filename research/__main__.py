@@ -191,7 +191,7 @@ def frontier(
     processor time and bytes. Its plan is docs/research/frontier-plan.md."""
     from research.frontier import Frontier
     from research.frontier_raw import pack as pack_runs
-    from research.frontier_views import show_picture, show_tables
+    from research.frontier_tables import show_picture, show_tables
 
     chosen, names = tuple(regimes.split(",")), tuple(arms.split(",")) if arms else ()
     counts = _whole_numbers("--sizes", sizes)

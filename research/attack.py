@@ -17,12 +17,11 @@ from typing import Any
 
 from rich.table import Table
 
+from research.arms import REGIMES
 from research.estimates import Estimate, all_nodes, estimate, over_seeds
 from research.heterogeneous import WEAK
-from research.plots import draw_bars, finish
-from research.regimes import REGIMES
 from research.scenario import StudyScenario
-from research.skeleton import Case, Experiment, Results, results_table
+from research.skeleton import Case, Experiment, Results, draw_bars, finish, results_table
 from research.swarm import attack_figures
 from research.unguarded import GUARDS
 from swarm_node.errors import ConfigError

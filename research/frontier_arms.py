@@ -10,9 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from research.arms import batch_of
+from research.arms import REGIMES, Regime, batch_of
 from research.heterogeneous import WEAK
-from research.regimes import REGIMES, Regime
 from research.scenario import StudyScenario
 from swarm_node.errors import ConfigError
 from swarm_node.policy.models.model import TINY

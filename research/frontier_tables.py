@@ -1,24 +1,30 @@
-"""Tables and pictures of the frontier, from raw files alone."""
+"""Tables and pictures of the frontier, from raw files alone, and the rival without a model: in each
+family, always the answer that is right most often."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+from rich.console import Console
 from rich.table import Table
 
-from research.estimates import Estimate, estimate, paired
+from research.estimates import Estimate, estimate, holm, p_different, p_not_within, paired
+from research.frontier import Frontier
 from research.frontier_arms import (
     CENTRAL,
     DEFAULT,
+    EVAL_TASKS,
     FITTED,
     GROUNDS,
     RIVALS,
     SIZE,
     SOURCE,
+    settings_of,
 )
 from research.frontier_choice import (
     PilotDecision,
@@ -28,12 +34,14 @@ from research.frontier_choice import (
     reward_at,
 )
 from research.frontier_raw import Raw, all_raw
-from research.plots import draw_band
 from research.prediction import Learning, between, predicted
-from research.skeleton import results_table
-from research.student import holm, p_different, p_not_within
+from research.skeleton import draw_band, results_table
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
 from swarm_node.simulation.report import save_picture
+from swarm_node.simulation.run import simulation_settings
 
 #: A swarm and a central learner count as equal within so much reward.
 MARGIN = 0.02
@@ -308,3 +316,107 @@ def _mean(runs: Sequence[Raw], count: Callable[[Raw], float]) -> float:
     """The mean over the runs that have such a count; 0 if none has."""
     values = [value for run in runs if not math.isnan(value := count(run))]
     return sum(values) / len(values) if values else 0.0
+
+
+#: Training tasks of a family among which the most frequent answer is looked for.
+_DRAWS = 400
+
+
+class Constant(NamedTuple):
+    """One answer to all tasks of a family, and its score on held-out ones."""
+
+    answer: str
+    reward: float
+
+
+def best_constants(name: str, options: Mapping[str, Any], tasks: int) -> dict[str, Constant]:
+    """The most frequent right answer among training tasks of each family of an environment, scored
+    on `tasks` held-out tasks.
+
+    Raises:
+        ConfigError: there is no such environment, or it knows no right answers.
+    """
+    environment = create_environment(name, dict(options))
+    found = {}
+    for family in environment.families:
+
+        def ref(seed: int, family: str = family) -> TaskRef:
+            return TaskRef(environment.name, environment.version, family, seed)
+
+        drawn = (environment.derive(ref(task_seed("constant", family, i))) for i in range(_DRAWS))
+        answers = Counter(right for right in map(environment.answer, drawn) if right is not None)
+        if not answers:
+            raise ConfigError(f"{name} does not say which answers of {family} are right")
+        answer = answers.most_common(1)[0][0]
+        held_out = [environment.derive(ref(held_out_seed(family, i))) for i in range(tasks)]
+        scores = [environment.score(task, answer) for task in held_out]
+        found[family] = Constant(answer, sum(scores) / tasks)
+    return found
+
+
+def show_tables(frontier: Frontier, name: str) -> None:
+    """Print a table, for each regime that was asked for.
+
+    Raises:
+        ConfigError: there is no such table, or runs that it needs are missing.
+    """
+    if name not in _TABLES:
+        raise ConfigError(f"there is no table {name}: choose from {', '.join(_TABLES)}")
+    console = Console(highlight=False)
+    for table in _TABLES[name](frontier):
+        console.print(table)
+
+
+def show_picture(frontier: Frontier, path: Path) -> None:
+    """Draw the first regime that was asked for.
+
+    Raises:
+        ConfigError: runs that it needs are missing.
+    """
+    for file in draw(frontier.raw, frontier.stage, frontier.regimes[0], path):
+        print(f"wrote {file}")
+
+
+def _ends(frontier: Frontier) -> Iterator[Table]:
+    for regime in frontier.regimes:
+        yield from ends_tables(frontier.raw, frontier.stage, regime)
+
+
+def _levels(frontier: Frontier) -> Iterator[Table]:
+    return (levels_table(frontier.raw, frontier.stage, regime) for regime in frontier.regimes)
+
+
+def _claims(frontier: Frontier) -> Iterator[Table]:
+    yield claims_table(frontier.raw, frontier.regimes, frontier.sizes)
+
+
+def _sizes(frontier: Frontier) -> Iterator[Table]:
+    return (sizes_table(frontier.raw, regime, frontier.sizes) for regime in frontier.regimes)
+
+
+def _prediction(frontier: Frontier) -> Iterator[Table]:
+    return (prediction_table(frontier.raw, regime, frontier.sizes) for regime in frontier.regimes)
+
+
+def _constant(frontier: Frontier) -> Iterator[Table]:
+    """Score of the most frequent right answer of each family."""
+    for regime in frontier.regimes:
+        ground = GROUNDS[regime]
+        settings = simulation_settings(0, settings_of(DEFAULT, ground, 1, 1.0))
+        table = results_table(f"{regime}: constant answers", ("family", "answer"), ("reward",))
+        found = best_constants(settings.environment.name, settings.environment.options, EVAL_TASKS)
+        for family, constant in found.items():
+            table.add_row(family, constant.answer, f"{constant.reward:.3f}")
+        whole = sum(constant.reward for constant in found.values()) / len(found)
+        table.add_row("all", "", f"{whole:.3f}")
+        yield table
+
+
+_TABLES: dict[str, Callable[[Frontier], Iterator[Table]]] = {
+    "ends": _ends,
+    "levels": _levels,
+    "claims": _claims,
+    "sizes": _sizes,
+    "prediction": _prediction,
+    "constant": _constant,
+}

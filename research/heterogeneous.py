@@ -21,9 +21,8 @@ from research.estimates import (
     over_seeds,
     per_update,
 )
-from research.plots import draw_band, finish
 from research.scenario import StudyScenario
-from research.skeleton import Case, Experiment, Results, results_table
+from research.skeleton import Case, Experiment, Results, draw_band, finish, results_table
 from swarm_node.errors import ConfigError
 from swarm_node.policy.models.build_tiny import Noise, Recipe
 from swarm_node.simulation.building import build_once

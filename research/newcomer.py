@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from research.arms import chosen_arms
+from research.arms import REGIMES, RegimeExperiment, chosen_arms
 from research.estimates import Curve, estimate, over_seeds
-from research.plots import draw_band, finish
-from research.regimes import REGIMES, RegimeExperiment
 from research.scenario import StudyScenario
-from research.skeleton import HELD_OUT, Case, Results, results_table
+from research.skeleton import HELD_OUT, Case, Results, draw_band, finish, results_table
 from research.swarm import late_node
 from swarm_node.simulation.report import SimulationReport
 

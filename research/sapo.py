@@ -12,7 +12,9 @@ from rich.table import Table
 from research.arms import (
     ARMS,
     DEFAULT,
+    REGIMES,
     Arm,
+    RegimeExperiment,
     chosen_arms,
     informative_counts,
 )
@@ -33,10 +35,8 @@ from research.estimates import (
     paired,
     per_update,
 )
-from research.plots import draw_band
-from research.regimes import REGIMES, RegimeExperiment
 from research.scenario import StudyScenario
-from research.skeleton import HELD_OUT, Case, Results, results_table
+from research.skeleton import HELD_OUT, Case, Results, draw_band, results_table
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
 #: Generation takes 60 to 80% of the time of a node with a model of 1.5 billion weights on one card

@@ -10,6 +10,7 @@ experiment therefore goes on where it stopped.
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from research.estimates import declared_seeds
+from research.estimates import Estimate, declared_seeds
 from research.scenario import StudyScenario
 from research.swarm import simulate
 from swarm_node.simulation.report import (
@@ -146,3 +147,34 @@ def _report(
     report = simulate(scenario, settings, advance)
     save_report(report, directory)
     return report
+
+
+def draw_band(
+    panel: Any, places: Sequence[float], points: Sequence[Estimate], label: str, **style: Any
+) -> Any:
+    """Draw a line with its confidence interval; returns its colour."""
+    means = [point.mean for point in points]
+    (line,) = panel.plot(places, means, label=label, **style)
+    halves = _half_widths(points)
+    low = [mean - half for mean, half in zip(means, halves, strict=True)]
+    high = [mean + half for mean, half in zip(means, halves, strict=True)]
+    panel.fill_between(places, low, high, alpha=0.15, color=line.get_color())
+    return line.get_color()
+
+
+def draw_bars(panel: Any, places: Sequence[float], points: Sequence[Estimate], label: str) -> None:
+    """Draw a line with its confidence intervals as bars."""
+    means = [point.mean for point in points]
+    panel.errorbar(places, means, _half_widths(points), capsize=3, label=label)
+
+
+def finish(panels: Sequence[Any], legend: str | None = None) -> None:
+    """Give each panel a grid and a legend with a title."""
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        panel.legend(title=legend)
+
+
+def _half_widths(points: Sequence[Estimate]) -> list[float]:
+    """Half-widths of the confidence intervals; 0 where one seed allows none."""
+    return [0.0 if math.isnan(point.half) else point.half for point in points]

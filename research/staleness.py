@@ -17,13 +17,14 @@ from rich.table import Table
 
 from research.arms import batch_of
 from research.estimates import all_nodes, held_out, per_update
-from research.plots import draw_bars, finish
 from research.scenario import StudyScenario
 from research.skeleton import (
     HELD_OUT,
     Case,
     Experiment,
     Results,
+    draw_bars,
+    finish,
     results_table,
 )
 from swarm_node.errors import ConfigError

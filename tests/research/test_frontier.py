@@ -17,7 +17,6 @@ import pytest
 from builders import ROOT
 
 from research import frontier_arms
-from research.constants import best_constants
 from research.frontier import Frontier
 from research.frontier_arms import (
     CENTRAL,
@@ -48,8 +47,13 @@ from research.frontier_raw import (
     packed,
     write_raw,
 )
-from research.frontier_tables import prediction_table, solo_gain
-from research.frontier_views import show_picture, show_tables
+from research.frontier_tables import (
+    best_constants,
+    prediction_table,
+    show_picture,
+    show_tables,
+    solo_gain,
+)
 from swarm_node.errors import ConfigError, SwarmNodeError
 
 

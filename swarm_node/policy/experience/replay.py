@@ -26,7 +26,7 @@ from swarm_node.rollout import Provenance, VerifiedGroup
 #: it refuses a group that arrives again. The stored replay windows stop older ones.
 _MEMORY = 8
 #: Updates after which an external group is too old. Weights by age were measured, and lost
-#: (docs/research/mixture.md); this bounds only what a slow node has missed. Own groups are trained
+#: (docs/research/appendix.md); this bounds only what a slow node has missed. Own groups are trained
 #: on once more until they are as many versions old.
 MAX_AGE = 32
 

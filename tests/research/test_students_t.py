@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.student import (
+from research.estimates import (
     beyond,
     holm,
     p_different,
