@@ -193,9 +193,9 @@ async def at_work(
 def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The settings, and how `join` would use what is free here."""
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.preflight.defaults import for_model
+    from swarm_node.node.preflight.defaults import demand_of, for_model
     from swarm_node.node.preflight.doctor import this_machine
-    from swarm_node.node.preflight.fit import GpuMemory, fit
+    from swarm_node.policy.planning.fit import GpuMemory, fit
 
     chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
     given = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})
@@ -203,7 +203,7 @@ def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     machine = this_machine(settings)
     if machine.gpu is not None:
         machine = replace(machine, gpu=GpuMemory(arguments.free, arguments.free))
-    return settings, fit(settings, shape, machine)
+    return settings, fit(demand_of(settings, shape), machine)
 
 
 def described(shape: Any, found: Any, new: int) -> tuple[int, int, str]:

@@ -54,8 +54,8 @@ BEGIN_TASKS = {"node/loops/node.py", "process/child.py", "process/server.py"}
 #: What builds a node, real or simulated, and what shows settings. Components get values.
 TAKES_ALL_SETTINGS = {
     "defaults.py",
-    *("admission.py", "assembly.py", "build.py", "derive.py", "fit.py", "join.py", "node.py"),
-    *("doctor.py", "first_lines.py", "plan.py", "run.py", "swarm.py"),
+    *("admission.py", "assembly.py", "build.py", "derive.py", "join.py", "node.py"),
+    *("doctor.py", "first_lines.py", "machine.py", "plan.py", "run.py", "swarm.py"),
 }
 #: Packages whose modules lie in rooms.
 HAVE_ROOMS = ("cli", "policy", "policy/training", "p2p", "node")

@@ -30,7 +30,7 @@ from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import this_machine
-from swarm_node.node.preflight.fit import engine_of
+from swarm_node.policy.sampling.vllm.engine import choose_engine
 
 #: An inference engine takes long to import and start, and each node of the demo has one.
 _START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
@@ -59,7 +59,8 @@ async def run_demo(
     minutes = ground.minutes if minutes is None else minutes
     settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
-        engine_of(settings, this_machine(settings))
+        here = this_machine(settings)
+        choose_engine(settings.sampling.engine, here.where.device, here.vllm)
     console = Console()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
-from swarm_node.node.preflight.fit import Fit
 from swarm_node.node.start.derive import engine_plan, trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
@@ -26,6 +25,7 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import SampleRequest, SharingSampler
 from swarm_node.policy.sampling.vllm.engine import installed_vllm

@@ -31,7 +31,6 @@ from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
 from swarm_node.node.loops.guests import MOST_ROWS, PLACES, GuestAnswers, Guests
 from swarm_node.node.loops.harvest import Harvest, PendingGroup
-from swarm_node.node.preflight.fit import Fit
 from swarm_node.node.start import derive
 from swarm_node.node.start.build import make_sampler
 from swarm_node.policy.experience.batch import Batch, TrainRow
@@ -41,6 +40,7 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import (
     InterruptibleSampler,

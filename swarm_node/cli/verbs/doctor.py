@@ -127,8 +127,8 @@ def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import examine
-    from swarm_node.node.preflight.fit import Lengths
     from swarm_node.node.preflight.stored import SUBJECTS, read_facts
+    from swarm_node.policy.planning.demand import Lengths
 
     facts, shape = read_facts(path, settings.home), shape_of(settings.model)
     settings = for_model(settings, shape)
@@ -152,11 +152,11 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import Finding, examine, timed
     from swarm_node.node.preflight.facts import gather
-    from swarm_node.node.preflight.fit import Lengths
     from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.admission import of_choice, refused
     from swarm_node.node.start.join import ticket_text
     from swarm_node.policy.models.model import of_hub
+    from swarm_node.policy.planning.demand import Lengths
 
     home = Home(settings.home)
     home.check()

@@ -19,8 +19,8 @@ from swarm_node.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.config import Settings
-    from swarm_node.node.preflight.fit import Machine
     from swarm_node.policy.models.config import ModelConfig
+    from swarm_node.policy.planning.fit import Machine
 
 CARDS = (8, 12, 16, 24, 80)
 _SCHEMA = 1
@@ -65,9 +65,10 @@ def plan(
     from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.presets import prompt_bytes, try_environment
-    from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.fit import Lengths, decide
+    from swarm_node.node.preflight.defaults import demand_of, for_model
     from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
+    from swarm_node.policy.planning.demand import Lengths
+    from swarm_node.policy.planning.fit import decide
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
@@ -77,7 +78,8 @@ def plan(
     name, options = settings.environment.name, settings.environment.options
     tried = try_environment(name, options, asks=True)
     lengths = Lengths(tried.turns, prompt_bytes(tried, options))
-    cards = [PlannedCard(each, decide(settings, shape, each, lengths)) for each in machines]
+    demand = demand_of(settings, shape, lengths)
+    cards = [PlannedCard(each, decide(demand, each)) for each in machines]
     if json:
         from swarm_node.cli.home import json_of
 
@@ -178,7 +180,7 @@ def _machines(settings: Settings, vram: str | None, facts: Path | None) -> list[
         ConfigError: there is no such card, or the file is unusable.
     """
     from swarm_node.node.preflight.doctor import machine_of, this_machine
-    from swarm_node.node.preflight.fit import card
+    from swarm_node.node.preflight.machine import card
     from swarm_node.node.preflight.probe import gpu_memory
     from swarm_node.node.preflight.stored import read_facts
 

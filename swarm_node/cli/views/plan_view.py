@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.node.preflight.fit import Decision, Machine
 from swarm_node.policy.memory.plan import SPARE, Job, Plan
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.planning.fit import Decision, Machine
 from swarm_node.policy.sampling.vllm.engine import EngineChoice
 
 _GIB = 1 << 30

@@ -9,15 +9,12 @@ until the longest answer of a batch has ended.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from swarm_node.policy.experience.slots import OVER_PROVISION, provision
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import TaskRef
-
-#: Groups begun per group awaited: the best measured value (docs/engines.md).
-OVER_PROVISION = 1.5
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +94,6 @@ class Harvest:
         for error in ended:
             if error is not None:
                 raise error
-
-
-def provision(target: int, over: float, waiting: int) -> int:
-    """Return the number of new groups to begin. With the `waiting` interrupted ones, `over` times
-    `target` groups are then sampled. `over` counts as 1 at least."""
-    return max(0, math.ceil(target * max(over, 1.0)) - waiting)
 
 
 def still_fresh(rows: Sequence[Row], version: int, max_lag: int) -> list[Row]:

@@ -15,18 +15,9 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.environments.extras import EXTRAS
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
-from swarm_node.node.preflight.defaults import times_decide
+from swarm_node.node.preflight.defaults import demand_of
 from swarm_node.node.preflight.facts import Card, Facts, find_gpu
-from swarm_node.node.preflight.fit import (
-    ONE_ANSWER,
-    Fit,
-    GpuMemory,
-    Lengths,
-    Machine,
-    computed_on,
-    engine_of,
-    fit,
-)
+from swarm_node.node.preflight.machine import computed_on
 from swarm_node.node.preflight.probe import Seen, time_products
 from swarm_node.node.preflight.room import check_disk, shared_bytes
 from swarm_node.p2p.transports.libp2p.daemon import INSTALL
@@ -34,6 +25,8 @@ from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import has_bitsandbytes, repeats_heads, torch_version
+from swarm_node.policy.planning.demand import ONE_ANSWER, Lengths
+from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine, engine_of, fit
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
     VLLM_VERSION,
@@ -122,13 +115,14 @@ def examine(
     findings, machine = before
     if shape is None or machine is None or not _has_engine(findings):
         return findings
-    choose = partial(engine_of, settings, machine, shape, lengths)
+    demand = demand_of(settings, shape, lengths)
+    choose = partial(engine_of, demand, machine)
     sampler: list[Finding] = []
     try:
         sampler += _sampler(facts, settings.sampling.engine, machine.where.device, choose)
         if facts.running or not _has_engine(sampler):  # a plan depends on the engine
             return _completed(findings, sampler)
-        found = fit(settings, shape, machine, lengths)
+        found = fit(demand, machine)
     except (ConfigError, ModelError) as error:
         text, _, remedy = str(error).partition(": ")
         if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free
@@ -176,7 +170,7 @@ def timed(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
     """Return `facts` of this machine with the times of its CPU's products, if the number type of a
     model of this shape depends on them."""
     on_cpu = settings.run.device == "cpu" or not facts.seen.hardware.gpus
-    if facts.torch is None or not (on_cpu and times_decide(settings, shape)):
+    if facts.torch is None or not (on_cpu and demand_of(settings, shape).times_decide):
         return facts
     return replace(facts, products=time_products(shape))
 

@@ -33,7 +33,6 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.inventory import Fault
-from swarm_node.node.preflight.fit import GpuMemory
 from swarm_node.node.preflight.probe import (
     NOTHING_SEEN,
     Seen,
@@ -46,6 +45,7 @@ from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.libp2p.daemon import installed
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
 from swarm_node.policy.placement import ProductTimes, has_bitsandbytes
+from swarm_node.policy.planning.fit import GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
 from swarm_node.process.bounded import bounded_run
 

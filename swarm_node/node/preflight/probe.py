@@ -22,7 +22,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from swarm_node.errors import words_of
-from swarm_node.node.preflight.fit import GpuMemory
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import (
     BFLOAT16_CAPABILITY,
@@ -32,6 +31,7 @@ from swarm_node.policy.placement import (
     ProductTimes,
     count_by_bus,
 )
+from swarm_node.policy.planning.fit import GpuMemory
 from swarm_node.process.bounded import bounded_run
 
 _MOST_GIB = 4096

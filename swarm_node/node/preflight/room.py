@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from swarm_node.errors import HomeError
-from swarm_node.node.preflight.fit import Fit
 from swarm_node.policy.memory.footprint import KEPT_CHECKPOINTS, adapter_count, checkpoint_bytes
 from swarm_node.policy.memory.plan import DEFAULT_RANK
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.weights import KEEP_VERSIONS
 
 

@@ -16,9 +16,9 @@ import msgspec
 from swarm_node.durable import open_regular
 from swarm_node.errors import ConfigError, reason_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
-from swarm_node.node.preflight.fit import GpuMemory
 from swarm_node.node.preflight.probe import MOST_MEMORY, Seen
 from swarm_node.policy.placement import Hardware, ProductTimes
+from swarm_node.policy.planning.fit import GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 
 SCHEMA = 1

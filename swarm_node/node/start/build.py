@@ -34,8 +34,7 @@ from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
-from swarm_node.node.preflight.defaults import PRETRAINED_WEIGHTS, torch_threads
-from swarm_node.node.preflight.fit import Fit
+from swarm_node.node.preflight.defaults import torch_threads
 from swarm_node.node.preflight.room import shared_bytes
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble, assemble_member
@@ -56,6 +55,8 @@ from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
+from swarm_node.policy.planning.demand import PRETRAINED_WEIGHTS
+from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler

@@ -15,12 +15,11 @@ from swarm_node.config.model import differing
 from swarm_node.environments.presets import Tried, prompt_bytes
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import (
-    PRETRAINED_WEIGHTS,
+    demand_of,
     for_model,
     for_training,
     torch_threads,
 )
-from swarm_node.node.preflight.fit import Fit, Lengths, Machine, fit
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
@@ -28,6 +27,8 @@ from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.policy.memory.footprint import TrainingMethod, context_tokens
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.planning.demand import PRETRAINED_WEIGHTS, Lengths
+from swarm_node.policy.planning.fit import Fit, Machine, fit
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
@@ -85,9 +86,10 @@ def resolve_start(
     lengths = Lengths()
     if tried is not None:
         lengths = Lengths(tried.turns, prompt_bytes(tried, suited.environment.options))
-    found = fit(suited, shape, machine, lengths)
+    demand = demand_of(suited, shape, lengths)
+    found = fit(demand, machine)
     rows = 0 if found.plan is None else found.plan.rows
-    trained = for_training(suited, shape, found.training, rows)
+    trained = for_training(suited, demand, found.training, rows)
     settings = _dialling(trained, named)
     told, before = dict(origins), given
     for source, after in (
@@ -98,7 +100,7 @@ def resolve_start(
     ):
         told |= dict.fromkeys(differing(before, after), source)
         before = after
-    alone = partial(fit, settings, shape, replace(machine, ipc=False), lengths)
+    alone = partial(fit, demand, replace(machine, ipc=False))
     return Resolved(settings, found, told, alone)
 
 

@@ -26,8 +26,13 @@ the start. The other slots are counted from what is held now, so a restart needs
 
 from __future__ import annotations
 
+import math
+
 from swarm_node.policy.experience.replay import ReplayBuffer
 
+#: Groups begun per group awaited, by an engine that interleaves groups: the best measured value
+#: (docs/engines.md).
+OVER_PROVISION = 1.5
 #: Weight of the newest update in the mean of the own groups that an update takes.
 _NEWEST = 0.25
 
@@ -43,6 +48,12 @@ def smallest_batch(own: int, batch: int, max_lag: int, most: int) -> int:
     """
     larger = most > batch and max_lag > 1
     return min(most, 2 * own) if larger else own
+
+
+def provision(target: int, over: float, waiting: int) -> int:
+    """Return the number of new groups to begin. With the `waiting` interrupted ones, `over` times
+    `target` groups are then sampled. `over` counts as 1 at least."""
+    return max(0, math.ceil(target * max(over, 1.0)) - waiting)
 
 
 def most_at_once(own: int, batch: int, max_lag: int, most: int) -> int:

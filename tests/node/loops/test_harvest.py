@@ -16,14 +16,14 @@ from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.judgement import Judgement
 from swarm_node.errors import ChildError
-from swarm_node.node.loops.harvest import Harvest, provision, still_fresh
+from swarm_node.node.loops.harvest import Harvest, still_fresh
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
 from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
-from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.experience.slots import Slots, provision
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, extended, finished
 from swarm_node.rollout import Completion, PolicyRef, TaskRef
 

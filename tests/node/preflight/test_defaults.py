@@ -5,16 +5,26 @@ from __future__ import annotations
 import os
 
 import pytest
+from fits import fit
 from machines import settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
-from swarm_node.node.preflight.defaults import for_model, for_training, torch_threads
-from swarm_node.node.preflight.fit import GpuMemory, Machine, fit
+from swarm_node.config import Settings
+from swarm_node.node.preflight import defaults
+from swarm_node.node.preflight.defaults import demand_of, for_model, torch_threads
 from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.planning.fit import GpuMemory, Machine
 
 TINY, CHAT = shape_of("tiny"), shape_of("qwen2.5-1.5b")
 GIB = 1 << 30
+
+
+def for_training(
+    settings: Settings, shape: ModelConfig, training: TrainingMethod, rows: int
+) -> Settings:
+    return defaults.for_training(settings, demand_of(settings, shape), training, rows)
 
 
 def test_a_model_trained_from_nothing_keeps_short_answers_and_a_high_rate() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fits import fit
 from machines import LAPTOP, NO_GPU, NOW, settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
@@ -21,10 +22,10 @@ from swarm_node.node.preflight.doctor import (
     refuse,
 )
 from swarm_node.node.preflight.facts import Card, Facts, Holder, Paper, Torch
-from swarm_node.node.preflight.fit import GpuMemory, fit
 from swarm_node.node.preflight.probe import Seen
 from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.placement import Hardware
+from swarm_node.policy.planning.fit import GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 from swarm_node.storage import MAX_DATABASE_BYTES
 

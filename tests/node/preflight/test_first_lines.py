@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import structlog
+from fits import fit
 
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import load_settings
@@ -21,12 +22,12 @@ from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, gather
 from swarm_node.node.preflight.first_lines import Line, finding_line, start_lines, told_line
-from swarm_node.node.preflight.fit import GpuMemory, fit
 from swarm_node.node.preflight.probe import Seen
 from swarm_node.node.start.screen import Screen
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import Hardware
+from swarm_node.policy.planning.fit import GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 from swarm_node.program.logs import set_up_logging
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fits import engine_of, fit, job_of
 from machines import settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
@@ -18,16 +19,7 @@ from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import this_machine
-from swarm_node.node.preflight.fit import (
-    Fit,
-    GpuMemory,
-    Lengths,
-    Machine,
-    card,
-    engine_of,
-    fit,
-    job_of,
-)
+from swarm_node.node.preflight.machine import card
 from swarm_node.node.preflight.probe import parse_gpu_memory
 from swarm_node.node.preflight.room import check_disk, shared_bytes
 from swarm_node.node.start import join as joining
@@ -49,8 +41,10 @@ from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
+from swarm_node.policy.planning.demand import Lengths
+from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine
 from swarm_node.policy.sampling.sampler import MAX_ROWS
-from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild
+from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild, choose_engine
 from swarm_node.policy.weights import KEEP_VERSIONS
 
 GIB = 1 << 30
@@ -64,7 +58,8 @@ def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> M
 
 
 def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> Job:
-    return job_of(settings, machine, engine_of(settings, machine), shape_of(model))
+    engine = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
+    return job_of(settings, machine, engine, shape_of(model))
 
 
 def test_only_what_the_user_left_open_is_planned() -> None:

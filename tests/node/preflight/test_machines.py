@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fits import decide
 from machines import LAPTOP
 from typer.testing import CliRunner
 
@@ -25,11 +26,11 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
-from swarm_node.node.preflight.fit import Decision, GpuMemory, decide
 from swarm_node.node.preflight.probe import Answer, Seen, judged
 from swarm_node.node.preflight.stored import FactsFile, read_facts, stored
 from swarm_node.node.start.derive import resolve_start, trainer_settings
 from swarm_node.policy.placement import Precision, ProductTimes
+from swarm_node.policy.planning.fit import Decision, GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
 
 GB, GIB = 10**9, 1 << 30

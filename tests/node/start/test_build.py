@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fits import fit
 
 from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.config.reloading import Reloading
 from swarm_node.errors import HomeError, ModelError, UnmappedError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import this_machine
-from swarm_node.node.preflight.fit import Fit, fit
 from swarm_node.node.start import build
 from swarm_node.node.start.build import build_parts, make_built_in, run_node
 from swarm_node.node.start.derive import Resolved
@@ -23,6 +23,7 @@ from swarm_node.node.start.screen import Screen
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
+from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
 from swarm_node.storage import Storage

@@ -13,6 +13,7 @@ from typing import Literal
 
 import pytest
 import torch
+from fits import decide, job_of
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -25,7 +26,7 @@ from swarm_node.cli.verbs.plan import (
 from swarm_node.cli.views.plan_view import PlannedCard, card_view, cards_view
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.preflight.fit import Machine, card, decide, job_of
+from swarm_node.node.preflight.machine import card
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,
     PROCESSES,
@@ -60,6 +61,7 @@ from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.planning.fit import Machine
 from swarm_node.policy.sampling.vllm.engine import EngineChoice
 from swarm_node.policy.training.update.optimizer import AdamW
 
