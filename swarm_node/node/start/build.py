@@ -81,43 +81,27 @@ def build_parts(
         WeightsError: there is no room for policy versions.
     """
     sampler = make_sampler(settings, model, found)
-    table = settings.environment
-    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
+    environment = _make_environment(settings)
     codec = model.codec.within(sampler.positions).asking(environment.system)
     check_positions(codec, settings.sampling.max_new_tokens)  # the sampler's may be fewer
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
-    reach = Reach()
-    transport = _make_transport(settings, home, membership, reach)
-    storage = Storage(home.database)
-    storage.begin_epoch()
-    metrics = MetricsFile(home.metrics)
 
-    def processes() -> dict[str, int]:
-        """Return the process ids of the running child processes, by name."""
-        pids = {"trainer": trainer.pid, "network": transport.daemon_pid, **environment.pids}
-        if isinstance(sampler, FallbackSampler):
-            pids["engine"] = sampler.pid
-        return {name: pid for name, pid in pids.items() if pid is not None}
+    def children() -> dict[str, int | None]:
+        engine = {"engine": sampler.pid} if isinstance(sampler, FallbackSampler) else {}
+        return {"trainer": trainer.pid, **engine}
 
     return Parts(
-        transport=transport,
         sampler=sampler,
         trainer=trainer,
-        environment=environment,
-        storage=storage,
         codec=codec,
         policy=model.policy,
-        clock=SYSTEM_CLOCK,
-        processes=processes,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
         memory=memory_in_use,
-        metrics=metrics,
-        history=Ring(metrics.read()),
         guests=Guests(sampler),
         checkpoint_seconds=_CHECKPOINT_SECONDS,
-        **_of_home(home, membership, reach),
         turns=found.job.turns,
         climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,
+        **_of_home(settings, home, membership, environment, children),
     )
 
 
@@ -130,39 +114,50 @@ def member_parts(
     Raises:
         HomeError: the home cannot be used.
     """
-    reach, table = Reach(), settings.environment
+    environment = _make_environment(settings)
+    return Parts(
+        sampler=policy,
+        trainer=policy,
+        codec=model.codec.asking(environment.system),
+        policy=model.policy,
+        engine=lambda: "the program's",
+        **_of_home(settings, home, membership, environment, dict),
+    )
+
+
+def _make_environment(settings: Settings) -> ProcessEnvironmentHost:
+    table = settings.environment
+    return ProcessEnvironmentHost(table.name, table.options, table.families)
+
+
+def _of_home(
+    settings: Settings,
+    home: Home,
+    membership: Membership,
+    environment: ProcessEnvironmentHost,
+    children: Callable[[], dict[str, int | None]],
+) -> dict[str, Any]:
+    """Make the parts of a node and of a member alike. `children` returns the process ids of further
+    child processes, by name."""
+    swarm, reach = membership.swarm, Reach()
     transport = _make_transport(settings, home, membership, reach)
-    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
     storage = Storage(home.database)
     storage.begin_epoch()
     metrics = MetricsFile(home.metrics)
 
     def processes() -> dict[str, int]:
         """Return the process ids of the running child processes, by name."""
-        pids = {"network": transport.daemon_pid, **environment.pids}
+        pids = {**children(), "network": transport.daemon_pid, **environment.pids}
         return {name: pid for name, pid in pids.items() if pid is not None}
 
-    return Parts(
-        transport=transport,
-        sampler=policy,
-        trainer=policy,
-        environment=environment,
-        storage=storage,
-        codec=model.codec.asking(environment.system),
-        policy=model.policy,
-        clock=SYSTEM_CLOCK,
-        processes=processes,
-        engine=lambda: "the program's",
-        metrics=metrics,
-        history=Ring(metrics.read()),
-        **_of_home(home, membership, reach),
-    )
-
-
-def _of_home(home: Home, membership: Membership, reach: Reach) -> dict[str, Any]:
-    """Make the parts that know peers by the files of a home."""
-    swarm = membership.swarm
     return {
+        "transport": transport,
+        "environment": environment,
+        "storage": storage,
+        "clock": SYSTEM_CLOCK,
+        "processes": processes,
+        "metrics": metrics,
+        "history": Ring(metrics.read()),
         "office": home,
         "banned": Bans(home).covered,
         "names": followed_names(home).now,
