@@ -3,9 +3,8 @@
 The file is a plain tar with mode 0600, in this order: keys, membership, lists, a consistent copy of
 the database, the newest checkpoint if asked for, and last `manifest.json`, which has the size and
 the sha256 of every other member. The reader takes nothing else: no links, no directories, and no
-name, size or byte between the files that the writer would not write. It trusts no byte before the
-manifest verified all of them, and puts nothing in place before `inventory.judge` found a whole home
-in it.
+name or size that the writer would not write. It trusts no file before the manifest verified all of
+them, and puts nothing in place before `inventory.judge` found a whole home in it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -43,12 +42,10 @@ SMALL_FILES = (
 )
 _DATABASE, _MANIFEST = "node.db", "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoints/v\d{10,19}/[a-z]{1,20}\.(safetensors|msgpack)")
-_MAX_SMALL = 8 << 20
-#: A database takes 1 GiB and what its pages leave empty; the rest is for checkpoints.
-_MAX_DATABASE, _MAX_LARGE = 4 << 30, 1 << 40
+#: The most bytes of each file. A database takes 1 GiB and what its pages leave empty.
+_MOST = {**dict.fromkeys((*SMALL_FILES, _MANIFEST), 8 << 20), _DATABASE: 4 << 30}
+_MAX_CHECKPOINT = 1 << 40
 _MAX_MEMBERS = 64
-_BLOCK = tarfile.BLOCKSIZE
-_CHUNK = 1 << 20
 
 
 class BackedUpFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,11 +95,12 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
                 opened.append(stack.enter_context(_copy_of(home.database, out.parent)))
             # All are open before the first is copied: the node may delete a checkpoint meanwhile.
             opened += [stack.enter_context(path.open("rb")) for path in large]
+            archive = tarfile.TarFile(None, "w", target, tarfile.GNU_FORMAT)
             for name, file in zip(names, opened, strict=True):
-                files[name] = _append(target, name, file, now)
+                files[name] = _append(archive, name, file, now)
             manifest = msgspec.json.encode(_Manifest(1, files))
-            _append(target, _MANIFEST, io.BytesIO(manifest), now)
-            target.write(bytes(2 * _BLOCK))  # the end of a tar
+            _append(archive, _MANIFEST, io.BytesIO(manifest), now)
+            target.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
     except FileExistsError:
         raise HomeError(f"{out} exists already: choose another name for the backup") from None
     except (OSError, sqlite3.Error) as error:
@@ -128,7 +126,7 @@ def restore(home: Home, source: Path) -> Backup:
                 )
         place = Path(tempfile.mkdtemp(prefix=".restoring-", dir=home.path))
         try:
-            restored = _Reader(source, place).read()
+            restored = _read(source, place)
             _check(place, source)
             for path in sorted(place.iterdir()):
                 path.rename(home.path / path.name)
@@ -184,108 +182,92 @@ def _copy_of(database: Path, beside: Path) -> Iterator[IO[bytes]]:
             yield copy
 
 
-def _append(target: IO[bytes], name: str, file: IO[bytes], now: float) -> BackedUpFile:
+class _Hashed:
+    """A file whose bytes are hashed as they are read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._file.read(size)
+        self.digest.update(chunk)
+        return chunk
+
+
+def _append(archive: tarfile.TarFile, name: str, file: IO[bytes], now: float) -> BackedUpFile:
     """Write one member of the tar and return its entry for the manifest."""
-    size = file.seek(0, os.SEEK_END)
+    header, hashed = tarfile.TarInfo(name), _Hashed(file)
+    header.size, header.mode, header.mtime = file.seek(0, os.SEEK_END), 0o600, int(now)
     file.seek(0)
-    target.write(_header(name, size, int(now)))
-    digest, left = hashlib.sha256(), size
-    while left:
-        chunk = file.read(min(left, _CHUNK))
-        if not chunk:
-            raise OSError(f"{name} shrank while it was read: try again")
-        digest.update(chunk)
-        target.write(chunk)
-        left -= len(chunk)
-    target.write(bytes(-size % _BLOCK))
-    return BackedUpFile(size, digest.hexdigest())
+    archive.addfile(header, hashed)
+    return BackedUpFile(header.size, hashed.digest.hexdigest())
 
 
-def _header(name: str, size: int, made: int) -> bytes:
-    """The header of a member: the same fields give the same bytes."""
-    header = tarfile.TarInfo(name)
-    header.size, header.mode, header.mtime = size, 0o600, made
-    return header.tobuf(tarfile.GNU_FORMAT)
+class _Header(tarfile.TarInfo):
+    """The header of a plain file. tarfile would follow the others, or load what they announce,
+    before anybody sees them."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type != tarfile.REGTYPE:
+            raise ValueError("it holds what no backup holds")
+        return header
 
 
-@dataclass
-class _Reader:
-    """Reads a backup into the empty directory `place`. tarfile's own reader would follow links,
-    create any path that a header names, and read headers of any size into memory."""
+def _read(source: Path, place: Path) -> Backup:
+    """Read a backup into the empty directory `place`.
 
-    source: Path
-    place: Path
-    made: int = 0
-    found: dict[str, BackedUpFile] = field(default_factory=dict)
+    Raises:
+        HomeError: the backup is damaged, or holds what no backup holds.
+    """
+    try:
+        if source.exists() and not source.is_file():  # a pipe may never have an end
+            raise ValueError("it is no regular file")
+        with source.open("rb") as file, tarfile.open(None, "r:", file, tarinfo=_Header) as archive:
+            return _unpack(archive, file, place)
+    except tarfile.TarError:
+        what = "it is cut short, or no backup"
+    except (ValueError, RecursionError) as error:
+        what = str(error)
+    except OSError as error:
+        raise HomeError(f"cannot read the backup {source}: {error.strerror}") from error
+    raise HomeError(f"{source} is not a usable backup ({what}): take another copy of it")
 
-    def read(self) -> Backup:
-        try:
-            if self.source.exists() and not self.source.is_file():  # a pipe may never have an end
-                raise self._damaged("it is no regular file")
-            with self.source.open("rb") as file:
-                while (raw := self._next(file)) is None:
-                    pass
-                if file.read(2 * _BLOCK + 1) != bytes(2 * _BLOCK):
-                    raise self._damaged("more than the end follows its manifest")
-        except OSError as error:
-            raise HomeError(f"cannot read the backup {self.source}: {error.strerror}") from error
-        try:
-            manifest = msgspec.json.decode(raw, type=_Manifest)
-        except (ValueError, RecursionError) as error:
-            raise self._damaged(f"its manifest: {error}") from error
-        if manifest.files != self.found:
-            raise self._damaged("its files are not those of its manifest")
-        return Backup(self.made, self.found)
 
-    def _next(self, file: IO[bytes]) -> bytes | None:
-        """Read one member. Return the bytes of the manifest, which is the last member, and None
-        before it."""
-        block = file.read(_BLOCK)
-        try:
-            header = tarfile.TarInfo.frombuf(block, "ascii", "strict")
-        except (tarfile.TarError, ValueError) as error:  # UnicodeDecodeError is one
-            raise self._damaged("it is cut short, or no backup") from error
-        name, size = header.name, header.size
-        large = name == _DATABASE or _CHECKPOINT.fullmatch(name) is not None
-        if header.type != tarfile.REGTYPE or name in self.found or len(self.found) >= _MAX_MEMBERS:
-            raise self._damaged("it holds what no backup holds")
-        if not large and name not in (*SMALL_FILES, _MANIFEST):
-            raise self._damaged(f"it holds {name[:80]!r}, which no backup holds")
-        most = _MAX_DATABASE if name == _DATABASE else _MAX_LARGE if large else _MAX_SMALL
+def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
+    """Write the files of `archive`, which lies in `file`, into `place`.
+
+    Raises:
+        tarfile.TarError, ValueError, RecursionError: it is no backup.
+        HomeError: there is no room for a file.
+    """
+    found: dict[str, BackedUpFile] = {}
+    for header in archive:
+        name, size, content = header.name, header.size, archive.extractfile(header)
+        most = _MAX_CHECKPOINT if _CHECKPOINT.fullmatch(name) else _MOST.get(name)
+        if most is None or content is None or name in found or len(found) >= _MAX_MEMBERS:
+            raise ValueError(f"it holds {name[:80]!r}, which no backup holds")
         if not 0 <= size <= most:
-            raise self._damaged(f"{name} is too large")
+            raise ValueError(f"{name} is too large")
         if not 0 <= header.mtime < MAX_UNIX_SECONDS:
-            raise self._damaged("its date is impossible")
-        if block != _header(name, size, int(header.mtime)):
-            raise self._damaged("a header is not as backups have it")
+            raise ValueError("its date is impossible")
         if name == _MANIFEST:
-            self.made = int(header.mtime)
-            return b"".join(self._content(file, name, size))
-        if size > shutil.disk_usage(self.place).free:
-            raise HomeError(
-                f"no room for {name}, {size:,} bytes, in {self.place.parent}: free some"
-            )
-        path = self.place / name
-        for parent in reversed(path.relative_to(self.place).parents):
-            (self.place / parent).mkdir(mode=0o700, exist_ok=True)
-        digest = hashlib.sha256()
+            manifest = msgspec.json.decode(content.read(), type=_Manifest)
+            file.seek(header.offset_data + size)
+            rest = file.read(2 * tarfile.RECORDSIZE)  # zeros up to a record end a tar
+            if len(rest) == 2 * tarfile.RECORDSIZE or any(rest):
+                raise ValueError("more than the end follows its manifest")
+            if manifest.files != found:
+                raise ValueError("its files are not those of its manifest")
+            return Backup(int(header.mtime), found)
+        if size > shutil.disk_usage(place).free:
+            raise HomeError(f"no room for {name}, {size:,} bytes, in {place.parent}: free some")
+        path = place / name
+        for parent in reversed(path.relative_to(place).parents):
+            (place / parent).mkdir(mode=0o700, exist_ok=True)
+        hashed = _Hashed(content)
         with _new_file(path) as target:
-            for chunk in self._content(file, name, size):
-                digest.update(chunk)
-                target.write(chunk)
-        self.found[name] = BackedUpFile(size, digest.hexdigest())
-        return None
-
-    def _content(self, file: IO[bytes], name: str, size: int) -> Iterator[bytes]:
-        left = size
-        while left:
-            chunk = file.read(min(left, _CHUNK))
-            if not chunk:
-                raise self._damaged(f"it is cut short, in {name}")
-            left -= len(chunk)
-            yield chunk
-        if any(file.read(-size % _BLOCK)):
-            raise self._damaged(f"the padding after {name} is not empty")
-
-    def _damaged(self, what: str) -> HomeError:
-        return HomeError(f"{self.source} is not a usable backup ({what}): take another copy of it")
+            shutil.copyfileobj(hashed, target)
+        found[name] = BackedUpFile(size, hashed.digest.hexdigest())
+    raise ValueError("it is cut short, or no backup")
