@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 _PROJECT: Final = "swarm-node"
 _FILE: Final = "checkpoint.json"
@@ -118,81 +118,56 @@ class TensorBoard:
         self._writer.close()
 
 
-class Wandb:
-    """A run of Weights & Biases; one that was closed goes on. `WANDB_MODE=offline` needs no
-    account."""
+class LoggedRun:
+    """A run of Weights & Biases, or of trackio, which has its calls; a closed one goes on."""
 
-    def __init__(self, into: Path, run: RunName) -> None:
-        import wandb
-
-        into.mkdir(parents=True, exist_ok=True)
-        self._wandb, self._key = wandb, run.key
-        self._run = wandb.init(
-            project=_PROJECT, id=run.key, name=run.name, group=run.group, dir=into, resume="allow"
-        )
+    def __init__(self, module: Any, run: RunName, alias: str, **options: object) -> None:
+        """`alias` of a checkpoint's artifact has its name for "{}"."""
+        self._module, self._key, self._alias = module, run.key, alias
+        self._run = module.init(project=_PROJECT, group=run.group, resume="allow", **options)
 
     def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
         self._run.log({**figures, "unix_seconds": when}, step=step)
 
     def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
         data = [list(row) for row in rows]
-        table = self._wandb.Table(columns=list(AnswerRow._fields), data=data)
+        table = self._module.Table(columns=list(AnswerRow._fields), data=data)
         self._run.log({"answers": table}, step=step)
 
     def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
         known = lineage._asdict()
-        artifact = self._wandb.Artifact(f"checkpoint-{self._key}", type="model", metadata=known)
-        with artifact.new_file(_FILE) as file:
-            json.dump(known, file)
-        self._run.log_artifact(artifact, aliases=[lineage.name])
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Trackio:
-    """A run of trackio, which keeps it on this machine: `trackio show`."""
-
-    def __init__(self, into: Path, run: RunName) -> None:
-        import trackio
-
-        self._trackio, self._key = trackio, run.key
-        self._run = trackio.init(
-            project=_PROJECT,
-            name=run.label,
-            group=run.group,
-            resume="allow",
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-
-    def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
-        self._run.log({**figures, "unix_seconds": when}, step=step)
-
-    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
-        table = self._trackio.Table(
-            columns=list(AnswerRow._fields), data=[list(row) for row in rows]
-        )
-        self._run.log({"answers": table}, step=step)
-
-    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
-        known = lineage._asdict()
-        artifact = self._trackio.Artifact(f"checkpoint-{self._key}", "model", metadata=known)
+        artifact = self._module.Artifact(f"checkpoint-{self._key}", "model", metadata=known)
         with tempfile.TemporaryDirectory() as place:
             file = Path(place, _FILE)
             file.write_text(json.dumps(known))
-            artifact.add_file(file)
-            # An alias that looks like the tracker's own version, such as v0000000042, is refused.
-            self._run.log_artifact(artifact, aliases=[f"policy-{lineage.name}"])
+            artifact.add_file(str(file))
+            self._run.log_artifact(artifact, aliases=[self._alias.format(lineage.name)])
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _wandb(into: Path, run: RunName) -> LoggedRun:
+    """`WANDB_MODE=offline` needs no account."""
+    import wandb
+
+    into.mkdir(parents=True, exist_ok=True)
+    return LoggedRun(wandb, run, "{}", id=run.key, name=run.name, dir=into)
+
+
+def _trackio(into: Path, run: RunName) -> LoggedRun:
+    """It keeps its runs on this machine, in a directory of its own: `trackio show`."""
+    import trackio
+
+    options = {"name": run.label, "auto_log_cpu": False, "auto_log_gpu": False}
+    # An alias that looks like the tracker's own version, such as v0000000042, is refused.
+    return LoggedRun(trackio, run, "policy-{}", **options)
 
 
 TRACKERS: Final[Mapping[TrackerName, Callable[[Path, RunName], Tracker]]] = {
     TrackerName.TENSORBOARD: TensorBoard,
-    TrackerName.WANDB: Wandb,
-    TrackerName.TRACKIO: Trackio,
+    TrackerName.WANDB: _wandb,
+    TrackerName.TRACKIO: _trackio,
 }
 
 
