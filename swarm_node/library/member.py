@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from swarm_node.config import load_settings
-from swarm_node.errors import ConfigError, NotRunningError, SlowNodeError, TicketError, reason_of
+from swarm_node.errors import ConfigError, NotRunningError, SlowNodeError, TicketError
 from swarm_node.library.temporary import TemporaryHome
 from swarm_node.node.figures.groups import DrawnGroup, MemberTask, PublishedGroup
 from swarm_node.node.figures.snapshot import PeerRow, Snapshot
+from swarm_node.p2p.membership.ticket import read_ticket
 from swarm_node.policy.models.model import resolve
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _START_SECONDS = 300.0
 #: A member has no update to finish. Each of its parts bounds the time that its end takes.
 _STOP_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
-_MAX_TICKET_FILE = 16 * 1024
 _Result = TypeVar("_Result")
 
 
@@ -66,30 +66,11 @@ def member(
         raise ConfigError(f"{min(named)} is an argument of member, and none of its settings")
     if ticket is None and home is None:
         raise TicketError("a member joins a swarm: give a ticket, or a home that joined one")
-    text = ticket_text(ticket)
+    text = read_ticket(ticket) if isinstance(ticket, Path) else ticket
     if model is not None:
         given["model"] = str(model)
     load_settings(given)  # refused before a directory is made
     return SwarmMember(given, text, home, timeout)
-
-
-def ticket_text(ticket: str | Path | None) -> str | None:
-    """The text of a ticket that a program names.
-
-    Raises:
-        TicketError: its file cannot be read.
-    """
-    if not isinstance(ticket, Path):
-        return None if ticket is None else ticket.strip()
-    try:
-        if ticket.exists() and not ticket.is_file():  # a pipe may never have an end
-            raise TicketError(f"cannot read the ticket file {ticket}: it is no regular file")
-        with ticket.open(encoding="ascii") as file:
-            return file.read(_MAX_TICKET_FILE).strip()
-    except UnicodeDecodeError as error:
-        raise TicketError(f"cannot read the ticket file {ticket}: it is not text") from error
-    except OSError as error:
-        raise TicketError(f"cannot read the ticket file {ticket}: {reason_of(error)}") from error
 
 
 class SwarmMember:

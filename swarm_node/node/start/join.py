@@ -23,9 +23,7 @@ from swarm_node.errors import (
     ConfigError,
     MachineError,
     ModelError,
-    TicketError,
     TicketExpiredError,
-    reason_of,
 )
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
@@ -51,7 +49,7 @@ from swarm_node.node.preflight.room import check_disk
 from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
-from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.membership.ticket import parse_ticket, read_ticket
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, Told, resolve
@@ -62,7 +60,6 @@ if TYPE_CHECKING:
     from swarm_node.node.loops.member import ProgramNode
     from swarm_node.node.start.derive import Resolved
 
-_MAX_TICKET_FILE = 16 * 1024
 _log = structlog.get_logger(__name__)
 
 
@@ -340,17 +337,4 @@ def ticket_text(settings: Settings) -> str | None:
     text = settings.ticket.get_secret_value().strip().strip("'\"")
     if not text.startswith("@"):
         return text
-    path = Path(text[1:])
-    try:
-        if str(path) == "-":
-            return sys.stdin.read(_MAX_TICKET_FILE)
-        if path.exists() and not path.is_file():  # a pipe may never have an end
-            raise TicketError(
-                f"cannot read the ticket file {path}: it is no regular file. Name one, or give the "
-                "ticket on standard input (--ticket-file -)"
-            )
-        with path.open(encoding="ascii") as file:
-            return file.read(_MAX_TICKET_FILE)
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
-        raise TicketError(f"cannot read the ticket file {path}: {why}") from error
+    return read_ticket(text[1:], sys.stdin)

@@ -16,11 +16,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Final, TextIO
 
 from msgspec import Meta
 
-from swarm_node.errors import Rejected, TicketError, TicketExpiredError
+from swarm_node.errors import Rejected, TicketError, TicketExpiredError, reason_of
 from swarm_node.p2p.addresses.addresses import coordinator_url
 from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
@@ -47,6 +48,7 @@ from swarm_node.p2p.wire.wire import (
 
 PREFIX: Final = "swarmjoin1."
 MAX_TICKET_CHARS: Final = 4096
+_MAX_FILE_CHARS: Final = 16 * 1024
 
 _ALPHABET = re.compile(r"[A-Za-z0-9_-]+")
 _LENGTH = struct.Struct(">H")
@@ -152,6 +154,29 @@ def _packed(
     )
     raw = _LENGTH.pack(len(body)) + body + _checksum(body)
     return PREFIX + base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
+
+
+def read_ticket(path: str | Path, standard_input: TextIO | None = None) -> str:
+    """Return the text of a ticket file. "-" means `standard_input`, where a command line has one.
+
+    Raises:
+        TicketError: it cannot be read; the message says why.
+    """
+    path = Path(path)
+    try:
+        if standard_input and str(path) == "-":
+            return standard_input.read(_MAX_FILE_CHARS)
+        if path.exists() and not path.is_file():  # a pipe may never have an end
+            other = ". Name one, or give the ticket on standard input (--ticket-file -)"
+            raise TicketError(
+                f"cannot read the ticket file {path}: it is no regular file"
+                f"{other if standard_input else ''}"
+            )
+        with path.open(encoding="ascii") as file:
+            return file.read(_MAX_FILE_CHARS)
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
+        raise TicketError(f"cannot read the ticket file {path}: {why}") from error
 
 
 def parse_ticket(text: str, now: float) -> Ticket:
