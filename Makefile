@@ -223,7 +223,7 @@ campaign-coverage: setup-reasoning-gym
 	cd tests && PYTHONPATH=../$(FUZZ_LIBRARY) $(abspath $(BIN))/python -m campaigns.coverage_fuzz \
 		-runs=1000000 -max_len=65536 ../$(FUZZ_LIBRARY)/corpus
 
-# Schemathesis, which is no part of the project, in a directory of its own: requests by the OpenAPI document.
+# Schemathesis, which is no part of the project, in a directory of its own: requests by the types of the routes.
 fuzz-coordinator: setup
 	$(BIN)/python -m pip install --quiet --target $(FUZZ_LIBRARY)/api schemathesis==4.32.5
 	cd tests && PYTHONPATH=../$(FUZZ_LIBRARY)/api:.. $(abspath $(BIN))/python -m pytest \

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from coordinator.routes import PLAIN, NoQuery, Route, aiohttp_path, openapi
+from coordinator.routes import NoQuery, Route, aiohttp_path
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, SwarmNodeError
 from swarm_node.p2p.coordinator import coordinator_api as api
@@ -101,7 +101,6 @@ class Api:
         routes: Sequence[Route],
         operations: Mapping[str, Operation],
         *,
-        title: str,
         clock: Clock,
         authenticate: Authenticate | None = None,
         token: str = "",
@@ -127,15 +126,7 @@ class Api:
         self.served: Counter[tuple[str, int]] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.refused: Counter[str] = Counter()
-        document = msgspec.json.encode(openapi(routes, title))
         self.app = web.Application(middlewares=[self._answered], client_max_size=api.MAX_BODY_BYTES)
-
-        async def get_document(request: web.Request) -> web.Response:
-            if not self._takes(request):
-                return problem(429, _TOO_MANY.reason, _TOO_MANY.detail)
-            return web.Response(body=document, content_type="application/json")
-
-        self.app.router.add_get("/v1/openapi.json", get_document, allow_head=False)
         for route in routes:
             self.app.router.add_route(route.method, aiohttp_path(route.path), self._handler(route))
 
@@ -281,7 +272,7 @@ def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
     if isinstance(answer, Rejected):
         return problem(_STATUS.get(answer.reason, 422), answer.reason, answer.detail)
     if isinstance(answer, str):
-        return web.Response(text=answer, content_type=PLAIN)
+        return web.Response(text=answer, content_type="text/plain")
     body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
     return web.Response(body=body, content_type="application/json")
 

@@ -6,8 +6,9 @@ import base64
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from coordinator_runs import Hand, Running, coordinator, request, sealed_report
+from coordinator_runs import Hand, Running, coordinator, found, request, sealed_report
 from swarm_keys import DAY, Swarm
 
 from coordinator.routes import ADMIN, PUBLIC, Route
@@ -103,6 +104,21 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
         hand.seconds = 11 * DAY
         assert (await running.ask("GET", "/v1/members", by=expired))[0] == 403
         assert (await running.ask("GET", "/v1/members", by=late))[0] == 200
+
+
+async def test_answers_are_of_the_types_of_the_table(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    one, two = swarm.member(1), swarm.member(2)
+    bodies = {
+        "introduce": api.Introduction(swarm.presence(one, 10.0)),
+        "report": sealed_report(one, EPOCH + 10, peers=(found(two, 5, signature=1),)),
+    }
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for route in (*PUBLIC, *PUBLIC):  # the second report is too early
+            body = bodies.get(route.operation)
+            status, answer = await running.ask(route.method, _target(route), body, by=one)
+            kind = route.answer if status == 200 else api.Problem
+            msgspec.json.decode(msgspec.json.encode(answer), type=kind)
 
 
 async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_path: Path) -> None:

@@ -173,12 +173,6 @@ async def test_a_large_answer_counts_as_many_requests_of_a_member_and_its_issuer
         assert await status(one) == 200
 
 
-async def test_the_document_of_the_api_has_the_limit_of_all_requests(tmp_path: Path) -> None:
-    async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
-        asked = [(await running.ask("GET", "/v1/openapi.json"))[0] for _ in range(201)]
-        assert asked == [200] * 200 + [429]
-
-
 async def test_requests_of_an_address_and_of_a_member_have_limits(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
     one, two = swarm.member(1), swarm.member(2)
