@@ -91,19 +91,14 @@ class Sources:
         return validated(merged)
 
     def origins(self) -> dict[str, str]:
-        """The source that decides each key, for keys other than the default: the home, the file
-        with a line, the variable, or "command line".
+        """The source that decides each key, for keys other than the default: the home, the file,
+        the variable, or "command line".
 
         Raises:
             ConfigError: see `load`.
         """
-        text = text_of(self.file)
-        found = {key: source for source, values in self._named(text) for key in dotted_keys(values)}
-        lines, file = lines_of(text), str(self.file)
-        return {
-            key: f"{file}:{lines[key]}" if source == file and key in lines else source
-            for key, source in found.items()
-        }
+        named = self._named(text_of(self.file))
+        return {key: source for source, values in named for key in dotted_keys(values)}
 
     def overridden(self) -> dict[str, str]:
         """Keys that the file or the home names and a stronger source overrides, with that source:
@@ -323,32 +318,6 @@ def read_toml(text: str, path: Path | None) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-
-
-def lines_of(text: str) -> dict[str, int]:
-    """The line, from 1, at which a TOML file begins to name each key. A statement ends at the first
-    line end at which it is valid TOML by itself."""
-    found: dict[str, int] = {}
-    table: list[str] = []
-    begin, statement = 1, ""
-    for number, line in enumerate(text.split("\n"), 1):
-        statement += line + "\n"
-        try:
-            parsed = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:
-            continue
-        if statement.lstrip().startswith("["):
-            table = []
-            while isinstance(parsed, dict) and parsed:
-                ((name, parsed),) = parsed.items()
-                table.append(name)
-        elif parsed:
-            for name in reversed(table):
-                parsed = {name: parsed}
-            for key in dotted_keys(parsed):
-                found.setdefault(key, begin)
-        begin, statement = number + 1, ""
-    return found
 
 
 def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarm_node.config import load_settings
 from swarm_node.config.changing import change_file
-from swarm_node.config.sources import MAX_FILE_BYTES, lines_of
+from swarm_node.config.sources import MAX_FILE_BYTES
 from swarm_node.errors import ConfigError
 
 FILE = """\
@@ -92,25 +90,3 @@ def test_a_file_that_cannot_be_used_is_said(file: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"settings file"):
             change_file(place, {"run.updates": 3})
     assert os.listdir(tmp_path) == [file.name]
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        (FILE, {"model": 2, "experience.own": 4, "run.updates": 6, "run.device": 7}),
-        ('model = """\n[run]\n"""\nverbose = true', {"model": 1, "verbose": 4}),
-        ("[network]\r\nlisten = [\r\n  'a',\r\n]\r\nrelay = 'off'", {"network.relay": 5}),
-        ("run = {seed = 1,\tupdates = 2}", {"run.seed": 1, "run.updates": 1}),
-        ('["run"]\n\n"seed" = 1', {"run.seed": 3}),
-        ("[environment]\n[environment.options]\n\na = 1", {"environment.options": 4}),
-    ],
-)
-def test_each_key_has_the_line_that_names_it(text: str, lines: dict[str, int]) -> None:
-    assert lines.items() <= lines_of(text).items()
-
-
-@given(st.integers(0, 6), st.integers(0, 6))
-def test_lines_count_from_the_beginning_of_the_file(above: int, between: int) -> None:
-    text = "#\n" * above + "[run]\n" + "\n" * between + "seed = 1\nupdates = 2\n"
-    begin = above + between + 2
-    assert lines_of(text) == {"run.seed": begin, "run.updates": begin + 1}
