@@ -25,7 +25,6 @@ EQUIVALENT: dict[str, str] = {
         "the directory knows nobody without an id"
     ),
     "p2p/exchange/asking.py Asker._greet: not reached": "whom a dial reached is connected",
-    "coordinator/web.py Api._caller.right: token": "both are set wherever routes ask for them",
     "coordinator/web.py Api._caller: not given.startswith(api.SCHEME)": "it is no base64 then",
     "coordinator/web.py Api._caller: len(given) > _BASE64_CHARS + len(api.SCHEME)": (
         "open_call has the same limit"
