@@ -26,6 +26,7 @@ from page_server import (
     snapshot,
 )
 
+from swarm_node.node.figures.history import CHARTS
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import CoordinatorRow, LevelRow, Said, TaughtRow, WorkRow
 
@@ -81,6 +82,15 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         playwright.expect(page.locator("#held")).to_have_text("0.797", timeout=15_000)
         page.reload()  # the pass is kept
         playwright.expect(page.locator("#held")).to_have_text("0.797")
+        playwright.expect(page.locator("#metric option")).to_have_text(list(CHARTS))
+        for title, drawn in (
+            ("groups a minute", {"given": 3, "got": 3}),
+            ("turns of a dialogue", {"own": None}),
+            ("memory in MB", {"all processes": 1000}),
+        ):
+            page.locator("#metric").select_option(title)
+            time, *values = page.evaluate("Object.entries(figures.records().pop())")
+            assert (time[0], dict(values)) == ("time", drawn)
     assert errors == []
 
 

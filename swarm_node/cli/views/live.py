@@ -20,6 +20,7 @@ from rich.text import Text
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.cli.views.status_view import course, figures_view, findings_view
 from swarm_node.cli.views.views import peers_view, plain, span
+from swarm_node.node.figures.history import figures
 from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
 from swarm_node.node.start.screen import Screen, end_text
@@ -143,10 +144,9 @@ def head(shot: Snapshot) -> RenderableType:
 
 def node_view(shot: Snapshot) -> RenderableType:
     """A node in a few lines: its name, the verdict and its figures."""
-    rows, last = list(course(shot)), shot.update
-    if last is not None:
-        text = f"loss {last.loss:.2g}, reward {last.mean_reward:.2f}, KL {last.kl:.1g}"
-        rows.append(("last update", f"{text}, entropy {last.entropy:.2g}"))
+    rows = list(course(shot))
+    if last := [each.live.format(value) for _, each, value in figures(shot.update) if each.live]:
+        rows.append(("last update", ", ".join(last)))
     return Group(head(shot), findings_view(shot.findings), figures_view(rows))
 
 

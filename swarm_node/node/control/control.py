@@ -10,6 +10,7 @@ the API. The Host header is checked against DNS rebinding by web pages.
     GET  /v1/samples    some answers, own and peers'
     GET  /v1/log        events of peers, as this node saw them
     GET  /v1/settings   the settings in force, without the ticket
+    GET  /v1/charts     the charts of a page, of which rows of the history are the points
     GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
@@ -51,7 +52,7 @@ from swarm_node.node.control.openai import (
     ServedAt,
     is_openai,
 )
-from swarm_node.node.figures.history import HistoryReport
+from swarm_node.node.figures.history import CHARTS, HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
 from swarm_node.page.entrance import Entrance, Key, bearer, decoded, is_local, is_one_of
@@ -139,6 +140,7 @@ class ControlServer:
                 web.get("/v1/samples", self._get_samples),
                 web.get("/v1/log", self._get_log),
                 web.get("/v1/settings", self._get_settings),
+                web.get("/v1/charts", self._get_charts),
                 web.get("/v1/events", self._events.serve),
                 web.get(_METRICS, self._get_metrics),
                 web.post("/v1/key", self._post_key),
@@ -235,6 +237,9 @@ class ControlServer:
 
     async def _get_settings(self, _: web.Request) -> web.Response:
         return _json(SettingsReport(SCHEMA, self._settings()))
+
+    async def _get_charts(self, _: web.Request) -> web.Response:
+        return _json(CHARTS)
 
     async def _get_history(self, request: web.Request) -> web.Response:
         try:

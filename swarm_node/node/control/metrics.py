@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from swarm_node.node.figures.history import COUNTERS, GAUGES
+from swarm_node.node.figures.history import figures
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Snapshot
 from swarm_node.version import __version__
 
@@ -61,14 +61,10 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
 
 
 def _groups(shot: Snapshot) -> Iterator[Metric]:
-    for _, same in groupby(COUNTERS.items(), lambda each: each[1].name):
-        fields = {metric: getattr(shot.groups, field) for field, metric in same}
-        (name, said, _), *_ = fields
-        labels = [
-            ({"origin": metric.origin} if metric.origin else {}, count)
-            for metric, count in fields.items()
-        ]
-        yield _counter(name, said, labels)
+    for name, same in groupby(figures(shot.groups), lambda each: each[1].metric):
+        found = list(same)
+        labels = [({"origin": each.origin} if each.origin else {}, n) for _, each, n in found]
+        yield _counter(name, found[0][1].said, labels)
     yield _counter(
         "refusals", "Peers' messages refused, and peers not reached.", _by("reason", shot.rejected)
     )
@@ -87,16 +83,10 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
         if point.seen is not None:
             said = "Reward on seen texts, which training may draw, over all families."
             yield _gauge("seen_reward", said, point.seen)
-    if (update := shot.update) is not None:
-        yield _gauge("loss", "Loss of the newest update.", update.loss)
-        yield _gauge("kl_nats", "Divergence from the sampling policy.", update.kl)
-        yield _gauge("entropy_nats", "Entropy of the policy per token.", update.entropy)
-        yield _gauge("clipped_ratio", "Share of clipped tokens.", update.clipped_share)
-        yield _gauge("gradient_norm", "Norm of the gradient before clipping.", update.grad_norm)
-    if shot.latest is not None:
-        for field, metric in GAUGES.items():
-            if (value := getattr(shot.latest, field)) is not None:
-                yield _gauge(metric.name, metric.said, value)
+    for row in (shot.update, shot.latest):
+        for _, each, value in figures(row):
+            if each.metric:
+                yield _gauge(each.metric, each.said, value)
 
 
 def _machine(shot: Snapshot) -> Iterator[Metric]:

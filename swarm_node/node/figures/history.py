@@ -1,9 +1,9 @@
-"""The figures that a node counts, and their history: one row per interval, in memory and in
-`metrics.jsonl`.
+"""The table of the figures that a node counts, and their history: one row per interval, in memory
+and in `metrics.jsonl`.
 
-A new count is a field of `GroupCounts`, and a new mean one of `Sums` and `Means`. The code that
-counts and the chart of the page are the only other places. `MetricsFile` writes, and reads what an
-earlier run wrote. All else is pure.
+Each is a field of `GroupCounts`, `UpdateRow` or `HistoryRow`, whose `figure` is what Prometheus,
+the live view and the schemas say of it. `CHARTS` is what the page draws. `MetricsFile` writes, and
+reads what an earlier run wrote. All else is pure.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
@@ -27,63 +28,90 @@ MAX_FILE_BYTES = 16 << 20
 LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 
 
-class GroupCounts(msgspec.Struct):
-    """Counts of rollout groups since this home was created. `published` were made here, of which
-    `announced` can teach peers something. `taken` counts the pulls that this node answered,
-    `received` the groups that it pulled and verified. `trained_again` counts own groups of the last
-    updates that were trained on once more; `trained_own` leaves them out. The groups published have
-    `answers`, of which `cut` ran out of tokens."""
+class Figure(NamedTuple):
+    """What a figure is (`said`), its name in `GET /metrics`, which ends with the unit, its value of
+    the label `origin` there, and its text in the live view; "" for none."""
 
-    published: int = 0
-    trained_own: int = 0
-    trained_external: int = 0
-    received: int = 0
-    announced: int = 0
-    taken: int = 0
-    trained_again: int = 0
-    answers: int = 0
-    cut: int = 0
-
-
-class Metric(NamedTuple):
-    """A figure of `GET /metrics`: its name, its line of help, and its value of the label
-    `origin`, "" for none."""
-
-    name: str
     said: str
-    origin: str = ""
+    metric: str
+    origin: str
+    live: str
 
 
-#: The counters among the metrics, by field of `GroupCounts`.
-COUNTERS: Mapping[str, Metric] = {
-    "published": Metric("groups_made", "Groups sampled here."),
-    "announced": Metric("groups_announced", "Groups made here that peers can use."),
-    "taken": Metric("groups_taken", "Pulls of groups that this node answered."),
-    "received": Metric("groups_received", "Peers' groups pulled and verified."),
-    "trained_own": Metric("groups_trained", "Groups trained on.", "own"),
-    "trained_external": Metric("groups_trained", "Groups trained on.", "peers"),
-    "trained_again": Metric("groups_trained", "Groups trained on.", "again"),
-    "answers": Metric("answers_made", "Answers in the groups sampled here."),
-    "cut": Metric("answers_cut", "Of these, answers that sampling.max_new_tokens cut."),
-}
-#: The gauges among the metrics, by field of the newest `HistoryRow`.
-GAUGES: Mapping[str, Metric] = {
-    "lag": Metric("lag_versions", "Mean lag of the own groups trained on."),
-    "age": Metric("age_updates", "Mean age of the peers' groups trained on."),
-    "own_reward": Metric("own_reward", "Mean reward of the own groups trained on."),
-    "turns": Metric("turns", "Mean turns of the own dialogues trained on; 1 for single answers."),
-    "informative_share": Metric("informative_ratio", "Own groups whose rewards differ."),
-    "cut_share": Metric("cut_ratio", "Own answers that sampling.max_new_tokens cut."),
-    "memory": Metric("memory_bytes", "Memory of all processes of the node."),
-}
+def figure(said: str, metric: str = "", *, origin: str = "", live: str = "") -> msgspec.Meta:
+    """Return what makes a field a `Figure`, as its annotation. Schemas have what is `said`."""
+    return msgspec.Meta(description=said, extra={"figure": Figure(said, metric, origin, live)})
+
+
+def figures(row: msgspec.Struct | None) -> Iterator[tuple[str, Figure, Any]]:
+    """Yield the figures of a row whose values are known: name, figure and value."""
+    for name, each in _table(type(row)).items() if row is not None else ():
+        if (value := getattr(row, name)) is not None:
+            yield name, each, value
+
+
+@cache
+def _table(kind: type[msgspec.Struct]) -> Mapping[str, Figure]:
+    return {
+        field.name: meta.extra["figure"]
+        for field in msgspec.structs.fields(kind)
+        for meta in getattr(field.type, "__metadata__", ())
+    }
+
+
+class GroupCounts(msgspec.Struct, kw_only=True):
+    """Counts of rollout groups since this home was created, and of the answers in those made."""
+
+    published: Annotated[int, figure("Groups sampled here.", "groups_made")] = 0
+    announced: Annotated[
+        int, figure("Groups made here that peers can use.", "groups_announced")
+    ] = 0
+    taken: Annotated[int, figure("Pulls of groups that this node answered.", "groups_taken")] = 0
+    received: Annotated[int, figure("Peers' groups pulled and verified.", "groups_received")] = 0
+    trained_own: Annotated[int, figure("Groups trained on.", "groups_trained", origin="own")] = 0
+    trained_external: Annotated[
+        int, figure("Peers' groups trained on.", "groups_trained", origin="peers")
+    ] = 0
+    trained_again: Annotated[
+        int, figure("Own groups trained on again.", "groups_trained", origin="again")
+    ] = 0
+    answers: Annotated[int, figure("Answers in the groups sampled here.", "answers_made")] = 0
+    cut: Annotated[
+        int, figure("Of these, answers that sampling.max_new_tokens cut.", "answers_cut")
+    ] = 0
+
+
+class UpdateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest update in figures; all but `mean_reward` are those of `UpdateStats`. `kl` and
+    `entropy` are in nats."""
+
+    loss: Annotated[float, figure("Loss of the newest update.", "loss", live="loss {:.2g}")]
+    mean_reward: Annotated[float, figure("Mean reward of its groups.", live="reward {:.2f}")]
+    kl: Annotated[
+        float, figure("Divergence from the sampling policy.", "kl_nats", live="KL {:.1g}")
+    ]
+    entropy: Annotated[
+        float, figure("Entropy of the policy per token.", "entropy_nats", live="entropy {:.2g}")
+    ] = 0.0
+    clipped_share: Annotated[float, figure("Share of clipped tokens.", "clipped_ratio")]
+    grad_norm: Annotated[float, figure("Norm of the gradient before clipping.", "gradient_norm")]
+    tokens: int
+    seconds: float
 
 
 @dataclass
-class Sums:
-    """Sums since the start, for the means of the history. Over groups trained on: `rows` with an
-    advantage, rows of the own past included; `own_reward`, `own_answers` and `own_turns` of own
-    groups; their `lag` in versions; the `age` of peers' groups in updates; and `trained_tokens`.
-    `sampled_tokens` are those of own answers."""
+class Totals:
+    """Running sums since the start. The difference of two gives a row its means.
+
+    The loops count over groups trained on: `rows` with an advantage, rows of the own past included;
+    `own_reward`, `own_answers` and `own_turns` of own groups; their `lag` in versions; the `age` of
+    peers' groups in updates; and `trained_tokens`. `sampled_tokens` are those of own answers.
+
+    The others are found when a row is made. `seconds` is the node's clock. `own` and `external` are
+    groups trained on in `batches` updates, skipped ones included. `made` are own groups, of which
+    `informative` have different rewards. They have `answers`, of which `cut` ran out of tokens.
+    `sampling` and `updating` are seconds of work.
+    """
 
     rows: int = 0
     own_reward: float = 0.0
@@ -93,15 +121,6 @@ class Sums:
     age: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
-
-
-@dataclass
-class Totals(Sums):
-    """Running sums since the start. The difference of two gives a row its means. `seconds` is the
-    node's clock. `own` and `external` are groups trained on in `batches` updates, skipped ones
-    included. `made` are own groups, of which `informative` have different rewards. They have
-    `answers`, of which `cut` ran out of tokens. `sampling` and `updating` are seconds of work."""
-
     seconds: float = 0.0
     batches: int = 0
     updates: int = 0
@@ -120,32 +139,85 @@ class Totals(Sums):
         return type(self)(*(later - earlier for earlier, later in pairs))
 
 
-class Means(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a `HistoryRow` that follow from two `Totals`."""
+#: Names in the history that differ from those in the status.
+_RENAMED = {"published": "made", "trained_external": "trained_peers", "grad_norm": "gradient_norm"}
+#: None without values.
+Mean = float | None
 
+
+class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node at `time`, and its work in the `seconds` since the row before. None: not known, or no
+    values for a mean.
+
+    Counted since the home was made are `updates`, and groups: `made` by this node, `announced` to
+    peers, `taken` (pulls that this node answered), `received` from peers, and trained on. The
+    groups made have `answers`, of which `cut` ran out of tokens. `loss` to `gradient_norm` are of
+    the newest update that was not skipped; `kl` and `entropy` are in nats. `lag` is in versions,
+    `age` in updates, `memory` in bytes. `pass_1` to `split` are None unless they were measured
+    since the row before.
+    """
+
+    time: Annotated[float, figure("Unix seconds.")]
     seconds: float
+    version: Annotated[int, figure("Version of the policy.")]
+    updates: int
+    made: int
+    announced: int
+    taken: int
+    received: int
+    trained_own: int
+    trained_peers: int
+    trained_again: int = 0
+    answers: int = 0
+    cut: int = 0
+    own_per_update: Annotated[Mean, figure("Own groups in an update.")] = None
+    peers_per_update: Annotated[Mean, figure("Peers' groups in an update.")] = None
+    rows: Annotated[int, figure("Answers with an advantage that were trained on.")]
+    lag: Annotated[Mean, figure("Mean lag of the own groups trained on.", "lag_versions")] = None
+    age: Annotated[Mean, figure("Mean age of the peers' groups trained on.", "age_updates")] = None
     updates_per_second: float
-    rows: int
-    sampled_tokens_per_second: float
+    sampled_tokens_per_second: Annotated[float, figure("Tokens of own groups.")]
     trained_tokens_per_second: float
-    sampler_busy: float
-    trainer_busy: float
-    own_per_update: float | None = None
-    peers_per_update: float | None = None
-    own_reward: float | None = None
-    turns: float | None = None
-    informative_share: float | None = None
-    cut_share: float | None = None
-    lag: float | None = None
-    age: float | None = None
+    sampler_busy: Annotated[float, figure("Share of the time.")]
+    trainer_busy: Annotated[float, figure("Share of the time.")]
+    own_reward: Annotated[
+        Mean, figure("Mean reward of the own groups trained on.", "own_reward")
+    ] = None
+    turns: Annotated[
+        Mean,
+        figure("Mean turns of the own dialogues trained on; 1 for single answers.", "turns"),
+    ] = None
+    informative_share: Annotated[
+        Mean, figure("Own groups whose rewards differ.", "informative_ratio")
+    ] = None
+    cut_share: Annotated[
+        Mean, figure("Own answers that sampling.max_new_tokens cut.", "cut_ratio")
+    ] = None
+    loss: float | None = None
+    kl: float | None = None
+    entropy: float | None = None
+    clipped_share: float | None = None
+    gradient_norm: float | None = None
+    pass_1: Annotated[dict[str, float] | None, figure("Reward on unseen texts by family.")] = None
+    pass_k: Annotated[dict[str, float] | None, figure("The same, of the best of `k`.")] = None
+    k: int | None = None
+    seen_1: Annotated[float | None, figure("Reward on seen texts, over all families.")] = None
+    split: Annotated[int | None, figure("Number of the rule that holds texts out.")] = None
+    memory: Annotated[int, figure("Memory of all processes of the node.", "memory_bytes")]
+    refused: Annotated[int, figure("Messages of peers that were refused since the start.")]
+    replay: Annotated[int, figure("Of these, dialogues that end elsewhere when replayed.")] = 0
+    peers: Annotated[int, figure("Peers heard in the last minute.")]
 
     @classmethod
-    def between(cls, before: Totals, now: Totals) -> Means:
-        """Return the means between two moments. An update counts as a whole in the interval in
-        which it ends, so a share of the time is cut at 1."""
+    def of(
+        cls, before: Totals, now: Totals, *parts: GroupCounts | UpdateRow | None, **more: Any
+    ) -> HistoryRow:
+        """Make a row of the means between two moments, of what Prometheus has of `parts`, and of
+        `more`. An update counts as a whole in the interval in which it ends, so a share of the time
+        is cut at 1."""
         d = now.since(before)
         seconds = max(d.seconds, 1e-9)
-        return Means(
+        return cls(
             seconds=d.seconds,
             updates_per_second=d.updates / seconds,
             rows=d.rows,
@@ -161,81 +233,39 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
             cut_share=_ratio(d.cut, d.answers),
             lag=_ratio(d.lag, d.own),
             age=_ratio(d.age, d.external),
+            **{
+                _RENAMED.get(name, name): value
+                for part in parts
+                for name, each, value in figures(part)
+                if each.metric
+            },
+            **more,
         )
 
 
-class HistoryRow(Means, frozen=True, kw_only=True):
-    """A node at `time` (Unix seconds), and its work since the row before. None: not known, or no
-    values for a mean.
-
-    Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
-    this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
-    `trained_own`, `trained_peers` and `trained_again`. The groups made have `answers`, of which
-    `cut` ran out of tokens. `refused` counts peers' messages since the
-    start, without peers that did not answer; `replay` are those whose dialogues end elsewhere when
-    replayed.
-
-    `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
-    update that was not skipped.
-
-    Over the interval of `seconds`: `own_per_update` and `peers_per_update` are groups. `lag` is
-    that of own groups in versions, `age` that of peers' groups in updates. `rows` have an
-    advantage. `own_reward` is that of the own groups trained on, `turns` the mean number of turns
-    of their dialogues. `informative_share` is that of the own groups made, `cut_share` that of
-    their answers. `sampled` (for own groups) and `trained` are tokens a second. `sampler_busy` and
-    `trainer_busy` are shares of the time.
-
-    `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
-    best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of
-    the rule that holds texts out. All are None unless they were measured since the row before.
-
-    `memory` is in bytes, over all processes of the node. `peers` counts those heard in the last
-    minute.
-    """
-
-    time: float
-    version: int
-    updates: int
-    made: int
-    announced: int
-    taken: int
-    received: int
-    trained_own: int
-    trained_peers: int
-    refused: int
-    peers: int
-    memory: int
-    trained_again: int = 0
-    answers: int = 0
-    cut: int = 0
-    replay: int = 0
-    loss: float | None = None
-    kl: float | None = None
-    entropy: float | None = None
-    clipped_share: float | None = None
-    gradient_norm: float | None = None
-    pass_1: dict[str, float] | None = None
-    pass_k: dict[str, float] | None = None
-    k: int | None = None
-    seen_1: float | None = None
-    split: int | None = None
-
-    @classmethod
-    def of(cls, groups: GroupCounts, found: Means, **known: Any) -> HistoryRow:
-        """Make a row of the counts, the means and what else is `known`."""
-        return HistoryRow(
-            made=groups.published,
-            announced=groups.announced,
-            taken=groups.taken,
-            received=groups.received,
-            trained_own=groups.trained_own,
-            trained_peers=groups.trained_external,
-            trained_again=groups.trained_again,
-            answers=groups.answers,
-            cut=groups.cut,
-            **msgspec.structs.asdict(found),
-            **known,
-        )
+#: The charts of the page: the figures of rows by the labels of their lines. A title ends with the
+#: unit, if that is not the row's.
+CHARTS: Mapping[str, Mapping[str, str]] = {
+    "groups a minute": {"given": "taken", "got": "received"},
+    "groups in an update": {"own": "own_per_update", "of peers": "peers_per_update"},
+    "age of what is trained on": {"own, in versions": "lag", "peers', in updates": "age"},
+    "updates a second": {"updates": "updates_per_second"},
+    "tokens a second": {
+        "sampled": "sampled_tokens_per_second",
+        "trained on": "trained_tokens_per_second",
+    },
+    "share of groups with mixed rewards": {"own": "informative_share"},
+    "share of answers that max_new_tokens cut": {"own": "cut_share"},
+    "reward of own groups": {"own": "own_reward"},
+    "turns of a dialogue": {"own": "turns"},
+    "loss": {"loss": "loss"},
+    "KL to the policy before": {"KL": "kl"},
+    "entropy": {"entropy": "entropy"},
+    "share of clipped tokens": {"clipped": "clipped_share"},
+    "busy share": {"sampler": "sampler_busy", "trainer": "trainer_busy"},
+    "memory in MB": {"all processes": "memory"},
+    "refused messages": {"refused": "refused", "dialogues that end elsewhere": "replay"},
+}
 
 
 class HistoryReport(msgspec.Struct, frozen=True):

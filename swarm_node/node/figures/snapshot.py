@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from swarm_node.errors import CheckpointError
-from swarm_node.node.figures.history import GroupCounts, HistoryRow
+from swarm_node.node.figures.history import GroupCounts, HistoryRow, UpdateRow
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.stewards import in_last_third
@@ -238,19 +238,6 @@ class Said(msgspec.Struct, frozen=True):
     level: str
     text: str
     remedy: str = ""
-
-
-class UpdateRow(msgspec.Struct, frozen=True):
-    """The newest update in figures."""
-
-    loss: float
-    grad_norm: float
-    mean_reward: float
-    clipped_share: float
-    kl: float
-    tokens: int
-    seconds: float
-    entropy: float = 0.0
 
 
 class MixtureRow(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ import structlog
 
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
 from swarm_node.node.figures.curve import add
-from swarm_node.node.figures.snapshot import Saved, UpdateRow, saved_in
+from swarm_node.node.figures.history import UpdateRow
+from swarm_node.node.figures.snapshot import Saved, saved_in
 from swarm_node.node.figures.style import Style
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.loops.consequences import kept, recall
@@ -257,16 +259,8 @@ class Learner:
         self._sum(drawn, stats, version)
         rewards = [reward for group in drawn.fresh for reward in group.rewards]
         tally.updated_at = self._parts.clock.now()
-        tally.last_update = UpdateRow(
-            loss=stats.loss,
-            grad_norm=stats.grad_norm,
-            mean_reward=sum(rewards) / len(rewards),
-            clipped_share=stats.clipped_share,
-            kl=stats.kl,
-            entropy=stats.entropy,
-            tokens=stats.tokens,
-            seconds=stats.seconds,
-        )
+        known = {**asdict(stats), "mean_reward": sum(rewards) / len(rewards)}
+        tally.last_update = UpdateRow(**{name: known[name] for name in UpdateRow.__struct_fields__})
         if stats.skipped is None:
             tally.last_applied = tally.last_update
         if tally.updated_at - self._logged_at >= _LOG_SECONDS:

@@ -10,14 +10,9 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.environments.host import EnvironmentHost
-from swarm_node.node.figures.history import GroupCounts, MetricsFile, Ring, Sums
+from swarm_node.node.figures.history import GroupCounts, MetricsFile, Ring, Totals, UpdateRow
 from swarm_node.node.figures.samples import Samples
-from swarm_node.node.figures.snapshot import (
-    CoordinatorRow,
-    EvalPoint,
-    MixtureRow,
-    UpdateRow,
-)
+from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, MixtureRow
 from swarm_node.node.figures.taught import Taught
 from swarm_node.node.figures.underway import Underway
 from swarm_node.node.figures.verdict import Steady
@@ -141,7 +136,7 @@ class Tally:
     mixture: MixtureRow | None = None
     trained_by: Counter[str] = field(default_factory=Counter)
     taught: Taught = field(default_factory=Taught)
-    sums: Sums = field(default_factory=Sums)
+    sums: Totals = field(default_factory=Totals)
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)

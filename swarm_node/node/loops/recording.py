@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import msgspec
 import structlog
 
 from swarm_node.errors import HomeError
-from swarm_node.node.figures.history import (
-    LEAST_SECONDS,
-    MOST_SECONDS,
-    HistoryRow,
-    Means,
-    Totals,
-)
+from swarm_node.node.figures.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint, Said, Snapshot
 from swarm_node.node.figures.underway import told
 from swarm_node.node.loops.parts import Parts, Shared
@@ -101,11 +95,9 @@ class Recorder:
         before, self._before = self._before, self._totals()
         point = tally.evals[-1] if tally.evals else None
         point, self._measured = None if point is self._measured else point, point
-        update = tally.last_applied
         peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
         return HistoryRow.of(
-            tally.groups,
-            Means.between(before, self._before),
+            *(before, self._before, tally.groups, tally.last_applied),
             time=clock.wall(),
             version=self._parts.trainer.version,
             updates=tally.updates,
@@ -113,11 +105,6 @@ class Recorder:
             replay=tally.rejected["replay"],
             peers=len(peers),
             memory=memory,
-            loss=update.loss if update else None,
-            kl=update.kl if update else None,
-            entropy=update.entropy if update else None,
-            clipped_share=update.clipped_share if update else None,
-            gradient_norm=update.grad_norm if update else None,
             pass_1=point.families if point else None,
             pass_k=point.pass_k if point else None,
             k=point.k if point else None,
@@ -127,7 +114,8 @@ class Recorder:
 
     def _totals(self) -> Totals:
         tally, buffer = self._shared.tally, self._shared.buffer.stats()
-        return Totals(
+        return replace(
+            tally.sums,
             seconds=self._parts.clock.now(),
             batches=tally.updates + tally.skipped_updates,
             updates=tally.updates,
@@ -139,7 +127,6 @@ class Recorder:
             cut=tally.groups.cut,
             sampling=tally.drawing.seconds,
             updating=tally.updating.seconds,
-            **asdict(tally.sums),
         )
 
     def _report_work(self) -> None:

@@ -4,32 +4,18 @@
 const rewards = lineChart(at("reward"), { share: true });
 const grown = lineChart(at("reward"), { share: true, counts: "groups made here" });
 const figures = lineChart(at("metrics"), { clock: true });
-let evals = [], rows = [], shown = null;
+let evals = [], rows = [], shown = null, charts = null;
 
-const metrics = {
-  "groups a minute": [["given", perMinute("taken")], ["got", perMinute("received")]],
-  "groups in an update": [["own", one("own_per_update")], ["of peers", one("peers_per_update")]],
-  "age of what is trained on": [["own, in versions", one("lag")], ["peers', in updates", one("age")]],
-  "updates a second": [["updates", one("updates_per_second")]],
-  "tokens a second": [["sampled", one("sampled_tokens_per_second")], ["trained on", one("trained_tokens_per_second")]],
-  "share of groups with mixed rewards": [["own", one("informative_share")]],
-  "share of answers that max_new_tokens cut": [["own", one("cut_share")]],
-  "reward of own groups": [["own", one("own_reward")]],
-  "turns of a dialogue": [["own", one("turns")]],
-  loss: [["loss", one("loss")]],
-  "KL to the policy before": [["KL", one("kl")]],
-  entropy: [["entropy", one("entropy")]],
-  "share of clipped tokens": [["clipped", one("clipped_share")]],
-  "busy share": [["sampler", one("sampler_busy")], ["trainer", one("trainer_busy")]],
-  "memory in MB": [["all processes", (_, row) => row.memory / 1e6]],
-  "refused messages": [["refused", one("refused")], ["dialogues that end elsewhere", one("replay")]],
-};
+/* The values of a figure in each row. The title of a chart says if they are drawn in another unit. */
+function drawn(title, name) {
+  if (title.endsWith(" a minute")) return rows.map((row, n) => perMinute(name, rows[n - 1], row));
+  const unit = title.endsWith(" in MB") ? 1e6 : 1;
+  return rows.map((row) => (row[name] === null ? null : row[name] / unit));
+}
 
-function one(name) { return (_, row) => row[name] ?? null; }
-
-function perMinute(name) {
-  return (before, row) => (before && row.time > before.time && row[name] >= before[name]
-    ? ((row[name] - before[name]) * 60) / (row.time - before.time) : null);
+function perMinute(name, before, row) {
+  return before && row.time > before.time && row[name] >= before[name]
+    ? ((row[name] - before[name]) * 60) / (row.time - before.time) : null;
 }
 
 /* Server-sent events, read by hand: an EventSource cannot send a pass. */
@@ -50,6 +36,8 @@ async function listen() {
 async function remember() {
   for (;;) {
     try {
+      charts ??= await (await ask("/v1/charts")).json();
+      choices(at("metric"), Object.keys(charts));
       const since = rows.length ? rows[rows.length - 1].time : 0;
       rows.push(...(await (await ask(`/v1/history?since=${since}`)).json()).rows);
       rows = rows.slice(-8192);
@@ -245,7 +233,8 @@ function parted(label, values) {
 function drawMetric() {
   at("metrics-section").hidden = rows.length < 2;
   if (rows.length < 2) return;
-  const lines = metrics[at("metric").value].map(([label, of]) => [label, rows.map((row, n) => of(rows[n - 1], row))]);
+  const title = at("metric").value;
+  const lines = Object.entries(charts[title]).map(([label, name]) => [label, drawn(title, name)]);
   figures.draw(rows.map((row) => row.time), lines);
 }
 
@@ -348,7 +337,6 @@ function showMachine(snapshot) {
   define("machine", Object.entries(facts));
 }
 
-at("metric").replaceChildren(...Object.keys(metrics).map((name) => new Option(name)));
 at("metric").addEventListener("change", drawMetric);
 for (const id of ["family", "over"]) at(id).addEventListener("change", drawRewards);
 const rewardChart = () => (overMade() ? grown : rewards);

@@ -16,8 +16,9 @@ from shown_cases import printed
 
 from swarm_node.cli.views import live
 from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, single_keys
+from swarm_node.node.figures.history import UpdateRow
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
+from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot
 from swarm_node.node.figures.verdict import findings
 
 
@@ -27,7 +28,16 @@ def node(**changes: object) -> Snapshot:
         "addresses": ["/ip4/192.0.2.2/tcp/58175/p2p/12D3KooW"],
         "membership": MembershipRow("laptop", "boss", 0, 2_000_000_000, "member"),
         "evals": [EvalPoint(float(n), n, n / 10, n / 10, None, {}) for n in range(10)],
-        "update": UpdateRow(0.0007, 1.0, 0.86, 0.0, 8e-5, 100, 0.1, 1.3),
+        "update": UpdateRow(
+            loss=0.0007,
+            mean_reward=0.86,
+            kl=8e-5,
+            entropy=1.3,
+            clipped_share=0.0,
+            grad_norm=1.0,
+            tokens=100,
+            seconds=0.1,
+        ),
         "examples": [SampleRow("gcd", "gcd of 12\n\nand 18?", "6", 1.0, 7)],
         **changes,
     }

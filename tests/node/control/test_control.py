@@ -251,6 +251,7 @@ async def test_a_pass_looks_at_the_node_and_has_no_member_work(tmp_path: Path) -
                 ("GET", "/v1/history", 200),
                 ("GET", "/v1/log", 200),
                 ("GET", "/v1/settings", 200),
+                ("GET", "/v1/charts", 200),
                 ("GET", "/v1/network", 401),
                 ("POST", "/v1/eval", 401),
                 ("POST", "/v1/stop", 401),

@@ -13,7 +13,7 @@ from builders import history_row as row
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm_node.node.control.metrics import exposition
-from swarm_node.node.figures.history import GroupCounts
+from swarm_node.node.figures.history import GroupCounts, UpdateRow
 from swarm_node.node.figures.snapshot import (
     BusyRow,
     EvalPoint,
@@ -21,20 +21,37 @@ from swarm_node.node.figures.snapshot import (
     PeerRow,
     Snapshot,
     TokensRow,
-    UpdateRow,
 )
 
 
 def full_snapshot() -> Snapshot:
     """A snapshot with a value for every figure."""
     return quiet_snapshot(
-        groups=GroupCounts(40, 30, 10, 12, 20, 15, answers=160, cut=120),
+        groups=GroupCounts(
+            published=40,
+            announced=20,
+            taken=15,
+            received=12,
+            trained_own=30,
+            trained_external=10,
+            answers=160,
+            cut=120,
+        ),
         rejected={"stale": 2, "unreachable": 5},
         faults={"scorer": 1},
         evals=[
             EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4, seen=0.9, split=1)
         ],
-        update=UpdateRow(0.1, 1.5, 0.5, 0.02, 0.001, 100, 0.1, 1.2),
+        update=UpdateRow(
+            loss=0.1,
+            mean_reward=0.5,
+            kl=0.001,
+            entropy=1.2,
+            clipped_share=0.02,
+            grad_norm=1.5,
+            tokens=100,
+            seconds=0.1,
+        ),
         busy=BusyRow(5.0, 4.0, 10.0),
         tokens=TokensRow(1000, 900),
         membership=MembershipRow("alice", "alice", 0, 1_800_000_000, "member"),
@@ -75,6 +92,8 @@ def test_figures_have_types_units_and_no_peers() -> None:
     assert values["swarm_node_seen_reward",] == 0.9
     assert values["swarm_node_busy_seconds_total", "trainer"] == 4.0
     assert values["swarm_node_memory_bytes",] == 1 << 30
+    assert values["swarm_node_kl_nats",] == 0.001
+    assert values["swarm_node_gradient_norm",] == 1.5
     assert values["swarm_node_lag_versions",] == 0.5
     assert values["swarm_node_peers", "direct"] == 1
     assert values["swarm_node_peers", "relayed"] == 0

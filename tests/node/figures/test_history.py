@@ -20,17 +20,23 @@ from virtual import virtual_time
 from swarm_node.environments.split import SPLIT
 from swarm_node.errors import HomeError
 from swarm_node.node.figures.history import (
-    COUNTERS,
-    GAUGES,
+    CHARTS,
     GroupCounts,
     HistoryRow,
-    Means,
     MetricsFile,
     Ring,
-    Sums,
     Totals,
+    UpdateRow,
+    figures,
 )
 from swarm_node.node.start.assembly import assemble
+
+#: What a row needs besides parts and totals.
+KNOWN = dict.fromkeys(("time", "version", "updates", "refused", "peers", "memory"), 1)
+
+
+def between(before: Totals, now: Totals) -> HistoryRow:
+    return HistoryRow.of(before, now, GroupCounts(), None, **KNOWN)
 
 
 def test_a_row_has_means_of_what_happened_in_between() -> None:
@@ -55,7 +61,7 @@ def test_a_row_has_means_of_what_happened_in_between() -> None:
         sampling=4.0,
         updating=12.0,
     )
-    found = Means.between(before, now)
+    found = between(before, now)
     assert (found.own_per_update, found.peers_per_update) == (3.6, 0.4)
     assert (found.lag, found.age) == (0.5, 2.0)
     assert (found.own_reward, found.informative_share) == (0.25, 0.1)
@@ -63,27 +69,34 @@ def test_a_row_has_means_of_what_happened_in_between() -> None:
     assert (found.updates_per_second, found.rows) == (0.9, 64)
     assert (found.sampled_tokens_per_second, found.trained_tokens_per_second) == (200.0, 90.0)
     assert (found.sampler_busy, found.trainer_busy) == (0.4, 1.0), "an update began before"
-    quiet = Means.between(now, replace(now, seconds=120.0))
+    quiet = between(now, replace(now, seconds=120.0))
     assert quiet.own_per_update is quiet.lag is quiet.own_reward is quiet.informative_share is None
     assert (quiet.updates_per_second, quiet.sampler_busy) == (0.0, 0.0)
 
 
-def test_a_count_reaches_the_row_and_the_metrics_and_a_sum_reaches_the_means() -> None:
-    counts = {name: 10 + at for at, name in enumerate(GroupCounts.__struct_fields__)}
-    known = dict.fromkeys(("time", "version", "updates", "refused", "peers", "memory"), 1)
-    nothing = Totals()
-    made = HistoryRow.of(GroupCounts(**counts), Means.between(nothing, nothing), **known)
-    in_row = [getattr(made, name) for name in made.__struct_fields__]
-    assert set(counts.values()) <= set(in_row)
-    assert COUNTERS.keys() == counts.keys()
-    assert GAUGES.keys() <= set(made.__struct_fields__)
-    # No sum is kept for nothing: each changes a mean.
-    still = Means.between(nothing, Totals(seconds=1.0, own=1, external=1, own_answers=1))
-    for field in fields(Sums):
-        moved = Totals(**{"seconds": 1.0, "own": 1, "external": 1, "own_answers": 1, field.name: 7})
-        if field.name == "own_answers":
-            moved.own_reward = 7
-        assert Means.between(nothing, moved) != still, field.name
+@pytest.mark.parametrize("kind", [GroupCounts, UpdateRow])
+def test_what_has_a_metric_reaches_the_row(kind: type[msgspec.Struct]) -> None:
+    part = kind(**{name: 10.0 + at for at, name in enumerate(kind.__struct_fields__)})
+    shown = {value for _, each, value in figures(part) if each.metric}
+    assert len(shown) >= 5
+    made = msgspec.structs.asdict(HistoryRow.of(Totals(), Totals(), GroupCounts(), part, **KNOWN))
+    assert shown <= {value for value in made.values() if not isinstance(value, dict)}
+    assert made["seconds"] == 0.0, "those of the interval"
+
+
+def test_no_sum_is_kept_for_nothing() -> None:
+    """Each changes a mean."""
+    full = Totals(**{field.name: 1 + at for at, field in enumerate(fields(Totals))})
+    full.seconds = 100.0
+    for field in fields(Totals):
+        moved = replace(full, **{field.name: 3 * getattr(full, field.name)})
+        assert between(Totals(), moved) != between(Totals(), full), field.name
+
+
+def test_a_chart_draws_figures_of_rows() -> None:
+    drawn = [name for lines in CHARTS.values() for name in lines.values()]
+    assert len(set(drawn)) == len(drawn)
+    assert set(drawn) <= set(HistoryRow.__struct_fields__)
 
 
 @examples(30)
