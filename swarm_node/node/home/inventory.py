@@ -65,20 +65,18 @@ class HomeState(NamedTuple):
 
 class _Kind(NamedTuple):
     """A file that a home may have. `without` is the level of its absence, `lost` says what is lost
-    then, and `remedy` is a remedy besides a backup. With `by_ticket`, a ticket of the same swarm
-    restores it."""
+    then, and `remedy` is a remedy besides a backup."""
 
     without: Level
     lost: str = ""
     remedy: str = ""
-    by_ticket: bool = False
 
 
 FILES: Final[Mapping[str, _Kind]] = {
     "node.key": _Kind("error", remedy="or join as a new node: a new ticket, another --home"),
-    "swarm.json": _Kind("error", remedy=f"or {_TICKET}", by_ticket=True),
-    "membership": _Kind("error", remedy=f"or {_TICKET}", by_ticket=True),
-    "secret": _Kind("error", remedy=f"or {_ELSEWHERE}, or {_TICKET}", by_ticket=True),
+    "swarm.json": _Kind("error", remedy=f"or {_TICKET}"),
+    "membership": _Kind("error", remedy=f"or {_TICKET}"),
+    "secret": _Kind("error", remedy=f"or {_ELSEWHERE}, or {_TICKET}"),
     "revoked": _Kind("warning", "until peers send the list, revoked nodes count as members"),
     "root.key": _Kind("warning", remedy="or delete it here, if it is kept offline"),
     "issuer.key": _Kind("warning", "this node renews no members", "or `swarm-node issuer use`"),
@@ -117,18 +115,18 @@ def judge(files: Mapping[str, Found], record: Record | None, *, ticket: bool = F
     faults = [*_flawed(files, ticket)]
     if RECORD in there and files[RECORD].state != "sound":
         return HomeState("broken", tuple(faults))
-    if not finished and "swarm.json" not in there:
-        begun = there - _NO_SWARM - {RECORD}
-        if not begun or record is not None:
-            errors = any(fault.level == "error" for fault in faults)
-            state: Literal["new", "begun"] = "new" if not begun else "begun"
-            return HomeState("broken" if errors else state, tuple(faults))
-    faults += _missing(there, recorded, "node.db" in there and files["node.db"].detail, ticket)
-    if record is None:
-        lost = "home.json, the record of this home's files, is missing"
-        faults.append(Fault(RECORD, "warning", lost, "the start records what lies here now"))
+    begun = there - _NO_SWARM - {RECORD}
+    state: Literal["new", "begun", "whole"] = "whole"
+    if not finished and "swarm.json" not in there and (not begun or record is not None):
+        state = "begun" if begun else "new"
+    else:
+        progress = files["node.db"].detail if "node.db" in there else ""
+        faults += _missing(there, recorded, progress, ticket)
+        if record is None:
+            lost = "home.json, the record of this home's files, is missing"
+            faults.append(Fault(RECORD, "warning", lost, "the start records what lies here now"))
     errors = any(fault.level == "error" for fault in faults)
-    return HomeState("broken" if errors else "whole", tuple(faults))
+    return HomeState("broken" if errors else state, tuple(faults))
 
 
 def present(files: Mapping[str, Found]) -> list[str]:
@@ -175,32 +173,29 @@ def _remedy(name: str, kind: _Kind) -> str:
 
 
 def _missing(
-    there: set[str], recorded: frozenset[str], progress: str | Literal[False], ticket: bool
+    there: set[str], recorded: frozenset[str], progress: str, ticket: bool
 ) -> Iterator[Fault]:
     """Yield a fault for each missing file that must be here or has been here. `progress` tells how
     far training was, by the database."""
     steward = {"issuer.key", "issuer.certificate"} & there
     for name, kind in FILES.items():
-        needed = name in _KEYS or name in recorded - _UNRECORDED
-        needed |= name in ("issuer.key", "issuer.certificate") and bool(steward)
-        needed |= name == "checkpoints" and bool(progress)
+        half = name.startswith("issuer.") and steward
+        trained = f", and {progress}" if name == "checkpoints" and progress else ""
+        needed = name in _KEYS or name in recorded - _UNRECORDED or half or trained
         if name in there or not needed:
             continue
-        half = name.startswith("issuer.") and steward
-        lists = name == "revoked" and (steward or "root.key" in there)
-        told = f", and {progress}" if name == "checkpoints" and progress else ""
-        if lists:
+        if name == "revoked" and (steward or "root.key" in there):
             remedy = f"{_BACKUP.format(name=name)}, or {_ELSEWHERE}"
             yield Fault(name, "error", "revoked, the list of former members, is missing", remedy)
         elif half or kind.without == "error":
             remedy = f"{_BACKUP.format(name=name)}, {kind.remedy}"
             yield _restorable(name, kind, f"{name} is missing", remedy, ticket)
         else:
-            said = f"{name} is missing{told}: {kind.lost}"
+            said = f"{name} is missing{trained}: {kind.lost}"
             yield Fault(name, "warning", said, "restore it from a backup, or go on without it")
 
 
 def _restorable(name: str, kind: _Kind, said: str, remedy: str, ticket: bool) -> Fault:
-    if ticket and kind.by_ticket:
+    if ticket and _TICKET in kind.remedy:
         return Fault(name, "warning", said, "the ticket restores it, if it is of the same swarm")
     return Fault(name, "error", said, remedy)

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import msgspec
@@ -47,7 +47,6 @@ _LOCKS = ("lock", "recording", "editing")
 DATABASE_DIGEST = "node.db.sha256"
 #: Up to this size the digests of the newest checkpoint are checked: half a second a GB.
 _DIGESTED_BYTES = 2 << 30
-_Read = bytes | Found
 
 
 class Stock(NamedTuple):
@@ -68,91 +67,69 @@ def take_stock(path: Path, *, deep: bool = False, swarm: SwarmInfo | None = None
     """Read the files of the home at `path`. `deep`: database and checkpoints too, which takes
     seconds where they are large. Signed files are checked by `swarm`, by default that of
     swarm.json."""
-    files: dict[str, Found] = {}
-    record = _record(path, files)
-    own = _swarm(path / "swarm.json", files)
-    swarm = swarm or own
-    keys = {name: _key(path / name, files) for name in _KEY_FILES}
-    contents = {name: _small(path / name, files) for name in _SMALL_FILES}
+    read = {
+        RECORD: _record(path / RECORD),
+        "swarm.json": _swarm(path / "swarm.json"),
+        **{name: _key(path / name) for name in _KEY_FILES},
+        **{name: _content(path / name, MAX_KEPT_BYTES) for name in _SMALL_FILES},
+    }
+    files, whole = dict[str, Found](), dict[str, Any]()
+    for name, each in read.items():
+        if isinstance(each, Found):
+            files[name] = each
+        else:
+            files[name], whole[name] = Found("sound"), each
+    swarm = swarm or whole.get("swarm.json")
     if swarm is not None:
-        _fit(files, keys, contents, swarm)
+        _fit(files, whole, swarm)
     _stored(path, files, deep)
     for name in _LOCKS:
         held = _bytes(path / name, 0)
         if isinstance(held, Found) and held.state == "damaged":
             files[name] = held
-    return Stock(files, record)
+    return Stock(files, whole.get(RECORD))
 
 
-def _record(path: Path, files: dict[str, Found]) -> Record | None:
-    raw = _bytes(path / RECORD, MAX_PRIVATE_BYTES)
-    content = raw if isinstance(raw, Found) else content_of(raw)
-    if isinstance(content, bytes):
-        try:
-            record = msgspec.json.decode(content, type=Record)
-        except (ValueError, RecursionError):
-            content = "damaged"
-        else:
-            files[RECORD] = Found("sound")
-            return record
-    files[RECORD] = content if isinstance(content, Found) else Found(content)
-    return None
+def _record(path: Path) -> Record | Found:
+    content = _content(path, MAX_PRIVATE_BYTES)
+    if isinstance(content, Found):
+        return content
+    try:
+        return msgspec.json.decode(content, type=Record)
+    except (ValueError, RecursionError):
+        return Found("damaged")
 
 
-def _swarm(path: Path, files: dict[str, Found]) -> SwarmInfo | None:
+def _swarm(path: Path) -> SwarmInfo | Found:
     raw = _bytes(path, MAX_PRIVATE_BYTES)
-    found = raw if isinstance(raw, Found) else _swarm_version(raw)
-    info = None
-    if found.state == "sound":
-        try:
-            info = SwarmInfo.load(path)
-        except HomeError as error:
-            found = _open(path) or Found("damaged", _reason(error))
-    files[path.name] = found
-    return info
-
-
-def _swarm_version(raw: bytes) -> Found:
+    if isinstance(raw, Found):
+        return raw
     try:
         version = msgspec.json.decode(raw, type=_Versioned).version
     except (ValueError, RecursionError):
-        return Found("damaged") if raw else Found("empty")
-    if version > SWARM_FILE_VERSION:
-        return Found("newer", f"version {version}")
-    older = version < SWARM_FILE_VERSION
-    return Found("damaged", f"version {version}") if older else Found("sound")
+        return Found("damaged" if raw else "empty")
+    if version != SWARM_FILE_VERSION:
+        return Found("newer" if version > SWARM_FILE_VERSION else "damaged", f"version {version}")
+    try:
+        return SwarmInfo.load(path)
+    except HomeError as error:
+        return _open(path) or Found("damaged", _reason(error))
 
 
-def _key(path: Path, files: dict[str, Found]) -> Identity | None:
+def _key(path: Path) -> Identity | Found:
     raw = _bytes(path, KEY_BYTES)
     if isinstance(raw, Found):
-        files[path.name] = raw
-        return None
-    flaw = _open(path)
-    if flaw is None and len(raw) != KEY_BYTES:
-        flaw = Found("damaged", f"a key has {KEY_BYTES} bytes") if raw else Found("empty")
-    files[path.name] = flaw or Found("sound")
-    return None if flaw else Identity.from_seed(raw)
+        return raw
+    if flaw := _open(path):
+        return flaw
+    if len(raw) != KEY_BYTES:
+        return Found("damaged", f"a key has {KEY_BYTES} bytes") if raw else Found("empty")
+    return Identity.from_seed(raw)
 
 
-def _small(path: Path, files: dict[str, Found]) -> bytes | None:
-    raw = _bytes(path, MAX_KEPT_BYTES)
-    content = raw if isinstance(raw, Found) else content_of(raw)
-    if isinstance(content, bytes):
-        files[path.name] = Found("sound")
-        return content
-    files[path.name] = content if isinstance(content, Found) else Found(content)
-    return None
-
-
-def _fit(
-    files: dict[str, Found],
-    keys: Mapping[str, Identity | None],
-    contents: Mapping[str, bytes | None],
-    swarm: SwarmInfo,
-) -> None:
-    """Mark the files that are whole and do not fit the swarm or the node's key."""
-    node, root, issuer = keys["node.key"], keys["root.key"], keys["issuer.key"]
+def _fit(files: dict[str, Found], whole: Mapping[str, Any], swarm: SwarmInfo) -> None:
+    """Mark the files that are `whole` and do not fit the swarm or the node's key."""
+    node, root, issuer = (whole.get(name) for name in ("node.key", "root.key", "issuer.key"))
     if root is not None and root.public_key != swarm.root_key:
         files["root.key"] = Found("foreign", f"it is not the root of swarm {swarm.name!r}")
     verifiers: dict[str, Callable[[bytes, SwarmInfo], object]] = {
@@ -160,18 +137,15 @@ def _fit(
         "revoked": verify_revocations,
         "issuer.certificate": verify_issuer,
     }
-    for name, verify in verifiers.items():
-        content = contents[name]
-        opened = None if content is None else verify(content, swarm)
-        if isinstance(opened, Rejected):
+    opened = {name: check(whole[name], swarm) for name, check in verifiers.items() if name in whole}
+    for name, body in opened.items():
+        if isinstance(body, Rejected):
             files[name] = Found("foreign", f"swarm {swarm.name!r} did not sign it")
-    certificate = contents["issuer.certificate"]
-    steward = None if certificate is None else verify_issuer(certificate, swarm)
+    steward = opened.get("issuer.certificate")
     if isinstance(steward, IssuerBody) and issuer and steward.issuer_key != issuer.public_key:
         files["issuer.key"] = Found("foreign", "it is not the key of issuer.certificate")
-    chain = contents["membership"]
-    if chain is not None and node is not None:
-        files.update(_member(chain, swarm, node))
+    if "membership" in whole and node is not None:
+        files.update(_member(whole["membership"], swarm, node))
 
 
 def _member(raw: bytes, swarm: SwarmInfo, node: Identity) -> dict[str, Found]:
@@ -190,25 +164,24 @@ def _member(raw: bytes, swarm: SwarmInfo, node: Identity) -> dict[str, Found]:
 def _stored(path: Path, files: dict[str, Found], deep: bool) -> None:
     """Look at what a running node writes."""
     metrics = path / "metrics.jsonl"  # a crash may cut a line, so only its being there is judged
-    there = metrics.exists() and metrics.stat().st_size > 0
-    files[metrics.name] = Found("sound" if there else "absent")
-    database, root = path / "node.db", path / "checkpoints"
-    if not database.exists():
-        files[database.name] = Found("absent")
-    else:
-        files[database.name] = _database(database) if deep else Found("sound")
-    if not (listed := checkpoints(root)):
-        files[root.name] = Found("absent")
-    else:
-        files[root.name] = _checkpoints(listed) if deep else Found("sound")
+    database, listed = path / "node.db", checkpoints(path / "checkpoints")
+    there = {
+        "metrics.jsonl": metrics.exists() and metrics.stat().st_size > 0,
+        "node.db": database.exists(),
+        "checkpoints": bool(listed),
+    }
+    files |= {name: Found("sound" if each else "absent") for name, each in there.items()}
+    if deep and there["node.db"]:
+        files["node.db"] = _database(database)
+    if deep and listed:
+        files["checkpoints"] = _checkpoints(listed)
 
 
 def _database(path: Path) -> Found:
     fault = database_flaw(path)
     if fault is not None:
         return Found(*fault)
-    kept = _bytes(path.with_name(DATABASE_DIGEST), 1024)
-    digest = kept if isinstance(kept, Found) else content_of(kept)
+    digest = _content(path.with_name(DATABASE_DIGEST), 1024)
     if isinstance(digest, bytes):
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").digest() != digest:
@@ -239,7 +212,14 @@ def _checkpoints(listed: list[Path]) -> Found:
     return Found("damaged", faults[0])
 
 
-def _bytes(path: Path, most: int) -> _Read:
+def _content(path: Path, most: int) -> bytes | Found:
+    """The content of a small file, without its head."""
+    raw = _bytes(path, most)
+    content = raw if isinstance(raw, Found) else content_of(raw)
+    return Found(content) if isinstance(content, str) else content
+
+
+def _bytes(path: Path, most: int) -> bytes | Found:
     """The content of a file, up to `most` bytes and one more."""
     try:
         with open_regular(path) as file:
