@@ -32,7 +32,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     }
     assert list(keys) == [name for name, _ in settings_keys()]
     own = keys["experience.own"]
-    assert own[1:5] == (5, 4, "int 1..1024", f"{file}:2")
+    assert own[1:5] == (5, 4, "int 1..1024", str(file))
     assert keys["experience.external"].choices == "int 0..1024 | auto"
     assert keys["network.poll_seconds"].choices == "float >0..30"
     assert keys["run.seed"].choices == "int 0..<4294967296"
@@ -122,7 +122,7 @@ def test_set_without_a_settings_file_changes_the_home(tmp_path: Path) -> None:
     assert "6 (default 4; " in "\n".join(config_of(home))
     file.write_text("[experience]\nown = 9\n")
     shown = "\n".join(config_of(home, "--config", str(file)))
-    assert f"9 (default 4; {file}:2)" in shown
+    assert f"9 (default 4; {file})" in shown
     assert "2 (default 0; " in shown
 
 

@@ -610,7 +610,7 @@ def test_a_start_resolves_its_settings_once_and_says_where_each_comes_from(tmp_p
     assert start.fit == fit(settings, shape, machine)
     assert start.origins == {
         "run.seed": "command line",
-        "sampling.group_size": f"{file}:2",
+        "sampling.group_size": str(file),
         "sampling.temperature": "the model",
         "environment.options": "the model",
         "training.learning_rate": "what is trained",
