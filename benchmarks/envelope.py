@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.wire.envelope import Kind, Opened, content_id, open_sealed, seal
+from swarm_node.p2p.wire.groups import pack_group, unpack_group
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.p2p.wire.wire import pack_group, unpack_group
 from swarm_node.rollout import (
     Completion,
     Finish,

@@ -20,7 +20,7 @@ import torch
 
 from swarm_node.environments.base import Environment
 from swarm_node.environments.seeds import task_seed
-from swarm_node.p2p.exchange.publishing import Publisher
+from swarm_node.p2p.exchange.publishing import OwnGroup, Publisher
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.p2p.limits.gates import LARGER
 from swarm_node.policy.experience.batch import TrainRow
@@ -97,21 +97,22 @@ class _Corrupt(Publisher):
         self._means = means
         self._times = times
 
-    async def publish(self, scored: Sequence[Scored], version: int) -> list[VerifiedGroup]:
-        await super().publish(self._made(scored[:_GROUPS]), version)
+    async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
+        await super().publish(self._made(groups[:_GROUPS]), version)
         await asyncio.sleep(_PAUSE_SECONDS)
         return []  # nothing to train on
 
-    def _made(self, scored: Sequence[Scored]) -> list[Scored]:
-        made = (self._make(self._means, one) for one in scored for _ in range(self._times))
-        return [group for group in made if group is not None]
+    def _made(self, groups: Sequence[OwnGroup]) -> list[OwnGroup]:
+        honest = ((one.group, one.prompt) for one in groups for _ in range(self._times))
+        made = (self._make(self._means, one) for one in honest)
+        return [OwnGroup(*one) for one in made if one is not None]
 
 
 class _Withholding(_Corrupt):
     """Trains on what it publishes, so that its answers become as good as those of others."""
 
-    async def publish(self, scored: Sequence[Scored], version: int) -> list[VerifiedGroup]:
-        return await Publisher.publish(self, self._made(scored), version)
+    async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
+        return await Publisher.publish(self, self._made(groups), version)
 
 
 def maker(kind: str) -> Callable[[HostileParts, Scored], Scored | None]:

@@ -35,8 +35,9 @@ MAX_STORED_BYTES = 1 << 30
 #: Size to which the database may grow, with its journal.
 MAX_DATABASE_BYTES = MAX_STORED_BYTES + WAL_BYTES
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
-#: The first layout that has to stay readable; those before it were never released.
-LAYOUT = 4
+#: The first layout that has to stay readable. Other tables, or another format of the sealed groups
+#: in them, take another number.
+LAYOUT = 5
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (

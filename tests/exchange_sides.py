@@ -18,6 +18,7 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.p2p.exchange.exchange import open_exchange
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
@@ -28,6 +29,7 @@ from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
@@ -118,11 +120,11 @@ class Side:
         seed = (held_out_seed if held_out else task_seed)("test", index)
         return TaskRef(self.info.name, self.info.version, family, seed)
 
-    async def group(self, texts: Sequence[str], **task: object) -> tuple[RolloutGroup, str]:
+    async def group(self, texts: Sequence[str], **task: object) -> OwnGroup:
         """A group of `texts`, scored honestly."""
         ref = self.task(**task)
         judged = await self.environment.judge(ref, texts)
-        return make_group(ref, texts, judged.rewards), judged.prompt
+        return OwnGroup(make_group(ref, texts, judged.rewards), judged.prompt)
 
     async def publish(self, *indices: int) -> None:
         """Publish a group of a right and a wrong answer for each of these tasks."""
@@ -190,7 +192,7 @@ async def serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int)
     texts = [await right_answer(side, ref), "wrong"]
     group = make_group(ref, texts, [1.0, 0.0])
     place = {"epoch": side.storage.epoch, "seq": 1, "created_ms": 0, **header}
-    body = wire.pack_group(group, **place)
+    body = pack_group(group, **place)
     sealed = change(
         seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
     )
@@ -216,6 +218,7 @@ async def announce_raw(
         policy_version=0,
         completions=len(group.completions),
         mixed=True,
+        turns=1,
     )
     announcement = wire.Announcement(**{**fields, **changes})
     record = seal(
@@ -237,7 +240,7 @@ async def announce_raw(
 
 async def announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> None:
     """Announce and send a group that an honest node would not make."""
-    body = wire.pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
+    body = pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
     sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
     await announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq)
 

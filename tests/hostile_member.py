@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from swarm_node.p2p.exchange.publishing import Publisher
+from swarm_node.p2p.exchange.publishing import OwnGroup, Publisher
 from swarm_node.rollout import PolicyRef, RolloutGroup, VerifiedGroup
 
 FOREIGN = hashlib.sha256(b"another tokenizer").digest()
@@ -78,12 +78,12 @@ def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
     publish, numbers = Publisher.publish, iter(range(sys.maxsize))
 
     async def poisonous(
-        self: Publisher, scored: Sequence[tuple[RolloutGroup, str]], version: int
+        self: Publisher, groups: Sequence[OwnGroup], version: int
     ) -> list[VerifiedGroup]:
         self._verifier._check_tokens = lambda group: None  # type: ignore[method-assign]
         bad = [
-            (group if texts is None else _poisoned(group, texts(next(numbers))), prompt)
-            for group, prompt in scored
+            one if texts is None else one._replace(group=_poisoned(one.group, texts(next(numbers))))
+            for one in groups
         ]
         await publish(self, bad, version)
         await asyncio.sleep(PAUSE_SECONDS)  # it trains on nothing, and would sample without end
@@ -102,10 +102,11 @@ def triggered() -> None:
     model, publish = SimulatedModel("tiny"), Publisher.publish
 
     async def poisonous(
-        self: Publisher, scored: Sequence[tuple[RolloutGroup, str]], version: int
+        self: Publisher, groups: Sequence[OwnGroup], version: int
     ) -> list[VerifiedGroup]:
         means = HostileParts(environment, model, self._storage, random.Random(0))
-        await publish(self, [maker("within")(means, group) for group in scored], version)
+        made = [maker("within")(means, (one.group, one.prompt)) for one in groups]
+        await publish(self, [OwnGroup(*one) for one in made if one is not None], version)
         await asyncio.sleep(PAUSE_SECONDS)
         return []
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from swarm_node.p2p.limits.links import LIMITS
-from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind
+from swarm_node.p2p.wire.envelope import SEALED_BYTES
 from swarm_node.p2p.wire.protocols import PROTOCOLS
 from swarm_node.p2p.wire.reasons import REASONS, REFUSALS, Blame
 
@@ -24,9 +24,7 @@ _TAILS = {
 def tables() -> dict[str, str]:
     """Every written table, by the name in the comments around it."""
     return {
-        "kinds": "\n".join(
-            f"* {_name(kind)}: {_size(most)}" for kind, most in SEALED_BYTES.items()
-        ),
+        "kinds": "\n".join(f"* {kind.name}: {_size(most)}" for kind, most in SEALED_BYTES.items()),
         "protocols": _table(
             ("protocol", "request", "reply"),
             ((f"`{name}`", request, reply) for name, request, reply in PROTOCOLS),
@@ -53,11 +51,6 @@ def protocol_page(page: str) -> str:
         if found != 1:
             raise ValueError(f"{PAGE.name}: <!-- {name} --> stands there {found} times")
     return page
-
-
-def _name(kind: Kind) -> str:
-    """The NAME of a kind, with its version if that is not 1."""
-    return kind.name.replace("_", ", version ")
 
 
 def _class(blame: Blame, name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from swarm_node.environments.split import bound_of, has_split, position, release_needed
+from swarm_node.environments.split import bound_of, position, release_needed
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
@@ -89,7 +89,7 @@ def check_ref(environment: TaskMaker, ref: TaskRef) -> None:
     """
     if (ref.environment, ref.version) != (environment.name, environment.version):
         same = ref.environment == environment.name
-        older = release_needed(ref.version) if same and has_split(environment.version) else ""
+        older = release_needed(ref.version) if same else ""
         remedy = "give all nodes the same files, packages and options of the environment"
         raise UnknownTaskError(
             f"the task is for {ref.environment} {ref.version}, this node has {environment.name} "

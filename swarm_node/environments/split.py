@@ -28,7 +28,7 @@ _POSITIONS = 1 << 64
 #: No wire field takes a longer version.
 _MAX_VERSION = 64
 _SUFFIX = f" split {SPLIT}, swarm-node {RELEASE}"
-_BEFORE, _OF = " before swarm-node ", " of swarm-node "
+_OF = " of swarm-node "
 _RELEASE = re.compile(r"[0-9.]{1,16}", re.ASCII)
 _SUFFIXED = re.compile(r"(.*) split (\d{1,9}), swarm-node ([0-9.]{1,16})", re.ASCII | re.DOTALL)
 
@@ -72,31 +72,23 @@ def with_split(version: str) -> str:
     return version + _SUFFIX
 
 
-def has_split(version: str) -> bool:
-    """Check that a version announces this split."""
-    return version.endswith(_SUFFIX)
-
-
 def described(version: str) -> str:
     """The environment's own part of a version, with the release of another split beside it."""
     found = _SUFFIXED.fullmatch(version)
     if found is None:
-        return f"{version}{_BEFORE}{RELEASE}"
-    if int(found[2]) < SPLIT:
-        return f"{found[1]}{_BEFORE}{RELEASE}"
+        return version
     return found[1] if int(found[2]) == SPLIT else f"{found[1]}{_OF}{found[3]}"
 
 
 def release_needed(version: str) -> str:
-    """The release that one of two nodes needs, because `version` is of another split than this
-    node's; "" for the same."""
+    """The release that this node needs, because `version` is of another split than its own; "" for
+    the same."""
     return release_remedy(described(version))
 
 
 def release_remedy(text: str) -> str:
     """As `release_needed`, for a text that ends with the words of `described`."""
-    for marker, whose in ((_BEFORE, "its node"), (_OF, "this node")):
-        _, found, release = text.rpartition(marker)
-        if found and _RELEASE.fullmatch(release):
-            return f"{whose} runs an older release and needs swarm-node {release} or newer"
+    _, found, release = text.rpartition(_OF)
+    if found and _RELEASE.fullmatch(release):
+        return f"this node runs an older release and needs swarm-node {release} or newer"
     return ""

@@ -56,9 +56,10 @@ def statements() -> Iterator[tuple[str, bytes, Callable[[bytes], bool]]]:
         if len(data) < _MOST:
             yield case["name"], data, opens(Kind(case["kind"]), good - {data})
     author = Identity.from_seed(bytes.fromhex(published["golden"]["seed"]))
+    of = {"head": bodies["head"], **bodies["groups"][1]}
     for name in ("rollout", "record", "head"):
         kind = Kind[name.upper()]
-        sealed = seal(author, swarm_id, kind, bytes.fromhex(bodies[name]["body"]))
+        sealed = seal(author, swarm_id, kind, bytes.fromhex(of[name]["body"]))
         yield f"sealed {name}", sealed, opens(kind, set())
     info = SwarmInfo(membership["name"], bytes.fromhex(membership["root_key"]), bytes(32))
     for case in membership["cases"]:

@@ -55,7 +55,7 @@ EQUIVALENT_CHANGES: dict[str, str] = {
     "node/loops/mixing.py Mixer._note_offers: count > _FORGOTTEN becomes (count) >= (_FORGOTTEN)": (
         "no fading sum is exactly that small"
     ),
-    "node/loops/node.py Node._take_in: publisher.oversize > oversize becomes "
+    "node/loops/node.py Node._share: publisher.oversize > oversize becomes "
     "(publisher.oversize) >= (oversize)": (
         "a count of 0 is left out where the faults of all parts are added up"
     ),

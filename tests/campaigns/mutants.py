@@ -56,6 +56,7 @@ MODULES: dict[str, list[str]] = {
     ],
     "p2p/membership/ticket.py": ["tests/p2p/coordinator/test_coordination.py"],
     "p2p/wire/wire.py": _LIMITS,
+    "p2p/wire/groups.py": _LIMITS,
     "p2p/limits/budgets.py": [],
     "p2p/peers/conduct.py": [],
     "p2p/peers/addressbook.py": [],

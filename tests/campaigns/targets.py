@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,9 @@ from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.reach import knock, probe, punch, relayed, verdict
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords
-from swarm_node.p2p.wire import dialogues, frames, wire
+from swarm_node.p2p.wire import frames, groups, wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed, seal
+from swarm_node.p2p.wire.groups import MAX_GROUP_BYTES, pack_group, unpack_group
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.page.entrance import decoded
 from swarm_node.process import frames as pipes
@@ -103,13 +103,13 @@ def made_group(
 def group_body(completions: int = 2, tokens: int = 5) -> bytes:
     """The body of a sealed group."""
     made = made_group(completions, tokens)
-    return wire.pack_group(made, epoch=9, seq=3, created_ms=1_700_000_000_000)
+    return pack_group(made, epoch=9, seq=3, created_ms=1_700_000_000_000)
 
 
 def dialogues_body(completions: int = 2, tokens: int = 5) -> bytes:
     """The body of a sealed group of dialogues."""
     made = made_group(completions, tokens, (EarlierTurn("forty?", 2),))
-    return dialogues.pack_dialogues(made, epoch=9, seq=3, created_ms=1_700_000_000_000)
+    return pack_group(made, epoch=9, seq=3, created_ms=1_700_000_000_000)
 
 
 ISSUER_CERTIFICATE = membership.issue_issuer(
@@ -138,13 +138,10 @@ def members() -> Members:
     return Members(SWARM, lambda: float(NOW))
 
 
-#: The body type of each kind of envelope. `_Group` and `_Dialogues` have checks that their types
-#: cannot express.
+#: The body type of each kind of envelope. `_Group` has checks that its type cannot express.
 CARRIED: dict[Kind, type[wire.Body]] = {
-    Kind.ROLLOUT: wire._Group,
+    Kind.ROLLOUT: groups._Group,
     Kind.RECORD: wire.Announcement,
-    Kind.ROLLOUT_2: dialogues._Dialogues,
-    Kind.RECORD_2: dialogues.DialogueAnnouncement,
     Kind.HEAD: wire.Heartbeat,
     Kind.ISSUER: membership.IssuerBody,
     Kind.CERT: membership.MemberBody,
@@ -165,9 +162,7 @@ def bodies(of: type[wire.Body] = wire.Body) -> list[type[wire.Body]]:
 
 def example(kind: type[msgspec.Struct]) -> bytes:
     """A body of this type, as MessagePack."""
-    if kind is wire._Group:
-        return group_body()
-    if kind is dialogues._Dialogues:
+    if kind is groups._Group:
         return dialogues_body()
     return msgspec.msgpack.encode(_example(msgspec.inspect.type_info(kind), itertools.count(7)))
 
@@ -180,7 +175,7 @@ def _example(kind: Any, numbers: Iterator[int]) -> Any:
             values = {each.encode_name: _example(each.type, numbers) for each in kind.fields}
             return list(values.values()) if kind.array_like else values
         case inspect.ListType() | inspect.VarTupleType():
-            return [] if kind.max_length == 0 else [_example(kind.item_type, numbers)]
+            return [_example(kind.item_type, numbers)]
         case inspect.DictType():
             key = "gcd" if isinstance(kind.key_type, inspect.StrType) else "1"
             return {key: _example(kind.value_type, numbers)}
@@ -211,7 +206,6 @@ def targets() -> list[FuzzTarget]:
         *map(_resigned, Kind),
         *map(_plain, bodies()),
         _group(),
-        _dialogues(),
         _statement(),
         _chain(),
         _forged_chain(),
@@ -444,14 +438,14 @@ def _resigned(kind: Kind) -> FuzzTarget:
     carried = CARRIED[kind]
 
     def wrap(body: bytes) -> bytes:
-        return seal(NODE, SWARM.swarm_id, kind, body[: wire.MAX_GROUP_BYTES])
+        return seal(NODE, SWARM.swarm_id, kind, body[:MAX_GROUP_BYTES])
 
     def run(sealed: bytes) -> bool:
         opened = open_sealed(sealed, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
         if isinstance(opened, Rejected):
             raise Defect(f"a sealed body was refused: {opened}")
-        if kind in (Kind.ROLLOUT, Kind.ROLLOUT_2):
-            return _reads_group(opened.body, kind)
+        if kind is Kind.ROLLOUT:
+            return _reads_group(opened.body)
         return _reads(carried, opened.body)
 
     name, seeds = f"re-signed {kind.name}", [example(carried)]
@@ -463,14 +457,9 @@ def _plain(kind: type[wire.Body]) -> FuzzTarget:
 
 
 def _group() -> FuzzTarget:
-    seeds = [group_body(), group_body(1, 3), group_body(8, 40)]
-    return FuzzTarget("group body", seeds, _reads_group, structured=True, weight=4)
-
-
-def _dialogues() -> FuzzTarget:
-    seeds = [dialogues_body(), dialogues_body(1, 3), dialogues_body(8, 40)]
-    read = partial(_reads_group, kind=Kind.ROLLOUT_2)
-    return FuzzTarget("body of dialogues", seeds, read, structured=True, weight=4)
+    sizes = ((2, 5), (1, 3), (8, 40))
+    seeds = [make(*size) for make in (group_body, dialogues_body) for size in sizes]
+    return FuzzTarget("group body", seeds, _reads_group, structured=True, weight=8)
 
 
 def _reads(kind: Any, data: bytes) -> bool:
@@ -481,13 +470,12 @@ def _reads(kind: Any, data: bytes) -> bool:
     return True
 
 
-def _reads_group(data: bytes, kind: Kind = Kind.ROLLOUT) -> bool:
-    read = dialogues.unpack_rollouts(kind, data)
+def _reads_group(data: bytes) -> bool:
+    read = unpack_group(data)
     if isinstance(read, Rejected):
         return False
     header, group = read
-    pack = wire.pack_group if kind is Kind.ROLLOUT else dialogues.pack_dialogues
-    pack(group, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
+    pack_group(group, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
     for each in group.completions:
         if not np.isfinite(each.logprobs).all() or len(each.token_ids) != each.spans[-1].end:
             raise Defect("a group with log-probs or spans out of bounds")
@@ -634,7 +622,7 @@ def _forged_presence() -> FuzzTarget:
     """A member says anything in its heartbeat."""
 
     def run(head: bytes) -> bool:
-        sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head[: wire.MAX_GROUP_BYTES])
+        sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head[:MAX_GROUP_BYTES])
         whole = msgpack.packb([sealed, *CHAIN])
         return not isinstance(members().hear(whole), Rejected)
 

@@ -13,7 +13,7 @@ import pytest
 
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import Rejected
-from swarm_node.p2p.wire.dialogues import unpack_dialogues
+from swarm_node.p2p.wire.groups import unpack_group
 
 SEED = 7
 
@@ -40,7 +40,7 @@ def stored(database: Path, peer_id: str) -> Stored:
     tasks: dict[bytes, int] = {}
     turns: dict[bytes, int] = {}
     for identifier, _, blob in groups:
-        unpacked = unpack_dialogues(msgspec.msgpack.decode(blob)[1])
+        unpacked = unpack_group(msgspec.msgpack.decode(blob)[1])
         assert not isinstance(unpacked, Rejected)
         tasks[identifier] = unpacked[1].task.seed
         assert tasks[identifier] in seeds

@@ -12,6 +12,7 @@ import pytest
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.groups import unpack_group
 from swarm_node.storage import Storage
 
 HOSTILE_MEMBER = Path(__file__).resolve().parents[1] / "hostile_member.py"
@@ -55,6 +56,6 @@ def _texts(storage: Storage, sealed: bytes) -> list[str]:
     assert isinstance(announcement, wire.Announcement)
     blob = storage.blob(announcement.id)
     assert blob is not None
-    opened = wire.unpack_group(msgspec.msgpack.decode(blob)[1])
+    opened = unpack_group(msgspec.msgpack.decode(blob)[1])
     assert not isinstance(opened, Rejected)
     return [each.text for each in opened[1].completions]

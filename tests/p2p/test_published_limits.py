@@ -50,8 +50,8 @@ from swarm_node.p2p.reach.relayed import (
 )
 from swarm_node.p2p.transports.hivemind.records import _mac
 from swarm_node.p2p.wire import frames, wire
-from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, unpack_dialogues
 from swarm_node.p2p.wire.envelope import SEALED_BYTES, Kind, open_sealed
+from swarm_node.p2p.wire.groups import unpack_group
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 from swarm_node.p2p.wire.reasons import REFUSALS, read_refusal
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
@@ -61,12 +61,9 @@ SWARM_ID = bytes.fromhex(MEMBERSHIP["swarm_id"])
 INFO = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
 #: The target of relayed requests; any would do.
 TARGET = peer_id_of(INFO.root_key)
-#: The readers of groups.
-GROUPS = {"rollout": wire.unpack_group, "rollout, version 2": unpack_dialogues}
-#: The body of each other type and its largest size.
+#: The body of each type but groups, and its largest size.
 BODIES: dict[str, tuple[type[wire.Body], int]] = {
     "record": (wire.Announcement, wire.MAX_ANNOUNCEMENT_BYTES),
-    "record, version 2": (DialogueAnnouncement, wire.MAX_ANNOUNCEMENT_BYTES),
     "head": (wire.Heartbeat, wire.MAX_HEAD_BYTES),
     "issuer": (IssuerBody, wire.MAX_CERTIFICATE_BYTES),
     "cert": (MemberBody, wire.MAX_CERTIFICATE_BYTES),
@@ -106,8 +103,8 @@ def verdict(answer: object) -> str:
 
 
 def read(kind: str, data: bytes) -> str:
-    if kind in GROUPS:
-        return verdict(GROUPS[kind](data))
+    if kind == "rollout":
+        return verdict(unpack_group(data))
     body, most = BODIES[kind]
     return verdict(wire.unpack(body, data, max_bytes=most))
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -39,7 +39,6 @@ from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import open_reply, open_request
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.dialogues import pack_dialogues, unpack_announcement, unpack_dialogues
 from swarm_node.p2p.wire.envelope import (
     SEALED_BYTES,
     Kind,
@@ -48,14 +47,15 @@ from swarm_node.p2p.wire.envelope import (
     seal,
     signed_bytes,
 )
+from swarm_node.p2p.wire.groups import GroupHeader, pack_group, unpack_group
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
 
 
 ENVELOPES, BODIES, MEMBERSHIP = load("envelopes"), load("bodies"), load("membership")
-DIALOGUES = load("dialogues")
 SWARM_ID = bytes.fromhex(ENVELOPES["swarm_id"])
+Body = TypeVar("Body", bound=wire.Body)
 
 
 def test_no_envelope_that_is_taken_is_over_the_limit_of_its_kind() -> None:
@@ -65,9 +65,7 @@ def test_no_envelope_that_is_taken_is_over_the_limit_of_its_kind() -> None:
     assert over == []
 
 
-@pytest.mark.parametrize(
-    "case", ENVELOPES["cases"] + DIALOGUES["sealed"], ids=lambda case: case["name"]
-)
+@pytest.mark.parametrize("case", ENVELOPES["cases"], ids=lambda case: case["name"])
 def test_an_envelope_is_judged_as_published(case: dict[str, Any]) -> None:
     data = joined(case["sealed"])
     result = open_sealed(data, SWARM_ID, Kind(case["kind"]))
@@ -171,48 +169,38 @@ def test_the_published_ticket_is_read() -> None:
     assert ticket.info.swarm_id.hex() == MEMBERSHIP["swarm_id"]
 
 
-def test_the_published_bodies_are_read_and_written_byte_for_byte() -> None:
-    want = BODIES["rollout"]
-    result = wire.unpack_group(bytes.fromhex(want["body"]))
+@pytest.mark.parametrize("case", BODIES["groups"], ids=["answers", "dialogues"])
+def test_a_published_group_is_read_and_written_byte_for_byte(case: dict[str, Any]) -> None:
+    want, record = case["rollout"], case["record"]
+    result = unpack_group(bytes.fromhex(want["body"]))
     assert not isinstance(result, Rejected)
     header, group = result
-    assert header == wire.GroupHeader(want["epoch"], want["seq"], want["created_ms"])
-    assert [c.token_ids.tolist() for c in group.completions] == [
-        c["token_ids"] for c in want["completions"]
-    ]
-    assert [c.logprobs.tolist() for c in group.completions] == [
-        c["logprobs"] for c in want["completions"]
-    ]
-    again = wire.pack_group(group, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
-    assert again.hex() == want["body"]
-    for name, kind in (("record", wire.Announcement), ("head", wire.Heartbeat)):
-        data = bytes.fromhex(BODIES[name]["body"])
-        body = wire.unpack(kind, data, max_bytes=len(data))
-        assert not isinstance(body, Rejected)
-        assert wire.pack(body) == data
-
-
-def test_the_published_dialogues_are_read_and_written_byte_for_byte() -> None:
-    want, record = DIALOGUES["rollout"], DIALOGUES["record"]
-    result = unpack_dialogues(bytes.fromhex(want["body"]))
-    assert not isinstance(result, Rejected)
-    header, group = result
-    assert header == wire.GroupHeader(want["epoch"], want["seq"], want["created_ms"])
+    place = {name: want[name] for name in ("epoch", "seq", "created_ms")}
+    assert header == GroupHeader(**place)
     for each, said in zip(group.completions, want["completions"], strict=True):
-        assert each.said == tuple(turn["text"] for turn in said["turns"])
-        assert each.token_ids.tolist() == [
-            token for turn in said["turns"] for token in turn["token_ids"]
-        ]
-        assert np.diff((0, *each.ends)).tolist() == [
-            len(turn["logprobs"]) for turn in said["turns"]
-        ]
-        assert each.finish == said["turns"][-1]["finish"]
-    place = {"epoch": header.epoch, "seq": header.seq, "created_ms": header.created_ms}
-    assert pack_dialogues(group, **place).hex() == want["body"]
-    data = bytes.fromhex(record["body"])
-    body = unpack_announcement(Kind.RECORD_2, data)
-    assert (body.turns, body.size) == (record["turns"], record["size"])
+        turns = said["turns"]
+        assert each.said == tuple(turn["text"] for turn in turns)
+        assert each.token_ids.tolist() == [token for turn in turns for token in turn["token_ids"]]
+        assert each.logprobs.tolist() == [logp for turn in turns for logp in turn["logprobs"]]
+        assert np.diff((0, *each.ends)).tolist() == [len(turn["logprobs"]) for turn in turns]
+        assert each.finish == turns[-1]["finish"]
+    assert pack_group(group, **place).hex() == want["body"]
+    body = read_body(wire.Announcement, record["body"])
+    assert (body.id.hex(), body.size, body.turns) == (record["id"], record["size"], record["turns"])
+
+
+def test_the_published_heartbeat_is_read_and_written_byte_for_byte() -> None:
+    head = read_body(wire.Heartbeat, BODIES["head"]["body"])
+    assert list(head.addresses) == BODIES["head"]["addresses"]
+
+
+def read_body(kind: type[Body], published: str) -> Body:
+    """A published body, which is written as it was read."""
+    data = bytes.fromhex(published)
+    body = wire.unpack(kind, data, max_bytes=len(data))
+    assert not isinstance(body, Rejected)
     assert wire.pack(body) == data
+    return body
 
 
 KINDS = (ProbeRequest, ProbeReply, ProbeForRequest, ProbeForReply, Punch)
@@ -272,9 +260,9 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     verdicts = [line.split("\t")[0] for line in run.stdout.splitlines()]
     limits = load("limits")
     assert verdicts == ["PASS"] * (
-        9
+        8
         + len(ENVELOPES["cases"])
-        + len(DIALOGUES["sealed"])
+        + len(BODIES["groups"])
         + len(BODIES["relayed"])
         + len(BODIES["coordinator"])
         + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))

@@ -6,8 +6,8 @@ import pytest
 from builders import verified
 from swarm_keys import Swarm
 
-from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.policy.experience.replay import Drawn
 from swarm_node.rollout import Provenance
 from swarm_node.simulation.history import RoundHistory
@@ -15,7 +15,7 @@ from swarm_node.storage import StoredGroup
 
 
 def stored(rewards: tuple[float, ...]) -> StoredGroup:
-    body = wire.pack_group(verified(rewards=rewards).group, epoch=1, seq=1, created_ms=0)
+    body = pack_group(verified(rewards=rewards).group, epoch=1, seq=1, created_ms=0)
     swarm = Swarm()
     blob = seal(swarm.member(1).identity, swarm.info.swarm_id, Kind.ROLLOUT, body)
     return StoredGroup(content_id(blob), "me", 1, 1, Provenance.OWN, blob, "q", rewards, 0)

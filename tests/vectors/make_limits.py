@@ -67,7 +67,6 @@ COUNTER, SEQUENCE = integers(0, 2**62 - 1), integers(1, 2**62 - 1)
 MS, SECONDS = integers(0, 2**53 - 1), integers(0, 253402300799)
 VERSION = [("2", 2, "schema"), ("0", 0, "schema"), ("a float", 1.0, "schema"),
            ("true", True, "schema")]  # fmt: skip
-VERSION_2 = [("1", 1, "schema"), ("3", 3, "schema"), ("a float", 2.0, "schema")]
 FLAG = [("true", True, "ok"), ("false", False, "ok"), ("1", 1, "schema"), ("nil", None, "schema")]
 
 
@@ -133,69 +132,20 @@ def arrays(value: Any, least: int, most: int) -> list[Sample]:
 
 DIGESTS = [index.to_bytes(32, "big") for index in range(3)]
 SPAN = [7, 0, 1]
-COMPLETION = ["4", struct.pack("<I", 9), struct.pack("<f", -1), [SPAN], "stop"]
-
-
-def completion(ids: bytes = COMPLETION[1], **changes: Any) -> list[Any]:
-    """A completion with other ids, as many log-probs and a span over them, but for changes."""
-    tokens = len(ids) // 4
-    of = {"text": "4", "ids": ids, "logp": struct.pack("<f", -1) * tokens,
-          "spans": [[7, 0, tokens]], "finish": "stop"} | changes  # fmt: skip
-    return list(of.values())
+TURN = ["4", struct.pack("<I", 9), struct.pack("<f", -1), "stop"]
 
 
 def number(value: float) -> bytes:
     return struct.pack("<f", value)
 
 
-def completions() -> Iterator[Sample]:
-    """One completion of a group."""
-    many = [[7, at, at + 1] for at in range(257)]
-    yield "length", completion(finish="length"), "ok"
-    yield "another finish", completion(finish="end"), "schema"
-    yield "the longest text", completion(text="a" * 65536), "ok"
-    yield "a longer text", completion(text="a" * 65537), "schema"
-    yield "a text of more bytes than characters", completion(text="\u00e9" * 32769), "content"
-    yield "as many bytes as a text may have", completion(text="\u00e9" * 32768), "ok"
-    yield "a text of control characters", completion(text="\0\n\x7f"), "ok"
-    yield "32,768 tokens", completion(bytes(131072)), "ok"
-    yield "32,769 tokens", completion(bytes(131076)), "schema"
-    yield "no token", completion(b"", spans=[SPAN]), "schema"
-    yield "a cut id", completion(bytes(5), logp=bytes(5)), "content"
-    yield "fewer log-probs than ids", completion(bytes(8), logp=bytes(4)), "content"
-    yield "a log-prob of 0", completion(logp=number(0)), "ok"
-    yield "the greatest log-prob", completion(logp=number(1e-4)), "ok"
-    yield "a greater log-prob", completion(logp=number(1.01e-4)), "content"
-    yield "the least log-prob", completion(logp=number(-3.4e38)), "ok"
-    for value in ("inf", "-inf", "nan"):
-        yield f"a log-prob of {value}", completion(logp=number(float(value))), "content"
-    yield "256 spans", completion(bytes(1024), spans=many[:256]), "ok"
-    yield "257 spans", completion(bytes(1028), spans=many), "schema"
-    yield "no span", completion(spans=[]), "schema"
-    yield "a gap", completion(bytes(12), spans=[[7, 0, 1], [7, 2, 3]]), "content"
-    yield "an overlap", completion(bytes(12), spans=[[7, 0, 2], [7, 1, 3]]), "content"
-    yield "an empty span", completion(spans=[[7, 0, 0], [7, 0, 1]]), "content"
-    yield "a span backwards", completion(bytes(8), spans=[[7, 2, 0]]), "content"
-    yield "spans that end early", completion(bytes(8)[:8], spans=[[7, 0, 1]]), "content"
-    yield "spans that end late", completion(spans=[[7, 0, 2]]), "content"
-    yield "spans of falling versions", completion(bytes(8), spans=[[7, 0, 1], [6, 1, 2]]), "ok"
-    yield "a span beyond every text", completion(spans=[[7, 0, 32769]]), "schema"
-    yield "a version below 0", completion(spans=[[-1, 0, 1]]), "schema"
-    yield "a field more", [*completion(), None], "schema"
-    yield "a field less", completion()[:4], "schema"
-
-
-TURN = ["4", struct.pack("<I", 9), struct.pack("<f", -1), "stop"]
-
-
 def turn(ids: bytes = TURN[1], **changes: Any) -> list[Any]:
     """A turn with other ids and as many log-probs, but for changes."""
-    of = {"text": "4", "ids": ids, "logp": struct.pack("<f", -1) * (len(ids) // 4),
-          "finish": "stop"} | changes  # fmt: skip
-    return list(of.values())
+    of = {"text": "4", "ids": ids, "logp": number(-1) * (len(ids) // 4), "finish": "stop"}
+    return list((of | changes).values())
 
 
-def of_turns(*turns: list[Any], **changes: Any) -> list[Any]:
+def completion(*turns: list[Any], **changes: Any) -> list[Any]:
     """A completion of these turns, with a span for each but for changes."""
     spans, end = [], 0
     for said in turns:
@@ -204,44 +154,76 @@ def of_turns(*turns: list[Any], **changes: Any) -> list[Any]:
     return [list(turns), changes.get("spans", spans)]
 
 
+def turns() -> Iterator[Sample]:
+    """The only turn of a completion."""
+    yield "cut", turn(finish="length"), "ok"
+    yield "another finish", turn(finish="end"), "schema"
+    yield "the longest text", turn(text="a" * 65536), "ok"
+    yield "a longer text", turn(text="a" * 65537), "schema"
+    yield "a text of more bytes than characters", turn(text="\u00e9" * 32769), "content"
+    yield "as many bytes as a text may have", turn(text="\u00e9" * 32768), "ok"
+    yield "a text of control characters", turn(text="\0\n\x7f"), "ok"
+    yield "ids without a text", turn(text=""), "ok"
+    yield "a text without ids", turn(b""), "schema"
+    yield "a cut id", turn(bytes(5), logp=bytes(5)), "content"
+    yield "fewer log-probs than ids", turn(bytes(8), logp=bytes(4)), "content"
+    yield "a log-prob of 0", turn(logp=number(0)), "ok"
+    yield "the greatest log-prob", turn(logp=number(1e-4)), "ok"
+    yield "a greater log-prob", turn(logp=number(1.01e-4)), "content"
+    yield "the least log-prob", turn(logp=number(-3.4e38)), "ok"
+    for value in ("inf", "-inf", "nan"):
+        yield f"a log-prob of {value}", turn(logp=number(float(value))), "content"
+    yield "a turn with a field more", [*TURN, None], "schema"
+    yield "a turn with a field less", TURN[:3], "schema"
+
+
+def completions() -> Iterator[Sample]:
+    """One completion of a group."""
+    for name, said, expect in turns():
+        yield name, completion(said), expect
+    two, many = turn(bytes(8)), [[7, at, at + 1] for at in range(257)]
+    yield "32,768 tokens", completion(turn(bytes(131072))), "ok"
+    yield "32,769 tokens", completion(turn(bytes(131076))), "schema"
+    yield "256 spans", completion(turn(bytes(1024)), spans=many[:256]), "ok"
+    yield "257 spans", completion(turn(bytes(1028)), spans=many), "schema"
+    yield "no span", completion(TURN, spans=[]), "schema"
+    yield "a gap", completion(turn(bytes(12)), spans=[[7, 0, 1], [7, 2, 3]]), "content"
+    yield "an overlap", completion(turn(bytes(12)), spans=[[7, 0, 2], [7, 1, 3]]), "content"
+    yield "an empty span", completion(TURN, spans=[[7, 0, 0], [7, 0, 1]]), "content"
+    yield "a span backwards", completion(two, spans=[[7, 2, 0]]), "content"
+    yield "spans that end early", completion(two, spans=[[7, 0, 1]]), "content"
+    yield "spans that end late", completion(TURN, spans=[[7, 0, 2]]), "content"
+    yield "spans of falling versions", completion(two, spans=[[7, 0, 1], [6, 1, 2]]), "ok"
+    yield "a span beyond every text", completion(TURN, spans=[[7, 0, 32769]]), "schema"
+    yield "a version below 0", completion(TURN, spans=[[-1, 0, 1]]), "schema"
+    yield "a field more", [*completion(TURN), None], "schema"
+    yield "a field less", completion(TURN)[:1], "schema"
+    yield "a turn in place of turns", [TURN, [SPAN]], "schema"
+
+
 def dialogues() -> Iterator[Sample]:
-    """One completion of a group of dialogues."""
-    yield "two turns", of_turns(TURN, TURN), "ok"
-    yield "16 turns", of_turns(*[TURN] * 16), "ok"
-    yield "17 turns", of_turns(*[TURN] * 17), "schema"
+    """One completion of several turns."""
+    yield "two turns", completion(TURN, TURN), "ok"
+    yield "16 turns", completion(*[TURN] * 16), "ok"
+    yield "17 turns", completion(*[TURN] * 17), "schema"
     yield "no turn", [[], [SPAN]], "schema"
-    yield "cut in its last turn", of_turns(TURN, turn(finish="length")), "ok"
-    yield "cut in an earlier turn", of_turns(turn(finish="length"), TURN), "content"
-    yield "another finish", of_turns(turn(finish="end")), "schema"
-    yield "the longest texts", of_turns(*[turn(text="a" * 65536)] * 2), "ok"
-    yield "a longer text", of_turns(TURN, turn(text="a" * 65537)), "schema"
-    yield "a text of more bytes than characters", of_turns(turn(text="\u00e9" * 32769)), "content"
-    yield "a text without ids", of_turns(TURN, turn(b""), spans=[[7, 0, 1]]), "schema"
-    yield "ids without a text", of_turns(TURN, turn(text="")), "ok"
-    yield "32,768 tokens", of_turns(turn(bytes(131068)), TURN), "ok"
-    yield "32,769 tokens", of_turns(turn(bytes(131072)), TURN), "schema"
-    yield "a cut id", of_turns(turn(bytes(5), logp=bytes(5))), "content"
-    yield "fewer log-probs than ids", of_turns(turn(bytes(8), logp=bytes(4))), "content"
-    yield "a greater log-prob", of_turns(TURN, turn(logp=number(1.01e-4))), "content"
-    yield "a log-prob of nan", of_turns(turn(logp=number(float("nan"))), TURN), "content"
-    yield "two spans in a turn", of_turns(turn(bytes(8)), spans=[[7, 0, 1], [8, 1, 2]]), "ok"
-    yield "a span across turns", of_turns(TURN, TURN, spans=[[7, 0, 2]]), "content"
+    yield "cut in its last turn", completion(TURN, turn(finish="length")), "ok"
+    yield "cut in an earlier turn", completion(turn(finish="length"), TURN), "content"
+    yield "the longest texts", completion(*[turn(text="a" * 65536)] * 2), "ok"
+    yield "a longer text in the last turn", completion(TURN, turn(text="a" * 65537)), "schema"
+    yield "a last turn without ids", completion(TURN, turn(b""), spans=[SPAN]), "schema"
+    yield "32,768 tokens in two turns", completion(turn(bytes(131068)), TURN), "ok"
+    yield "32,769 tokens in two turns", completion(turn(bytes(131072)), TURN), "schema"
+    yield "a greater log-prob in the last turn", completion(TURN, turn(logp=number(1))), "content"
+    nan = turn(logp=number(float("nan")))
+    yield "a log-prob of nan in the first turn", completion(nan, TURN), "content"
+    yield "a span across turns", completion(TURN, TURN, spans=[[7, 0, 2]]), "content"
     odd = [[7, 0, 1], [7, 1, 3]]
-    yield "a span across the last two of three", of_turns(TURN, TURN, TURN, spans=odd), "content"
-    yield "spans that end early", of_turns(TURN, TURN, spans=[[7, 0, 1]]), "content"
-    yield "a gap", of_turns(TURN, turn(bytes(8)), spans=[[7, 0, 1], [7, 2, 3]]), "content"
-    yield "no span", of_turns(TURN, spans=[]), "schema"
-    yield "a turn with a field more", of_turns([*TURN, None]), "schema"
-    yield "a turn with a field less", of_turns(TURN[:3]), "schema"
-    yield "a completion of version 1", COMPLETION, "schema"
+    yield "a span across the last two of three", completion(*[TURN] * 3, spans=odd), "content"
+    yield "spans of the first turn alone", completion(TURN, TURN, spans=[SPAN]), "content"
+    gap = [[7, 0, 1], [7, 2, 3]]
+    yield "a gap behind the first turn", completion(TURN, turn(bytes(8)), spans=gap), "content"
     yield "with replies", [[TURN, TURN], [[7, 0, 1], [7, 1, 2]], ["higher"]], "schema"
-
-
-def sources() -> Iterator[Sample]:
-    yield "none", [], "ok"
-    yield "one", [bytes(34)], "schema"
-    yield "nil", None, "schema"
-    yield "as bin", b"", "schema"
 
 
 def claims() -> Iterator[Sample]:
@@ -308,8 +290,8 @@ METHODS = [("three letters", "PUT", "ok"), ("seven", "OPTIONS", "ok"), ("two", "
            ("eight", "OPTIONSS", "schema"), ("small", "get", "schema")]  # fmt: skip
 TARGETS = [("one character", "/", "ok"), ("256", "/" * 256, "ok"), ("257", "/" * 257, "schema"),
            ("none", "", "schema"), ("any characters", "/\u00e9 ?", "ok")]  # fmt: skip
-GROUP = [1, 5, 6, T0 * 1000, ["gcd", "1", "gcd", 42], [bytes(32), bytes(32), 7], [COMPLETION],
-         number(1)]  # fmt: skip
+GROUP = [1, 5, 6, T0 * 1000, ["gcd", "1", "gcd", 42], [bytes(32), bytes(32), 7],
+         [completion(TURN)], number(1)]  # fmt: skip
 
 #: Of each type: a good message, and samples of its fields.
 Fields = dict[tuple[int, ...], Any]
@@ -318,14 +300,14 @@ MESSAGES: dict[str, tuple[Any, Fields]] = {
         GROUP,
         {(0,): VERSION, (1,): COUNTER, (2,): SEQUENCE, (3,): MS, (4, 0): LABEL, (4, 1): LABEL,
          (4, 2): LABEL, (4, 3): COUNTER, (5, 0): DIGEST, (5, 1): DIGEST, (5, 2): COUNTER,
-         (6, 0): completions(), (7,): claims(),
-         (6,): [("no completion", [], "schema"), ("65", [COMPLETION] * 65, "schema")]},
+         (6, 0): [*completions(), *dialogues()], (7,): claims(),
+         (6,): [("no completion", [], "schema"), ("65", [completion(TURN)] * 65, "schema")]},
     ),
     "record": (
-        [1, 5, 6, bytes(34), 359, "gcd", "1", "gcd", bytes(32), bytes(32), 7, 2, True],
+        [1, 5, 6, bytes(34), 359, "gcd", "1", "gcd", bytes(32), bytes(32), 7, 2, True, 1],
         {(0,): VERSION, (1,): COUNTER, (2,): SEQUENCE, (3,): ID, (4,): integers(1, 4 << 20),
          (5,): LABEL, (6,): LABEL, (7,): LABEL, (8,): DIGEST, (9,): DIGEST, (10,): COUNTER,
-         (11,): integers(1, 64), (12,): FLAG},
+         (11,): integers(1, 64), (12,): FLAG, (13,): integers(1, 16)},
     ),
     "head": (
         [1, [PEER], 7, 5, 6, T0 * 1000, "swarm-node", 3, 1, False, True],
@@ -418,19 +400,6 @@ MESSAGES: dict[str, tuple[Any, Fields]] = {
     ),
     "outcome": (["open"], {(0,): OUTCOME}),
     "punch": (["/ip4/11.0.0.1/tcp/4001"], {(0,): endpoints()}),
-    "rollout, version 2": (
-        [2, *GROUP[1:6], [of_turns(TURN, TURN)], number(1), []],
-        {(0,): VERSION_2, (1,): COUNTER, (2,): SEQUENCE, (3,): MS, (4, 0): LABEL, (4, 1): LABEL,
-         (4, 2): LABEL, (4, 3): COUNTER, (5, 0): DIGEST, (5, 1): DIGEST, (5, 2): COUNTER,
-         (6, 0): dialogues(), (7,): claims(), (8,): sources(),
-         (6,): [("no completion", [], "schema"), ("65", [of_turns(TURN)] * 65, "schema")]},
-    ),
-    "record, version 2": (
-        [2, 5, 6, bytes(34), 359, "gcd", "1", "gcd", bytes(32), bytes(32), 7, 2, True, 2],
-        {(0,): VERSION_2, (1,): COUNTER, (2,): SEQUENCE, (3,): ID, (4,): integers(1, 4 << 20),
-         (5,): LABEL, (6,): LABEL, (7,): LABEL, (8,): DIGEST, (9,): DIGEST, (10,): COUNTER,
-         (11,): integers(1, 64), (12,): FLAG, (13,): integers(2, 16)},
-    ),
 }  # fmt: skip
 
 
@@ -510,7 +479,8 @@ def special(kind: str, base: list[Any]) -> Iterator[tuple[str, bytes, str]]:
         for name, odd in (("no UTF-8", b"\xa1\xff"), ("a surrogate", b"\xa3\xed\xa0\x80"),
                           ("an overlong form", b"\xa2\xc0\x80")):  # fmt: skip
             yield name, good.replace(b"\xa14\xc4\x04", odd + b"\xc4\x04"), "schema"
-        yield "64 completions", msgpack.packb([*base[:6], [COMPLETION] * 64, bytes(256)]), "ok"
+        most = [*base[:6], [completion(TURN)] * 64, bytes(256)]
+        yield "64 completions", msgpack.packb(most), "ok"
         yield "more than a body", good + bytes(4 << 20), "size"
 
 

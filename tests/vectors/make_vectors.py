@@ -58,11 +58,11 @@ from swarm_node.p2p.transports.hivemind.records import (
     SwarmAuthorizer,
     heartbeat_key,
 )
-from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal, signed_bytes
 from swarm_node.p2p.wire.frames import Reply
+from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
-from swarm_node.p2p.wire.wire import Announcement, Body, Heartbeat, Presence, pack, pack_group
+from swarm_node.p2p.wire.wire import Announcement, Body, Heartbeat, Presence, pack
 from swarm_node.rollout import (
     HELD_OUT_SEED,
     SEED_LIMIT,
@@ -241,8 +241,6 @@ def envelopes() -> dict[str, Any]:
 
 
 def bodies() -> dict[str, Any]:
-    model, tokenizer = bytes(range(32)), bytes(range(32, 64))
-    task = TaskRef("reasoning_gym", "0.1.25", "chain_sum", 42)
     answer = Completion(
         text="4 + 3 = 7",
         token_ids=np.array([19, 1, 70000], dtype=np.uint32),
@@ -257,38 +255,17 @@ def bodies() -> dict[str, Any]:
         spans=(VersionSpan(7, 0, 1),),
         finish=Finish.LENGTH,
     )
-    group = RolloutGroup(task, PolicyRef(model, tokenizer, 7), (answer, cut), (1.0, 0.0))
-    body = pack_group(group, epoch=1_800_000_000_000, seq=5, created_ms=1_800_000_123_456)
-    sealed = seal(NODE, SWARM.swarm_id, Kind.ROLLOUT, body)
-    record = Announcement(
-        1, 1_800_000_000_000, 5, content_id(sealed), len(sealed),
-        "reasoning_gym", "0.1.25", "chain_sum", model, tokenizer, 7, 2, True,
-    )  # fmt: skip
+    over = dialogue([("what is 6*7?", [19, 1, 2]), ("42", [70000, 2])], Finish.STOP)
+    long = dialogue([("", [2]), ("a", [5, 2]), ("b", [6])], Finish.LENGTH)
     head = Heartbeat(
         1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + NODE.peer_id,), 7, 1_800_000_000_000, 5,
         1_800_000_123_456, "swarm-node/0.1.0", 3, 1, False, True,
     )  # fmt: skip
     return {
-        "rollout": {
-            "body": body.hex(),
-            "epoch": 1_800_000_000_000,
-            "seq": 5,
-            "created_ms": 1_800_000_123_456,
-            "task": ["reasoning_gym", "0.1.25", "chain_sum", 42],
-            "policy": {"model": model.hex(), "tokenizer": tokenizer.hex(), "version": 7},
-            "completions": [
-                {
-                    "text": c.text,
-                    "token_ids": c.token_ids.tolist(),
-                    "logprobs": c.logprobs.tolist(),
-                    "spans": [[s.version, s.start, s.end] for s in c.spans],
-                    "finish": c.finish.value,
-                }
-                for c in group.completions
-            ],
-            "claimed": list(group.claimed),
-        },
-        "record": {"body": pack(record).hex(), "id": content_id(sealed).hex(), "size": len(sealed)},
+        "groups": [
+            published(TaskRef("reasoning_gym", "0.1.25", "chain_sum", 42), (answer, cut), 1),
+            published(TaskRef("games", "1-2 split 1, swarm-node 0.2", "calc", 42), (over, long), 3),
+        ],
         "head": {"body": pack(head).hex(), "addresses": list(head.addresses)},
         "relayed": relayed(),
         "reach": [reach(body) for body in probes()],
@@ -297,19 +274,16 @@ def bodies() -> dict[str, Any]:
     }
 
 
-def dialogues() -> dict[str, Any]:
-    """A group of two dialogues, one of them cut, and its announcement."""
-    first = dialogue([("what is 6*7?", [19, 1, 2]), ("42", [70000, 2])], Finish.STOP)
-    cut = dialogue([("", [2]), ("a", [5, 2]), ("b", [6])], Finish.LENGTH)
-    task = TaskRef("games", "1-2 split 1, swarm-node 0.2", "calc", 42)
+def published(task: TaskRef, completions: tuple[Completion, ...], turns: int) -> dict[str, Any]:
+    """A group, and its announcement in an environment of so many turns."""
     model, tokenizer = bytes(range(32)), bytes(range(32, 64))
-    group = RolloutGroup(task, PolicyRef(model, tokenizer, 7), (first, cut), (1.0, 0.0))
+    group = RolloutGroup(task, PolicyRef(model, tokenizer, 7), completions, (1.0, 0.0))
     place = {"epoch": 1_800_000_000_000, "seq": 5}
-    body = pack_dialogues(group, **place, created_ms=1_800_000_123_456)
-    sealed = seal(NODE, SWARM.swarm_id, Kind.ROLLOUT_2, body)
-    record = DialogueAnnouncement(
-        2, *place.values(), content_id(sealed), len(sealed), task.environment, task.version,
-        task.family, model, tokenizer, 7, 2, True, 3,
+    body = pack_group(group, **place, created_ms=1_800_000_123_456)
+    sealed = seal(NODE, SWARM.swarm_id, Kind.ROLLOUT, body)
+    record = Announcement(
+        1, *place.values(), content_id(sealed), len(sealed), task.environment, task.version,
+        task.family, model, tokenizer, 7, len(completions), True, turns,
     )  # fmt: skip
     return {
         "rollout": {
@@ -333,7 +307,7 @@ def dialogues() -> dict[str, Any]:
                     ],
                     "spans": [[s.version, s.start, s.end] for s in each.spans],
                 }
-                for each in group.completions
+                for each in completions
             ],
             "claimed": list(group.claimed),
         },
@@ -341,14 +315,8 @@ def dialogues() -> dict[str, Any]:
             "body": pack(record).hex(),
             "id": content_id(sealed).hex(),
             "size": len(sealed),
-            "turns": record.turns,
+            "turns": turns,
         },
-        "sealed": [
-            opened("a group of dialogues", NODE, Kind.ROLLOUT_2, body),
-            opened("its announcement", NODE, Kind.RECORD_2, pack(record)),
-            case("a group in place of version 1", sealed, "kind", Kind.ROLLOUT),
-            case("an announcement of version 1", GOLDEN, "kind", Kind.RECORD_2),
-        ],
     }
 
 
@@ -525,7 +493,7 @@ def chains() -> list[dict[str, Any]]:
         ROOT, SWARM.swarm_id, Kind.ISSUER,
         pack(IssuerBody(1, weak, "Anna", T0, T0 + DAY, 30 * DAY, False, 0)),
     )  # fmt: skip
-    old_form = seal(
+    bare = seal(
         ISSUER, SWARM.swarm_id, Kind.CERT, msgpack.packb([1, NODE.public_key, T0, T0 + DAY])
     )
     return [
@@ -550,7 +518,7 @@ def chains() -> list[dict[str, Any]]:
               "ok"),
         entry("renewed in another name", [STEWARD_CERTIFICATE, member(by=STEWARD, name="Berta",
               first=ISSUER)], "ok"),
-        entry("without name and first issuer", [issuer, old_form], "schema"),
+        entry("without name and first issuer", [issuer, bare], "schema"),
         entry("three certificates", [issuer, member(), member()], "chain_depth"),
         entry("in the wrong order", [member(), issuer], "kind"),
         entry("a small-order subject", [issuer, weak_member], "wrong_subject", key=weak),
@@ -759,7 +727,6 @@ def main() -> None:
     for name, content in (
         ("envelopes", envelopes()),
         ("bodies", bodies()),
-        ("dialogues", dialogues()),
         ("membership", membership()),
         ("split", split()),
     ):

@@ -98,7 +98,7 @@ def open_envelope(
 
 
 def fields(kind: str, body: bytes) -> list[Any]:
-    """The fields of a body of version 1, after the version."""
+    """The fields of a body, after the version."""
     reason = shapes.refused(kind, body)
     if reason != "ok":
         raise Refused(reason)
@@ -424,51 +424,19 @@ def floats(data: bytes) -> list[float]:
     return [value for (value,) in struct.iter_unpack("<f", data)]
 
 
-def judge_bodies(bodies: dict[str, Any]) -> str:
-    want = bodies["rollout"]
-    for kind in ("rollout", "record", "head"):
-        if (reason := shapes.refused(kind, bytes.fromhex(bodies[kind]["body"]))) != "ok":
-            return f"{kind}: {reason}"
-    version, epoch, seq, created_ms, task, policy, completions, claimed = msgpack.unpackb(
-        bytes.fromhex(want["body"])
-    )
-    read = {
-        "epoch": epoch,
-        "seq": seq,
-        "created_ms": created_ms,
-        "task": task,
-        "policy": {"model": policy[0].hex(), "tokenizer": policy[1].hex(), "version": policy[2]},
-        "completions": [
-            {
-                "text": text,
-                "token_ids": [value for (value,) in struct.iter_unpack("<I", ids)],
-                "logprobs": floats(logprobs),
-                "spans": spans,
-                "finish": finish,
-            }
-            for text, ids, logprobs, spans, finish in completions
-        ],
-        "claimed": floats(claimed),
-    }
-    if version != 1 or {**read, "body": want["body"]} != want:
-        return "rollout differs"
-    record = msgpack.unpackb(bytes.fromhex(bodies["record"]["body"]))
-    if [record[3].hex(), record[4]] != [bodies["record"]["id"], bodies["record"]["size"]]:
-        return "record differs"
-    head = msgpack.unpackb(bytes.fromhex(bodies["head"]["body"]))
-    return "ok" if head[1] == bodies["head"]["addresses"] else "head differs"
+def judge_head(case: dict[str, Any]) -> str:
+    body = bytes.fromhex(case["body"])
+    return "ok" if fields("head", body)[0] == case["addresses"] else "differs"
 
 
-def judge_dialogues(dialogues: dict[str, Any]) -> str:
-    """A group of version 2, and its announcement."""
-    want, record = dialogues["rollout"], dialogues["record"]
-    for kind, of in (("rollout, version 2", want), ("record, version 2", record)):
-        if (reason := shapes.refused(kind, bytes.fromhex(of["body"]))) != "ok":
-            return f"{kind}: {reason}"
-    version, epoch, seq, created_ms, task, policy, completions, claimed, sources = msgpack.unpackb(
-        bytes.fromhex(want["body"])
+def judge_group(case: dict[str, Any]) -> str:
+    """A group and its announcement."""
+    want, record = case["rollout"], case["record"]
+    epoch, seq, created_ms, task, policy, completions, claimed = fields(
+        "rollout", bytes.fromhex(want["body"])
     )
     read = {
+        "body": want["body"],
         "epoch": epoch,
         "seq": seq,
         "created_ms": created_ms,
@@ -491,12 +459,10 @@ def judge_dialogues(dialogues: dict[str, Any]) -> str:
         ],
         "claimed": floats(claimed),
     }
-    if (version, sources) != (2, []) or {**read, "body": want["body"]} != want:
+    if read != want:
         return "rollout differs"
-    fields = msgpack.unpackb(bytes.fromhex(record["body"]))
-    same = [fields[3].hex(), fields[4], fields[13]] == [
-        record[name] for name in ("id", "size", "turns")
-    ]
+    said = fields("record", bytes.fromhex(record["body"]))
+    same = [said[2].hex(), said[3], said[12]] == [record[name] for name in ("id", "size", "turns")]
     return "ok" if same else "record differs"
 
 
@@ -763,9 +729,9 @@ def judge_limits(limits: dict[str, Any], swarm: dict[str, Any]) -> list[tuple[st
 
 
 def main(directory: Path) -> int:
-    envelopes, bodies, swarm, split, dialogues = (
+    envelopes, bodies, swarm, split = (
         json.loads((directory / f"{name}.json").read_text())
-        for name in ("envelopes", "bodies", "membership", "split", "dialogues")
+        for name in ("envelopes", "bodies", "membership", "split")
     )
     swarm_id = bytes.fromhex(envelopes["swarm_id"])
     results = [
@@ -773,13 +739,13 @@ def main(directory: Path) -> int:
         ("swarm", judge_swarm(swarm), "ok"),
         ("ticket", judge_ticket(swarm), "ok"),
         ("table", judge_table(swarm), "ok"),
-        ("bodies", judge_bodies(bodies), "ok"),
-        ("dialogues", judge_dialogues(dialogues), "ok"),
+        ("head", judge_head(bodies["head"]), "ok"),
+        *(("group", judge_group(case), "ok") for case in bodies["groups"]),
         ("split", judge_split(split), "ok"),
         ("reach", judge_reach(bodies["reach"]), "ok"),
         ("datagram", judge_datagram(bodies["datagram"], swarm_id), "ok"),
     ]
-    for case in [*envelopes["cases"], *dialogues["sealed"]]:
+    for case in envelopes["cases"]:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
     for case in bodies["relayed"]:
         results.append((case["name"], judged(read_relayed, case, swarm_id), case["expect"]))

@@ -54,7 +54,7 @@ def flag(value: Any) -> bool:
     return type(value) is bool
 
 
-VERSION, VERSION_2 = integer(1, 1), integer(2, 2)
+VERSION = integer(1, 1)
 COUNTER, SEQUENCE = integer(0, 2**62 - 1), integer(1, 2**62 - 1)
 MS, SECONDS = integer(0, 2**53 - 1), integer(0, 253402300799)
 DIGEST, NONCE, ID = binary(32), binary(16), binary(34)
@@ -66,15 +66,8 @@ CHAIN = array(CERTIFICATE, 0, 2)
 OUTCOME = form("open|refused|timeout|silent|other|untried")
 SIZE = integer(0, 8 << 20)
 SPAN = fields(COUNTER, integer(0, 32768), integer(0, 32768))
-COMPLETION = fields(
-    *(text(0, 65536), binary(4, 131072), binary(4, 131072)),
-    *(array(SPAN, 1, 256), form("stop|length")),
-)
-TURN = fields(
-    *(text(0, 65536), binary(4, 131072), binary(4, 131072)),
-    form("stop|length"),
-)
-DIALOGUE = fields(array(TURN, 1, 16), array(SPAN, 1, 256))
+TURN = fields(text(0, 65536), binary(4, 131072), binary(4, 131072), form("stop|length"))
+COMPLETION = fields(array(TURN, 1, 16), array(SPAN, 1, 256))
 HELLO = fields(CHAIN, AGENT, array(ADDRESS, 0, 8), COUNTER, COUNTER)
 _HEAD = fields(
     *(VERSION, array(ADDRESS, 0, 4), COUNTER, COUNTER, COUNTER, MS, AGENT, COUNTER, COUNTER),
@@ -104,22 +97,7 @@ TYPES: dict[str, tuple[int, Shape]] = {
         768,
         fields(
             *(VERSION, COUNTER, SEQUENCE, ID, integer(1, 4 << 20), LABEL, LABEL, LABEL),
-            *(DIGEST, DIGEST, COUNTER, integer(1, 64), flag),
-        ),
-    ),
-    "rollout, version 2": (
-        (4 << 20) - 1024,
-        fields(
-            *(VERSION_2, COUNTER, SEQUENCE, MS, fields(LABEL, LABEL, LABEL, COUNTER)),
-            *(fields(DIGEST, DIGEST, COUNTER), array(DIALOGUE, 1, 64), binary(4, 256)),
-            array(flag, 0, 0),
-        ),
-    ),
-    "record, version 2": (
-        768,
-        fields(
-            *(VERSION_2, COUNTER, SEQUENCE, ID, integer(1, 4 << 20), LABEL, LABEL, LABEL),
-            *(DIGEST, DIGEST, COUNTER, integer(1, 64), flag, integer(2, 16)),
+            *(DIGEST, DIGEST, COUNTER, integer(1, 64), flag, integer(1, 16)),
         ),
     ),
     "head": (716, _head),
@@ -198,18 +176,11 @@ def refused(kind: str, data: bytes) -> str:
         return "schema"
     if not shape(value):
         return "schema"
-    if kind == "rollout":
-        said = [([[*words, finish]], spans) for *words, spans, finish in value[6]]
-    elif kind == "rollout, version 2":
-        said = value[6]
-    else:
-        return "ok"
-    return "content" if contradicts(said, value[7]) else "ok"
+    return "content" if kind == "rollout" and contradicts(value[6], value[7]) else "ok"
 
 
 def contradicts(completions: list[Any], claimed: bytes) -> bool:
-    """Check what the fields of a rollout group say together. A completion is its turns and the
-    spans over them; in version 1 it has one turn."""
+    """Check what the fields of a rollout group say together."""
     if len(claimed) != 4 * len(completions) or not all(map(math.isfinite, floats(claimed))):
         return True
     for turns, spans in completions:

@@ -278,8 +278,8 @@ def _unlike(shot: Snapshot, what: Callable[[PeerRow], str]) -> list[tuple[str, s
 
 
 def _same_as(theirs: str) -> str:
-    """Return the flag that gives this node its peers' environment, or the release that one side
-    lacks; "" for an environment without a name."""
+    """Return the flag that gives this node its peers' environment, or the release that it lacks; ""
+    for an environment without a name."""
     if older := release_remedy(theirs):
         return older
     name, _, kind = theirs.partition(" ")

@@ -21,9 +21,9 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, FirstReport, tell
+from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, Deliver, FirstReport, tell
 from swarm_node.node.loops.tasks import FittingTasks
-from swarm_node.p2p.exchange.publishing import Played
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.experience.slots import Slots
@@ -41,7 +41,6 @@ from swarm_node.rollout import (
 )
 
 Replay = Callable[[TaskRef, Sequence[Transcript]], Awaitable[Sequence[ReplayedDialogue]]]
-Deliver = Callable[[Sequence[Played]], Awaitable[None]]
 
 #: The fault of a dialogue whose next turn exceeds the model's positions.
 TOO_LONG = "too_long"
@@ -278,7 +277,7 @@ class DialogueMaker:
         with at_sampler(self._parts, self._tally, longest, groups=groups, answers=answers):
             return await self._player.play(openings)
 
-    def _group(self, prompt: str, dialogues: Sequence[PlayedDialogue], version: int) -> Played:
+    def _group(self, prompt: str, dialogues: Sequence[PlayedDialogue], version: int) -> OwnGroup:
         """The group of dialogues that are over. `version` is that of its first tokens."""
         ref, base = dialogues[0].opening.ref, self._parts.policy
         completions = tuple(joined(dialogue.turns) for dialogue in dialogues)
@@ -295,7 +294,7 @@ class DialogueMaker:
         # Peers score a text on which the scorer fails as this node does, and replay no dialogue in
         # which a reply failed or a text ended the judge.
         sound = all(each.end and each.end.fault in ("", "out_of_range") for each in dialogues)
-        return Played(group, prompt, replies, sound)
+        return OwnGroup(group, prompt, replies, sound)
 
 
 def dialogues_fit(codec: Codec, group: VerifiedGroup) -> bool:

@@ -29,8 +29,10 @@ from swarm_node.errors import (
 from swarm_node.node.figures.groups import DrawnAnswer, DrawnGroup, MemberTask, PublishedGroup
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.node import Node
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.verify import task_digest
-from swarm_node.p2p.wire.wire import MAX_COMPLETIONS, MAX_LOGPROB
+from swarm_node.p2p.wire.groups import MAX_LOGPROB
+from swarm_node.p2p.wire.wire import MAX_COMPLETIONS
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.models.codec import Codec, check_tokens
@@ -188,7 +190,7 @@ class ProgramNode(Node):
             self._policy.reached(version)
             publisher = self._work.exchange.publisher
             before, too_large = publisher.announced, publisher.oversize
-            await self._share([(group, judged.prompt)])
+            await self._share([OwnGroup(group, judged.prompt)])
             if publisher.oversize > too_large:
                 raise AnswerError(
                     f"the answers to {ref.family}/{ref.seed} are larger than peers take: publish "

@@ -38,7 +38,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -52,16 +52,15 @@ from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
 from swarm_node.node.loops.consequences import watch
 from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
-from swarm_node.node.loops.dialogues import DialogueMaker, check_groups
+from swarm_node.node.loops.dialogues import check_groups
 from swarm_node.node.loops.learner import Learner
 from swarm_node.node.loops.overview import take_report, take_snapshot
 from swarm_node.node.loops.parts import Parts, Shared
 from swarm_node.node.loops.recording import Recorder
-from swarm_node.node.loops.rollout_maker import Scored
 from swarm_node.node.loops.supervisor import Step, Supervisor
 from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.loops.work import OpenWork, Work
-from swarm_node.p2p.exchange.publishing import Played
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.pulling import Turn
 from swarm_node.p2p.exchange.verify import restored_groups
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -313,26 +312,14 @@ class Node:
     async def _sample(self) -> None:
         """Sample groups once enough slots are free, publish them and admit them."""
         await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
-        maker, count = self._work.maker, self._slots.sampling_batch(self._parts.trainer.version)
-        if isinstance(maker, DialogueMaker):
-            await maker.make(count, self._share_dialogues)
-        else:
-            await maker.make(count, self._share)
+        count = self._slots.sampling_batch(self._parts.trainer.version)
+        await self._work.maker.make(count, self._share)
 
-    async def _share(self, scored: Sequence[Scored]) -> None:
+    async def _share(self, made: Sequence[OwnGroup]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        publisher = self._work.exchange.publisher
-        await self._take_in(publisher.publish(scored, self._parts.trainer.version))
-
-    async def _share_dialogues(self, played: Sequence[Played]) -> None:
-        """Publish own groups of dialogues and admit them to the replay buffer."""
-        publisher = self._work.exchange.publisher
-        await self._take_in(publisher.publish_dialogues(played, self._parts.trainer.version))
-
-    async def _take_in(self, publishing: Awaitable[Sequence[VerifiedGroup]]) -> None:
         publisher, groups = self._work.exchange.publisher, self._tally.groups
         announced, oversize = publisher.announced, publisher.oversize
-        published = await publishing
+        published = await publisher.publish(made, self._parts.trainer.version)
         for group in published:
             self._admit(group)
         self._sampled += len(published)

@@ -22,12 +22,12 @@ from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.tasks import FittingTasks
 from swarm_node.node.loops.trying import TASKS, Change, advice, try_changes
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
-Scored = tuple[RolloutGroup, str]
-Deliver = Callable[[Sequence[Scored]], Awaitable[None]]
+Deliver = Callable[[Sequence[OwnGroup]], Awaitable[None]]
 
 #: The pause after a batch without a group.
 PAUSE_SECONDS = 1.0
@@ -80,11 +80,11 @@ class RolloutMaker:
         clock, made = self._parts.clock, 0
         started = clock.now()
 
-        async def hand_on(scored: Sequence[Scored]) -> None:
+        async def hand_on(groups: Sequence[OwnGroup]) -> None:
             nonlocal made
-            made += len(scored)
-            await deliver(scored)
-            self._slots.end(len(scored))
+            made += len(groups)
+            await deliver(groups)
+            self._slots.end(len(groups))
 
         try:
             if self._harvest is not None:
@@ -203,7 +203,7 @@ class RolloutMaker:
         completions: tuple[Completion, ...],
         version: int,
         rewards: tuple[float, ...],
-    ) -> Scored:
+    ) -> OwnGroup:
         """Make the rollout group to publish. `version` is the policy version of its first
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
@@ -213,7 +213,7 @@ class RolloutMaker:
         beginning = self._first.add(made)
         if beginning is not None and beginning.advice:
             self._barren = beginning
-        return made, group.prompt
+        return OwnGroup(made, group.prompt)
 
 
 def _texts(completions: Sequence[Completion]) -> list[str]:

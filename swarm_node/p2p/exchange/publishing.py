@@ -10,22 +10,23 @@ import structlog
 from swarm_node.p2p.exchange.verify import GroupVerifier, stored_group
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.groups import OversizeGroupError, pack_group
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
 from swarm_node.storage import Storage, StoredGroup
 
 _log = structlog.get_logger(__name__)
 
 
-class Played(NamedTuple):
-    """An own group of dialogues with its prompt, and what the environment said in each. It is not
-    `sound` if the environment failed in one of them, so that peers cannot replay it."""
+class OwnGroup(NamedTuple):
+    """A group that this node made, with its prompt and, of dialogues, what the environment said in
+    each. It is not `sound` if the environment failed in one of them, so that peers cannot replay
+    it."""
 
     group: RolloutGroup
     prompt: str
-    replies: tuple[tuple[str, ...], ...]
-    sound: bool
+    replies: tuple[tuple[str, ...], ...] = ()
+    sound: bool = True
 
 
 class Publisher:
@@ -46,48 +47,31 @@ class Publisher:
         #: Groups announced since the start, and groups dropped because they are too large.
         self.announced = self.oversize = 0
 
-    async def publish(
-        self, scored: Sequence[tuple[RolloutGroup, str]], version: int
-    ) -> list[VerifiedGroup]:
-        """Seal and store own groups, each with its prompt; on return they survive a crash. Groups
-        that are larger than a peer takes are dropped and counted.
+    async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
+        """Seal and store own groups; on return they survive a crash. Groups that are larger than a
+        peer takes are dropped and counted.
 
-        Groups that peers can learn from are announced: their rewards differ and peers accept their
-        tokens (a model may sample special tokens inside an answer). This node computed the
-        `claimed` rewards of its own groups, so they are the verified rewards as well.
+        Groups that peers can learn from are announced: their rewards differ, peers can replay them,
+        and peers accept their tokens (a model may sample special tokens inside an answer). This
+        node computed the `claimed` rewards of its own groups, so they are the verified rewards as
+        well.
 
         Raises:
             HomeError: the database is damaged. StorageError: it failed for now.
         """
-        return await self._publish([Played(*each, (), True) for each in scored], version)
-
-    async def publish_dialogues(
-        self, played: Sequence[Played], version: int
-    ) -> list[VerifiedGroup]:
-        """Seal and store own groups of dialogues, as `publish` does. Groups that peers cannot
-        replay are not announced.
-
-        Raises:
-            HomeError, StorageError: as of `publish`.
-        """
-        return await self._publish(played, version)
-
-    async def _publish(self, played: Sequence[Played], version: int) -> list[VerifiedGroup]:
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch
         published: list[VerifiedGroup] = []
         entries: list[tuple[StoredGroup, bytes | None]] = []
         first = self._storage.next_seq()
-        for group, prompt, replies, sound in played:
+        for group, prompt, replies, sound in groups:
             seq = first + len(entries)
-            pack = pack_dialogues if replies else wire.pack_group
-            kind = Kind.ROLLOUT_2 if replies else Kind.ROLLOUT
             try:
-                body = pack(group, epoch=epoch, seq=seq, created_ms=created_ms)
-            except wire.OversizeGroupError as error:
+                body = pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
+            except OversizeGroupError as error:
                 self._drop(group, error)
                 continue
-            sealed = seal(self._identity, self._swarm_id, kind, body)
+            sealed = seal(self._identity, self._swarm_id, Kind.ROLLOUT, body)
             verified = VerifiedGroup(
                 id=content_id(sealed),
                 author=self._identity.peer_id,
@@ -106,7 +90,7 @@ class Publisher:
         await self._storage.run(self._storage.publish, entries)
         return published
 
-    def _drop(self, group: RolloutGroup, error: wire.OversizeGroupError) -> None:
+    def _drop(self, group: RolloutGroup, error: OversizeGroupError) -> None:
         if not self.oversize:
             _log.warning(
                 "a group of this node is larger than peers take, and is dropped: lower "
@@ -132,8 +116,6 @@ class Publisher:
             policy_version=group.policy.version,
             completions=len(group.completions),
             mixed=True,
+            turns=self._verifier.turns,
         )
-        if not verified.replies:
-            return seal(self._identity, self._swarm_id, Kind.RECORD, wire.pack(entry))
-        of_dialogues = announced_dialogues(entry, self._verifier.turns)
-        return seal(self._identity, self._swarm_id, Kind.RECORD_2, wire.pack(of_dialogues))
+        return seal(self._identity, self._swarm_id, Kind.RECORD, wire.pack(entry))

@@ -16,9 +16,8 @@ from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.peers.peers import Offer, Peer
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.dialogues import unpack_announcement
-from swarm_node.p2p.wire.envelope import Kind, beginning
-from swarm_node.p2p.wire.protocols import LIST, PULL, PULL_2
+from swarm_node.p2p.wire.envelope import Kind
+from swarm_node.p2p.wire.protocols import LIST, PULL
 from swarm_node.rollout import VerifiedGroup
 
 _LIST_LIMIT = 128
@@ -154,12 +153,11 @@ class Puller:
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
         sequence number, 0 if it was refused."""
-        of_dialogues = raw.startswith(beginning(Kind.RECORD_2))
-        kind = Kind.RECORD_2 if of_dialogues else Kind.RECORD
-        opened = self._asker.opened(raw, kind, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
+        most = wire.MAX_ANNOUNCEMENT_BYTES
+        opened = self._asker.opened(raw, Kind.RECORD, most, peer.peer_id)
         if opened is None:
             return 0
-        entry = unpack_announcement(kind, opened.body)
+        entry = wire.unpack(wire.Announcement, opened.body, max_bytes=most)
         if isinstance(entry, Rejected):
             self._asker.reject(entry, peer.peer_id)
             return 0
@@ -174,8 +172,7 @@ class Puller:
                 self._asker.reject(refused, peer.peer_id)
                 return entry.seq
             peer.offered += 1
-            place = entry.epoch, entry.seq, entry.size
-            peer.offers.append(Offer(entry.id, peer.peer_id, *place, turns=entry.turns))
+            peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
         return entry.seq
 
     async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
@@ -187,7 +184,7 @@ class Puller:
         for peer in self._holders(offer):
             sealed = await self._asker.ask(
                 peer,
-                PULL_2 if offer.turns > 1 else PULL,
+                PULL,
                 request,
                 max_reply=offer.size,
                 seconds=_PULL_SECONDS,

@@ -23,14 +23,12 @@ from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.envelope import Kind, beginning
 from swarm_node.p2p.wire.protocols import (
     CLAIMS,
     HELLO,
     LIST,
     PEERS,
     PULL,
-    PULL_2,
     RENEW,
     REVOKED,
     SECRET,
@@ -102,8 +100,7 @@ class Server:
         self._on_pull = on_pull
         for_members: dict[str, Handler] = {
             LIST: self._list,
-            PULL: functools.partial(self._pull, Kind.ROLLOUT),
-            PULL_2: functools.partial(self._pull, Kind.ROLLOUT_2),
+            PULL: self._pull,
             PEERS: self._peers,
             REVOKED: self._revoked,
             SECRET: self._secret,
@@ -155,12 +152,10 @@ class Server:
         )
         return wire.pack(wire.ListReply(*listed))
 
-    async def _pull(self, kind: Kind, caller: str, payload: bytes) -> bytes:
-        """Answer with a group of this kind. A group of another kind counts as not here, because
-        this version of the protocol does not have that kind."""
+    async def _pull(self, caller: str, payload: bytes) -> bytes:
         request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
-        if sealed is None or not sealed.startswith(beginning(kind)):
+        if sealed is None:
             raise NOT_HERE.error()
         self._directory.took(caller)
         self._on_pull()

@@ -25,8 +25,8 @@ from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskErr
 from swarm_node.p2p.limits.gates import SizeGate, Windows
 from swarm_node.p2p.peers.peers import Offer
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.dialogues import DialogueAnnouncement, unpack_rollouts
-from swarm_node.p2p.wire.envelope import Kind, beginning, content_id, open_sealed
+from swarm_node.p2p.wire.envelope import Kind, content_id, open_sealed
+from swarm_node.p2p.wire.groups import GroupHeader, unpack_group
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -139,7 +139,7 @@ class GroupVerifier:
         None if it may be pulled."""
         return self._windows.check(author, epoch, seq)
 
-    def refuse_announced(self, entry: wire.Announcement | DialogueAnnouncement) -> Rejected | None:
+    def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
         """Check the fields of an announcement of any author. Return the reason for not pulling its
         group."""
         place = entry.environment, entry.version, entry.family
@@ -203,6 +203,9 @@ class GroupVerifier:
         replies: tuple[tuple[str, ...], ...] = ()
         try:
             if self._dialogues is None:
+                refused = _refuse_flaws(["ended" for each in group.completions if each.earlier])
+                if refused is not None:
+                    return refused
                 texts = [completion.text for completion in group.completions]
                 judged = await self._judge(group.task, texts, author)
                 return _refuse_judged(judged) or (judged.prompt, judged.rewards, replies)
@@ -217,20 +220,17 @@ class GroupVerifier:
         refused = _refuse_judged(replayed) or _refuse_flaws(replayed.flaws)
         return refused or (replayed.prompt, replayed.rewards, replayed.replies)
 
-    def _open(
-        self, offer: Offer, sealed: bytes
-    ) -> tuple[wire.GroupHeader, RolloutGroup] | Rejected:
+    def _open(self, offer: Offer, sealed: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
         if content_id(sealed) != offer.id:
             return Rejected("hash", "not the bytes that were announced")
         if len(sealed) != offer.size:
             return Rejected("size", "the announcement states another size")
-        kind = Kind.ROLLOUT_2 if offer.turns > 1 else Kind.ROLLOUT
-        opened = open_sealed(sealed, self._swarm_id, kind)
+        opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT)
         if isinstance(opened, Rejected):
             return opened
         if opened.author != offer.author:
             return Rejected("author", "signed by another key than the announcement")
-        unpacked = unpack_rollouts(kind, opened.body)
+        unpacked = unpack_group(opened.body)
         if isinstance(unpacked, Rejected):
             return unpacked
         header, _ = unpacked
@@ -398,8 +398,7 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
     """
     if content_id(row.blob) != row.id:
         raise HomeError("a stored group is damaged: its bytes have another hash")
-    kind = Kind.ROLLOUT_2 if row.blob.startswith(beginning(Kind.ROLLOUT_2)) else Kind.ROLLOUT
-    unpacked = unpack_rollouts(kind, msgspec.msgpack.decode(row.blob)[1])
+    unpacked = unpack_group(msgspec.msgpack.decode(row.blob)[1])
     if isinstance(unpacked, Rejected):
         raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
     return VerifiedGroup(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from swarm_node.errors import Rejected
-from swarm_node.p2p.wire.wire import MAX_GROUP_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
+from swarm_node.p2p.wire.groups import MAX_GROUP_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
 from swarm_node.recent import Recent
 
 WINDOW: Final = 1024

@@ -85,7 +85,7 @@ class MemberBody(Body, frozen=True):
     admitted_by: Digest
 
 
-#: The version of swarm files. Those of swarm-node 0.1 have no digest of the secret.
+#: The version of swarm files.
 SWARM_FILE_VERSION: Final = 2
 
 

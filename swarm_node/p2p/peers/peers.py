@@ -44,8 +44,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A group that a peer announced and that this node may pull. `tries` counts failed pulls.
-    `turns` is the most that a dialogue of it may have, 1 for single answers."""
+    """A group that a peer announced and that this node may pull. `tries` counts failed pulls."""
 
     id: bytes
     author: str
@@ -53,7 +52,6 @@ class Offer:
     seq: int
     size: int
     tries: int = 0
-    turns: int = 1
 
 
 @dataclass(slots=True)

@@ -67,8 +67,6 @@ class Kind(StrEnum):
 
     ROLLOUT = "application/vnd.swarm.rollout.v1+msgpack"
     RECORD = "application/vnd.swarm.record.v1+msgpack"
-    ROLLOUT_2 = "application/vnd.swarm.rollout.v2+msgpack"
-    RECORD_2 = "application/vnd.swarm.record.v2+msgpack"
     HEAD = "application/vnd.swarm.head.v1+msgpack"
     CERT = "application/vnd.swarm.cert.v1+msgpack"
     ISSUER = "application/vnd.swarm.issuer.v1+msgpack"
@@ -85,8 +83,6 @@ class Kind(StrEnum):
 SEALED_BYTES: Final = {
     Kind.ROLLOUT: MAX_SEALED_BYTES,
     Kind.RECORD: MAX_ANNOUNCEMENT_BYTES,
-    Kind.ROLLOUT_2: MAX_SEALED_BYTES,
-    Kind.RECORD_2: MAX_ANNOUNCEMENT_BYTES,
     Kind.HEAD: MAX_HEAD_BYTES,
     Kind.CERT: MAX_CERTIFICATE_BYTES,
     Kind.ISSUER: MAX_CERTIFICATE_BYTES,
@@ -176,12 +172,6 @@ def signed_bytes(swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
     )
 
 
-def beginning(kind: Kind) -> bytes:
-    """The first bytes of every envelope of this kind, and of none of another."""
-    name = kind.encode()
-    return b"".join((b"\x94\xd9", bytes((len(name),)), name))
-
-
 def is_sound_key(key: bytes) -> bool:
     """Check that `key` (32 bytes) is a canonical encoding (RFC 8032, 5.1.3: y < p) of a point that
     can own a signature."""
@@ -192,14 +182,15 @@ def is_sound_key(key: bytes) -> bool:
 def _encode(kind: Kind, body: bytes, key: bytes, signature: bytes) -> bytes:
     """Return the only accepted encoding: array of four, str 8 (every kind has 32 to 255 bytes), the
     shortest bin header for the body, bin 8, bin 8."""
-    length = len(body)
+    length, name = len(body), kind.encode()
+    start = b"\x94\xd9" + bytes((len(name),)) + name
     if length < 1 << 8:
         header = struct.pack(">BB", 0xC4, length)
     elif length < 1 << 16:
         header = struct.pack(">BH", 0xC5, length)
     else:
         header = struct.pack(">BI", 0xC6, length)
-    return b"".join((beginning(kind), header, body, b"\xc4\x20", key, b"\xc4\x40", signature))
+    return b"".join((start, header, body, b"\xc4\x20", key, b"\xc4\x40", signature))
 
 
 # Base58 in pure Python adds a tenth to the time to open a small envelope, and few keys occur.

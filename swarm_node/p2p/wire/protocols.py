@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 HELLO: Final = "/swarm-node/hello/1"
 LIST: Final = "/swarm-node/list/1"
 PULL: Final = "/swarm-node/pull/1"
-#: Of dialogues.
-PULL_2: Final = "/swarm-node/pull/2"
 PEERS: Final = "/swarm-node/peers/1"
 REVOKED: Final = "/swarm-node/revoked/1"
 SECRET: Final = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
@@ -52,7 +50,6 @@ PROTOCOLS: Final = (
         "768)",
     ),
     StreamProtocol(PULL, "id (bin of 34)", "the sealed group itself, without an array around it"),
-    StreamProtocol(PULL_2, "as of version 1", "as of version 1"),
     StreamProtocol(PEERS, "limit 1 to 100", "presences (array of at most 100 bin, each ≤ 1,366)"),
     StreamProtocol(REVOKED, _STATEMENT, _STATEMENT),
     StreamProtocol(SECRET, _STATEMENT, _STATEMENT),

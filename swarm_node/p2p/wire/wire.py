@@ -1,41 +1,25 @@
 """Message bodies: typed, bounded MessagePack arrays. Only this module decodes them.
 
 Every number, string and list has a bound in its type, so a decoder never recurses, and its memory
-is bounded by the bytes it reads. Rules that a type cannot express (lengths that must agree, finite
-log-probs) are checked before a domain object is made. `pack` decodes its own output, so a node
+is bounded by the bytes it reads. Rules of a group that a type cannot express (lengths that must
+agree, finite log-probs) are in groups.py. `pack` decodes its own output, so a node
 never sends a body that its peers must refuse. docs/protocol.md is the byte-exact description.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from swarm_node.errors import Rejected
-from swarm_node.rollout import (
-    SEED_LIMIT,
-    Completion,
-    Finish,
-    PolicyRef,
-    RolloutGroup,
-    TaskRef,
-    VersionSpan,
-)
+from swarm_node.rollout import MAX_TURNS
 
-#: A sealed group may have 4 MiB, of which 1 KiB is for the envelope around its body.
+#: A sealed group may have 4 MiB.
 MAX_SEALED_BYTES: Final = 4 * 1024 * 1024
-MAX_GROUP_BYTES: Final = MAX_SEALED_BYTES - 1024
 MAX_COMPLETIONS: Final = 64
-MAX_TEXT_BYTES: Final = 64 * 1024
-MAX_TOKENS: Final = 32 * 1024
-MAX_SPANS: Final = 256
 MAX_ANNOUNCEMENT_BYTES: Final = 768
 MAX_LIST_ITEMS: Final = 1000
 MAX_PEERS: Final = 100
@@ -50,8 +34,6 @@ MAX_HEARTBEAT_ADDRESS_CHARS: Final = 480
 MAX_ADDRESS_CHARS: Final = 160
 #: Claims in one reply.
 MAX_CLAIMS: Final = 8
-#: Log-softmax in f32 can round to just above zero (one ulp at |logit| = 100 is 8e-6).
-MAX_LOGPROB: Final = 1e-4
 
 _DIGEST = 32
 _MULTIHASH = 34
@@ -71,10 +53,6 @@ Chain = Annotated[tuple[Certificate, ...], Meta(max_length=2)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=8)]
 
 
-class OversizeGroupError(ValueError):
-    """A group has more bytes than a peer takes, or a turn of it has."""
-
-
 class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Base of all bodies: a MessagePack array of exactly the fields, in order."""
 
@@ -82,9 +60,10 @@ class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
 class Announcement(Body, frozen=True):
     """One entry of an author's log (Kind.RECORD): a group that can be pulled by `id`.
 
-    `completions` is the number of completions, each of one turn. `mixed` is the author's hint that
-    their rewards differ. A group without the hint is not pulled. For a pulled group the rewards are
-    computed anew."""
+    `completions` is the number of completions. `mixed` is the author's hint that their rewards
+    differ. A group without the hint is not pulled. For a pulled group the rewards are computed
+    anew. `turns` is the most turns that the environment gives the model, 1 for an answer to one
+    question."""
 
     v: Version1
     epoch: Counter
@@ -99,11 +78,7 @@ class Announcement(Body, frozen=True):
     policy_version: Counter
     completions: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)]
     mixed: bool
-
-    @property
-    def turns(self) -> int:
-        """The most turns that a completion may have."""
-        return 1
+    turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)]
 
 
 class Heartbeat(Body, frozen=True):
@@ -175,7 +150,7 @@ class ListReply(Body, frozen=True):
 
 
 class PullRequest(Body, frozen=True):
-    """`/swarm-node/pull/1` and `/2`: the sealed group with this content id."""
+    """`/swarm-node/pull/1`: the sealed group with this content id."""
 
     id: ContentId
 
@@ -223,62 +198,7 @@ class ClaimsReply(Body, frozen=True):
     claims: Annotated[tuple[Claim, ...], Meta(max_length=MAX_CLAIMS)]
 
 
-class TaskBody(Body, frozen=True):
-    """The task of a group."""
-
-    environment: Label
-    version: Label
-    family: Label
-    seed: Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
-
-
-class PolicyBody(Body, frozen=True):
-    """The policy that wrote a group."""
-
-    model: Digest
-    tokenizer: Digest
-    version: Counter
-
-
-class SpanBody(Body, frozen=True):
-    """The tokens that one version of the policy sampled."""
-
-    version: Counter
-    start: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
-    end: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
-
-
-class _Completion(Body, frozen=True):
-    text: Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
-    ids: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
-    logp: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
-    spans: Annotated[tuple[SpanBody, ...], Meta(min_length=1, max_length=MAX_SPANS)]
-    finish: Finish
-
-
-class _Group(Body, frozen=True):
-    v: Version1
-    epoch: Counter
-    seq: Sequence1
-    created_ms: Milliseconds
-    task: TaskBody
-    policy: PolicyBody
-    completions: Annotated[tuple[_Completion, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
-    claimed: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_COMPLETIONS)]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupHeader:
-    """The position of a group in its author's log. `created_ms` is for information only: no
-    decision depends on a peer's clock."""
-
-    epoch: int
-    seq: int
-    created_ms: int
-
-
 T = TypeVar("T", bound=Struct)
-_Body = TypeVar("_Body", bound=Body)
 
 
 def unpack(kind: type[T], data: bytes, *, max_bytes: int) -> T | Rejected:
@@ -308,191 +228,10 @@ def pack(body: Struct) -> bytes:
     return data
 
 
-def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) -> bytes:
-    """The body of a sealed group (Kind.ROLLOUT).
-
-    Raises:
-        OversizeGroupError: it is too large.
-        ValueError: the group is outside the limits, so every peer would refuse it; or it is a
-            dialogue: see `dialogues.pack_dialogues`.
-    """
-    check_texts(group)
-    if any(completion.earlier for completion in group.completions):
-        raise ValueError("version 1 has answers of one turn: pack the group as dialogues")
-    body = _Group(
-        v=1,
-        epoch=epoch,
-        seq=seq,
-        created_ms=created_ms,
-        task=task_body(group.task),
-        policy=policy_body(group.policy),
-        completions=tuple(
-            _Completion(
-                text=completion.text,
-                ids=completion.token_ids.astype("<u4").tobytes(),
-                logp=completion.logprobs.astype("<f4").tobytes(),
-                spans=span_bodies(completion),
-                finish=completion.finish,
-            )
-            for completion in group.completions
-        ),
-        claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
-    )
-    return packed(body, _refuse_group)
-
-
-def packed(body: _Body, refuse: Callable[[_Body], Rejected | None]) -> bytes:
-    """Encode the body of a group and check it with `refuse`.
-
-    Raises:
-        OversizeGroupError: it is too large.
-        ValueError: the group is outside the limits.
-    """
-    data = pack(body)
-    if len(data) > MAX_GROUP_BYTES:
-        raise OversizeGroupError(f"the group is outside the limits: {len(data)} bytes")
-    refused = refuse(body)
-    if refused is not None:
-        raise ValueError(f"the group is outside the limits: {refused.detail}")
-    return data
-
-
-def check_texts(group: RolloutGroup) -> None:
-    """
-    Raises:
-        OversizeGroupError: a turn has more text than a peer takes.
-    """
-    for text in (text for completion in group.completions for text in completion.said):
-        if (size := len(text.encode(errors="surrogatepass"))) > MAX_TEXT_BYTES:
-            raise OversizeGroupError(f"the group is outside the limits: a text of {size} bytes")
-
-
-def task_body(task: TaskRef) -> TaskBody:
-    return TaskBody(task.environment, task.version, task.family, task.seed)
-
-
-def policy_body(policy: PolicyRef) -> PolicyBody:
-    return PolicyBody(policy.model, policy.tokenizer, policy.version)
-
-
-def span_bodies(completion: Completion) -> tuple[SpanBody, ...]:
-    return tuple(SpanBody(each.version, each.start, each.end) for each in completion.spans)
-
-
-def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
-    """The group in a body whose signature was already checked. Its arrays are writable copies.
-
-    The reason of a refusal is "size", "schema" (not the fields of a group) or "content" (fields
-    that contradict each other or are not finite).
-    """
-    wire = unpack(_Group, body, max_bytes=MAX_GROUP_BYTES)
-    if isinstance(wire, Rejected):
-        return wire
-    group = _group(wire)
-    if isinstance(group, Rejected):
-        return group
-    return GroupHeader(wire.epoch, wire.seq, wire.created_ms), group
-
-
-def _group(wire: _Group) -> RolloutGroup | Rejected:
-    return _refuse_group(wire) or rollout_group(
-        wire.task, wire.policy, map(_completion, wire.completions), wire.claimed
-    )
-
-
-def _refuse_group(wire: _Group) -> Rejected | None:
-    """The first reason against a group; None if its fields fit each other."""
-    for item in wire.completions:
-        refused = refuse_lengths(item.text, item.ids, item.logp)
-        if refused is not None:
-            return refused
-        if not covers(item.spans, len(item.ids) // 4):
-            return Rejected("content", "the version spans do not cover the tokens in order")
-    # Of all answers at once: one by one, numpy's calls cost more than the rest of a group.
-    stated = b"".join(item.logp for item in wire.completions)
-    return refuse_logprobs(stated) or refuse_claims(wire.claimed, len(wire.completions))
-
-
-def refuse_claims(claimed: bytes, completions: int) -> Rejected | None:
-    """The reason against the claimed rewards of a group of `completions` completions."""
-    if len(claimed) != 4 * completions:
-        return Rejected("content", "as many claimed rewards as completions are needed")
-    if not np.isfinite(np.frombuffer(claimed, dtype="<f4")).all():
-        return Rejected("content", "a claimed reward is not finite")
-    return None
-
-
-def rollout_group(
-    task: TaskBody, policy: PolicyBody, completions: Iterable[Completion], claimed: bytes
-) -> RolloutGroup:
-    """Make a group of fields that were checked."""
-    return RolloutGroup(
-        task=TaskRef(task.environment, task.version, task.family, task.seed),
-        policy=PolicyRef(policy.model, policy.tokenizer, policy.version),
-        completions=tuple(completions),
-        claimed=tuple(np.frombuffer(claimed, dtype="<f4").tolist()),
-    )
-
-
 def printable(text: str, limit: int = 160) -> str:
     """`text` cut to `limit` characters, with "?" for each that is unsafe to print. An error message
     may quote bytes that a peer chose."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:limit])
-
-
-def _completion(item: _Completion) -> Completion:
-    return Completion(
-        text=item.text,
-        token_ids=token_ids(item.ids),
-        logprobs=logprobs(item.logp),
-        spans=version_spans(item.spans),
-        finish=item.finish,
-    )
-
-
-def refuse_lengths(text: str, ids: bytes, logp: bytes) -> Rejected | None:
-    """The reason against a text with its ids and log-probs, None if their lengths fit."""
-    if len(text.encode()) > MAX_TEXT_BYTES:
-        return Rejected("content", f"a text is longer than {MAX_TEXT_BYTES} bytes")
-    if len(ids) % 4 or len(ids) != len(logp):
-        return Rejected("content", "token ids and log-probs differ in length")
-    return None
-
-
-def refuse_logprobs(logp: bytes) -> Rejected | None:
-    """The reason against a list of log-probs, None if every number can be a log-prob."""
-    stated = np.frombuffer(logp, dtype="<f4")
-    # Written so that NaN, for which every comparison is false, is refused.
-    if not bool(((stated <= MAX_LOGPROB) & (stated > -np.inf)).all()):
-        return Rejected("content", "a log-prob is positive or not finite")
-    return None
-
-
-def token_ids(raw: bytes) -> NDArray[np.uint32]:
-    return _copy(np.frombuffer(raw, dtype="<u4"), np.uint32)
-
-
-def logprobs(raw: bytes) -> NDArray[np.float32]:
-    return _copy(np.frombuffer(raw, dtype="<f4"), np.float32)
-
-
-def version_spans(spans: Iterable[SpanBody]) -> tuple[VersionSpan, ...]:
-    return tuple(VersionSpan(each.version, each.start, each.end) for each in spans)
-
-
-def covers(spans: tuple[SpanBody, ...], length: int) -> bool:
-    """Check that non-empty spans tile [0, length) in order."""
-    reached = 0
-    for span in spans:
-        if span.start != reached or span.end <= span.start:
-            return False
-        reached = span.end
-    return reached == length
-
-
-def _copy(array: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:
-    # A view of the received bytes is read-only, which torch.from_numpy warns about.
-    return array.astype(dtype, copy=True)
 
 
 @functools.cache

@@ -23,11 +23,13 @@ from exchange_sides import (
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.verify import restored_group, restored_groups
 from swarm_node.p2p.peers.conduct import BLAMELESS, STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.p2p.wire.protocols import PULL
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.training.update.trainer import TrainerCore
@@ -112,7 +114,7 @@ async def test_wrong_answers_claimed_right_teach_nothing(
     network: MemoryNetwork, liar: Side, bob: Side
 ) -> None:
     lie = make_group(liar.task(), ["wrong", "also wrong"], [1.0, 0.0])
-    await liar.exchange.publisher.publish([(lie, "")], 0)
+    await liar.exchange.publisher.publish([OwnGroup(lie, "")], 0)
     assert await bob.fetch() == []
     assert bob.rejected == {"zero_advantage": 1}
     assert bob.storage.live(1) == []
@@ -130,7 +132,7 @@ async def test_two_groups_of_one_number_that_arrive_at_once_are_one(
     for index in range(4):
         ref = mallory.task(index)
         group = make_group(ref, [await right_answer(mallory, ref), "wrong"], [1.0, 0.0])
-        packed = wire.pack_group(group, created_ms=0, **place)
+        packed = pack_group(group, created_ms=0, **place)
         envelope = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
         sealed[content_id(envelope)] = envelope
         await announce_raw(mallory, group, envelope, **place)
@@ -257,10 +259,10 @@ async def test_damaged_rows_stop_no_node(network: MemoryNetwork, alice: Side, bo
 async def test_what_was_taken_once_is_taken_from_nobody_else_and_nobody_is_blamed(
     network: MemoryNetwork, thief: Side, author: Side, bob: Side
 ) -> None:
-    group, _ = await author.group([await right_answer(author, author.task()), "wrong"])
+    group = (await author.group([await right_answer(author, author.task()), "wrong"])).group
     await announce_changed(thief, replace(group, completions=group.completions[::-1]))
     assert len(await bob.fetch()) == 1
-    await author.exchange.publisher.publish([(group, "")], 0)  # the copy was faster
+    await author.exchange.publisher.publish([OwnGroup(group, "")], 0)  # the copy was faster
     await bob.stop()
     reborn = Side(bob.home, network, bob.membership)
     await reborn.start()
@@ -337,7 +339,8 @@ async def test_a_group_of_another_model_is_foreign(
     ref = alice.task()
     texts = [await right_answer(alice, ref), "wrong"]
     other = PolicyRef(bytes(32), bytes(32), 7)
-    await alice.exchange.publisher.publish([(make_group(ref, texts, [1.0, 0.0], other), "")], 0)
+    made = OwnGroup(make_group(ref, texts, [1.0, 0.0], other), "")
+    await alice.exchange.publisher.publish([made], 0)
     (got,) = await bob.fetch()
     assert got.provenance is Provenance.FOREIGN
 

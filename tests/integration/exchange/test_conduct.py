@@ -25,7 +25,6 @@ from swarm_node.p2p.wire.protocols import (
     LIST,
     PEERS,
     PULL,
-    PULL_2,
     RENEW,
     REVOKED,
     SECRET,
@@ -47,7 +46,7 @@ async def test_an_expelled_member_is_neither_asked_nor_answered(
     alice.members.obey(revocations(1, now, now + 60, [key]))
     assert await alice.pull() == []
     assert alice.rejected["revoked"] == 1
-    for protocol in (LIST, PULL, PULL_2, PEERS, REVOKED, SECRET, RENEW):
+    for protocol in (LIST, PULL, PEERS, REVOKED, SECRET, RENEW):
         with pytest.raises(TransportError, match="hello"):
             await bob.transport.request(alice.peer_id, protocol, b"")
     hello = wire.HelloRequest(bob.membership.chain, "", (), 0, 0)
@@ -87,7 +86,7 @@ async def test_who_is_no_member_gets_nothing(
         await stranger.stop()
 
 
-@pytest.mark.parametrize("protocol", [LIST, PULL, PULL_2, PEERS, HELLO])
+@pytest.mark.parametrize("protocol", [LIST, PULL, PEERS, HELLO])
 @pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
 @in_swarm()
 async def test_a_malformed_request_of_a_member_is_counted_and_cuts_its_link(

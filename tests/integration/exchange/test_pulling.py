@@ -11,6 +11,7 @@ import pytest
 from exchange_sides import Side, announce_raw, in_swarm, larger, make_group, right_answer
 
 from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import FREE_SECONDS
 from swarm_node.p2p.membership.statements import revocations
 from swarm_node.p2p.peers.conduct import STRIKES
@@ -45,7 +46,7 @@ async def test_what_this_node_does_not_train_on_is_not_even_pulled(
 async def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(
     network: MemoryNetwork, mallory: Side, bob: Side
 ) -> None:
-    group, _ = await mallory.group(["1", "2"])
+    group = (await mallory.group(["1", "2"])).group
     sealed = bytes(100_000)
     await announce_raw(mallory, group, sealed, epoch=1, seq=1)
     await bob.exchange.meeting.beat(0, 20.0)
@@ -119,7 +120,7 @@ async def test_not_holding_a_group_is_no_fault_of_a_peer(
 async def _useless(side: Side, count: int, first: int = 0) -> None:
     """Publish groups that look informative and are not."""
     lies = [make_group(side.task(first + i), ["no", "nor this"], [1.0, 0.0]) for i in range(count)]
-    await side.exchange.publisher.publish([(lie, "") for lie in lies], 0)
+    await side.exchange.publisher.publish([OwnGroup(lie, "") for lie in lies], 0)
 
 
 @in_swarm(3)

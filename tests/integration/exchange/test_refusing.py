@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from builders import dialogue
 from exchange_sides import (
     CODEC,
     Side,
@@ -21,10 +22,11 @@ from exchange_sides import (
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.seeds import held_out_seed
-from swarm_node.errors import SlowTaskError
+from swarm_node.errors import NotServedError, SlowTaskError
 from swarm_node.p2p.transports.memory import MemoryNetwork
-from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.groups import pack_group
+from swarm_node.p2p.wire.protocols import LIST
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 
@@ -60,7 +62,7 @@ async def test_what_is_sent_must_be_what_was_announced(
     ref = mallory.task()
     group = make_group(ref, [await right_answer(mallory, ref), "wrong"], [1.0, 0.0])
     place = {"epoch": mallory.storage.epoch, "seq": 1}
-    packed = wire.pack_group(group, created_ms=0, **place)
+    packed = pack_group(group, created_ms=0, **place)
     identity, swarm = mallory.membership.identity, mallory.membership.swarm
     sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
     await announce_raw(mallory, group, sealed, **place, **change)
@@ -73,9 +75,9 @@ async def test_what_is_sent_must_be_what_was_announced(
 async def test_a_group_of_another_environment_than_announced_is_refused(
     network: MemoryNetwork, mallory: Side, bob: Side
 ) -> None:
-    group, _ = await mallory.group(["1", "2"])
+    group = (await mallory.group(["1", "2"])).group
     place = {"epoch": mallory.storage.epoch, "seq": 1}
-    packed = wire.pack_group(_foreign_environment(group), created_ms=0, **place)
+    packed = pack_group(_foreign_environment(group), created_ms=0, **place)
     identity, swarm = mallory.membership.identity, mallory.membership.swarm
     sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
     await announce_raw(mallory, group, sealed, **place)
@@ -203,7 +205,7 @@ def _held_out(group: RolloutGroup) -> RolloutGroup:
 async def test_what_was_not_agreed_on_is_refused(
     network: MemoryNetwork, mallory: Side, bob: Side, change, reason: str
 ) -> None:
-    group, _ = await mallory.group(["1", "2"])
+    group = (await mallory.group(["1", "2"])).group
     await announce_changed(mallory, change(group))
     assert await bob.fetch() == []
     assert bob.rejected == {reason: 1}
@@ -231,7 +233,7 @@ async def test_groups_much_longer_or_larger_than_ones_own_are_refused(
     judged: list[TaskRef] = []
     judge = bob.environment.judge
     bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
-    group, _ = await mallory.group(["1", "2"])
+    group = (await mallory.group(["1", "2"])).group
     await announce_changed(mallory, change(group))
     assert await bob.fetch() == []
     assert bob.rejected == {reason: 1}
@@ -250,3 +252,43 @@ async def test_a_number_far_ahead_in_a_log_is_a_lie(
     assert await bob.fetch() == []
     assert bob.rejected == {"seq_jump": 1}
     assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0
+
+
+@in_swarm()
+async def test_a_protocol_that_is_not_served_is_counted_and_blames_nobody(
+    network: MemoryNetwork, lacking: Side, bob: Side
+) -> None:
+    del lacking.transport._handlers[LIST]
+    with pytest.raises(NotServedError):
+        await bob.transport.request(lacking.peer_id, LIST, b"")
+    await bob.list_some(8, 64)
+    assert bob.rejected == {"not_served": 1}
+    peer = bob.directory.get(lacking.peer_id)
+    assert (peer.standing.offences, peer.retry.failures) == (0, 0)
+
+
+@pytest.mark.parametrize(("turns", "reason", "offences"), [(2, "elsewhere", 0), (1, "replay", 1)])
+@in_swarm(3)
+async def test_dialogues_are_no_answers_whatever_their_author_announces_and_it_alone_is_blamed(
+    network: MemoryNetwork,
+    author: Side,
+    bob: Side,
+    honest: Side,
+    turns: int,
+    reason: str,
+    offences: int,
+) -> None:
+    ref = author.task()
+    said = ["4", await right_answer(author, ref)]
+    talk = dialogue([(text, [*CODEC.encode_answer(text), CODEC.eos_id]) for text in said])
+    answers = make_group(ref, ["wrong", "also wrong"], [1.0, 0.0])
+    group = replace(answers, completions=(talk, answers.completions[1]))
+    place = {"epoch": author.storage.epoch, "seq": 1}
+    identity, swarm = author.membership.identity, author.membership.swarm
+    sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, pack_group(group, created_ms=0, **place))
+    await announce_raw(author, group, sealed, **place, turns=turns)
+    await honest.publish(7)
+    assert [group.author for group in await bob.fetch()] == [honest.peer_id]
+    assert bob.rejected == {reason: 1}
+    blamed = [bob.directory.get(side.peer_id).standing for side in (author, honest)]
+    assert [standing.offences for standing in blamed] == [offences, 0]

@@ -19,8 +19,9 @@ from swarm_node.errors import ChildError
 from swarm_node.node.loops.harvest import Harvest, still_fresh
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.loops.rollout_maker import RolloutMaker
 from swarm_node.node.loops.tasks import FittingTasks
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots, provision
@@ -135,7 +136,7 @@ class Bench:
             seed=0,
             peer_id="peer",
         )
-        self.made: list[Scored] = []
+        self.made: list[OwnGroup] = []
 
     async def batch(self) -> int:
         """One sampling batch; the number of groups that it begins."""
@@ -145,8 +146,8 @@ class Bench:
         await self.maker.make(count, self._deliver)
         return len(self.engine.begun) - before
 
-    async def _deliver(self, scored: Sequence[Scored]) -> None:
-        self.made.extend(scored)
+    async def _deliver(self, groups: Sequence[OwnGroup]) -> None:
+        self.made.extend(groups)
 
     async def _render(self, refs: Sequence[TaskRef]) -> list[str]:
         return ["3" if ref.family == "long" else "1" for ref in refs]

@@ -20,8 +20,9 @@ from swarm_node.node.figures.first_groups import Beginning
 from swarm_node.node.loops.evaluation import Evaluator
 from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.loops.rollout_maker import RolloutMaker
 from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
+from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -77,17 +78,17 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         seed=0,
         peer_id="peer",
     )
-    made: list[Scored] = []
+    made: list[OwnGroup] = []
 
-    async def deliver(scored: Sequence[Scored]) -> None:
-        made.extend(scored)
+    async def deliver(groups: Sequence[OwnGroup]) -> None:
+        made.extend(groups)
 
     await maker.make(24, deliver)
     assert 0 < len(made) < 24
     assert slots.sampling == 0
     assert tally.faults["prompt_too_long"] == 24 - len(made)
-    assert all(prompt.startswith("short") for _, prompt in made)
-    finishes = [each.finish for group, _ in made for each in group.completions]
+    assert all(one.prompt.startswith("short") for one in made)
+    finishes = [each.finish for one in made for each in one.group.completions]
     assert (tally.groups.answers, tally.groups.cut) == (len(finishes), finishes.count("length"))
     assert tally.samples.recent().cut == tally.groups.cut
     point = await Evaluator(

@@ -33,11 +33,11 @@ from swarm_node.p2p.exchange.verify import (
 )
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.peers.peers import Offer
-from swarm_node.p2p.wire.dialogues import announced_dialogues, pack_dialogues
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.reasons import REASONS
-from swarm_node.p2p.wire.wire import Announcement, pack_group
+from swarm_node.p2p.wire.wire import Announcement
 from swarm_node.policy.experience.batch import TrainRow, build_batch
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.rollout import (
@@ -110,8 +110,8 @@ def group(*said: Completion, policy: PolicyRef = POLICY, ref: TaskRef = REF) -> 
     return RolloutGroup(ref, policy, said, (0.5,) * len(said))
 
 
-def sealed_as(kind: Kind, body: bytes) -> bytes:
-    return seal(AUTHOR, SWARM, kind, body)
+def sealed(body: bytes, author: Identity = AUTHOR) -> bytes:
+    return seal(author, SWARM, Kind.ROLLOUT, body)
 
 
 class Receiver:
@@ -152,13 +152,15 @@ class Receiver:
             Dialogues(replay, partial(dialogues_fit, self.codec)),
         )
 
-    def take(self, sealed: bytes, seq: int = 1, turns: int = 3) -> VerifiedGroup | Rejected:
-        offer = Offer(content_id(sealed), AUTHOR.peer_id, 1, seq, len(sealed), turns=turns)
-        return asyncio.run(self.verifier.verify(offer, sealed, 0))
+    def take(self, raw: bytes, seq: int = 1, author: Identity = AUTHOR) -> VerifiedGroup | Rejected:
+        offer = Offer(content_id(raw), author.peer_id, 1, seq, len(raw))
+        return asyncio.run(self.verifier.verify(offer, raw, 0))
 
-    def take_group(self, made: RolloutGroup, seq: int = 1) -> VerifiedGroup | Rejected:
-        body = pack_dialogues(made, epoch=1, seq=seq, created_ms=0)
-        return self.take(sealed_as(Kind.ROLLOUT_2, body), seq)
+    def take_group(
+        self, made: RolloutGroup, seq: int = 1, author: Identity = AUTHOR
+    ) -> VerifiedGroup | Rejected:
+        body = pack_group(made, epoch=1, seq=seq, created_ms=0)
+        return self.take(sealed(body, author), seq, author)
 
 
 @pytest.fixture
@@ -285,7 +287,7 @@ def test_no_field_that_an_author_can_write_ends_its_reader(
     receiver.taken += 1
     made = group(LATER, RIGHT, NEVER, policy=data.draw(st.sampled_from([POLICY, FOREIGN])))
     made = replace(made, task=replace(REF, seed=REF.seed + receiver.taken))
-    fields = msgpack.unpackb(pack_dialogues(made, epoch=1, seq=receiver.taken, created_ms=0))
+    fields = msgpack.unpackb(pack_group(made, epoch=1, seq=receiver.taken, created_ms=0))
     for _ in range(data.draw(st.integers(1, 3))):
         place = fields
         while True:
@@ -294,7 +296,7 @@ def test_no_field_that_an_author_can_write_ends_its_reader(
                 break
             place = place[at]
         place[at] = data.draw(st.one_of(ODD, st.just([place[at]] * 2), st.just(place[0])))
-    found = receiver.take(sealed_as(Kind.ROLLOUT_2, msgpack.packb(fields)), receiver.taken)
+    found = receiver.take(sealed(msgpack.packb(fields)), receiver.taken)
     if isinstance(found, VerifiedGroup):
         assert rows_of(found, receiver.codec)
     else:
@@ -344,14 +346,6 @@ def test_a_hostile_dialogue_is_refused_with_its_reason(receiver: Receiver, name:
     assert refused.reason == reason
 
 
-def test_a_group_of_the_other_version_is_of_another_kind(receiver: Receiver) -> None:
-    first = sealed_as(Kind.ROLLOUT, pack_group(group(RIGHT), epoch=1, seq=1, created_ms=0))
-    second = sealed_as(Kind.ROLLOUT_2, pack_dialogues(group(RIGHT), epoch=1, seq=1, created_ms=0))
-    for sealed, turns in ((first, 3), (second, 1)):
-        refused = receiver.take(sealed, turns=turns)
-        assert refused.reason == "kind"
-
-
 def test_a_dialogue_beyond_the_models_positions_is_too_long(tmp_path: Path) -> None:
     refused = Receiver(tmp_path, talking(12)).take_group(group(RIGHT, NEVER))
     assert refused.reason == "too_long"
@@ -362,12 +356,7 @@ def test_all_turns_are_what_a_copy_is_known_by(receiver: Receiver) -> None:
     other = Identity.from_seed(b"o" * 32)
     reasons = []
     for seq, middle in enumerate(("2", "3"), start=1):
-        made = group(LATER, talk("1", middle, "3"))
-        sealed = seal(
-            *(other, SWARM, Kind.ROLLOUT_2), pack_dialogues(made, epoch=1, seq=seq, created_ms=0)
-        )
-        offer = Offer(content_id(sealed), other.peer_id, 1, seq, len(sealed), turns=3)
-        found = asyncio.run(receiver.verifier.verify(offer, sealed, 0))
+        found = receiver.take_group(group(LATER, talk("1", middle, "3")), seq, other)
         reasons.append(found.reason if isinstance(found, Rejected) else "ok")
     assert reasons == ["copied", "ok"]
 
@@ -388,9 +377,9 @@ def test_after_a_restart_the_replies_are_derived_again(receiver: Receiver) -> No
     assert stored_group(stored, 1, 1, b"").rewards == taken.rewards
 
 
-@pytest.mark.parametrize(("turns", "reason"), [(2, "elsewhere"), (3, ""), (4, "elsewhere")])
-def test_a_dialogue_of_an_environment_with_other_turns_is_not_pulled(
-    receiver: Receiver, turns: int, reason: str
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+def test_a_group_of_an_environment_with_other_turns_is_not_pulled(
+    receiver: Receiver, turns: int
 ) -> None:
     entry = Announcement(
         v=1,
@@ -406,9 +395,10 @@ def test_a_dialogue_of_an_environment_with_other_turns_is_not_pulled(
         policy_version=0,
         completions=4,
         mixed=True,
+        turns=turns,
     )
-    refused = receiver.verifier.refuse_announced(announced_dialogues(entry, turns))
-    assert (refused.reason if refused else "") == reason
+    refused = receiver.verifier.refuse_announced(entry)
+    assert (refused.reason if refused else "") == ("" if turns == 3 else "elsewhere")
 
 
 def test_stored_dialogues_are_left_out_once_their_environment_has_no_turns(

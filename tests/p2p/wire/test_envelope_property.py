@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import Rejected
-from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, content_id, open_sealed, seal
+from swarm_node.p2p.wire.groups import GroupHeader, pack_group, unpack_group
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.rollout import (
     SEED_LIMIT,
@@ -83,12 +83,12 @@ def assert_same(sent: RolloutGroup, received: RolloutGroup) -> None:
 def test_any_legal_group_survives_sealing(
     group: RolloutGroup, epoch: int, seq: int, created_ms: int
 ) -> None:
-    body = wire.pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
+    body = pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
     opened = open_sealed(seal(AUTHOR, SWARM, Kind.ROLLOUT, body), SWARM, Kind.ROLLOUT)
     assert isinstance(opened, Opened)
-    result = wire.unpack_group(opened.body)
+    result = unpack_group(opened.body)
     assert not isinstance(result, Rejected)
-    assert result[0] == wire.GroupHeader(epoch, seq, created_ms)
+    assert result[0] == GroupHeader(epoch, seq, created_ms)
     assert_same(group, result[1])
 
 
@@ -117,7 +117,7 @@ def test_no_edit_of_an_envelope_is_accepted(data: st.DataObject) -> None:
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_are_refused_not_raised(data: bytes) -> None:
     assert isinstance(open_sealed(data, SWARM, Kind.RECORD), Rejected)
-    assert isinstance(wire.unpack_group(data), Rejected)
+    assert isinstance(unpack_group(data), Rejected)
 
 
 json_like = st.recursive(
@@ -138,19 +138,17 @@ def test_a_signed_but_edited_body_yields_a_sound_group_or_a_refusal(
     data: st.DataObject, group: RolloutGroup
 ) -> None:
     """The author may be malicious: behind a good signature, any field may hold anything."""
-    values = msgpack.unpackb(wire.pack_group(group, epoch=1, seq=1, created_ms=1))
+    values = msgpack.unpackb(pack_group(group, epoch=1, seq=1, created_ms=1))
     place = values
     while data.draw(st.booleans()) and any(isinstance(item, list) and item for item in place):
         place = data.draw(st.sampled_from([i for i in place if isinstance(i, list) and i]))
     place[data.draw(st.integers(0, len(place) - 1))] = data.draw(json_like)
-    result = wire.unpack_group(msgpack.packb(values))
+    result = unpack_group(msgpack.packb(values))
     if isinstance(result, Rejected):
         assert result.reason in {"schema", "content"}
         return
     header, received = result
-    again = wire.pack_group(
-        received, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms
-    )
+    again = pack_group(received, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
     assert again == msgpack.packb(values)
     assert all(math.isfinite(value) for value in received.claimed)
     for completion in received.completions:

@@ -23,12 +23,7 @@ def test_the_table_has_every_name_once() -> None:
     ]
     assert [name for name in constants if name.startswith("/")] == NAMES
     assert len(set(NAMES)) == len(NAMES)
-    pattern = r"/swarm-node/([a-z-]{1,24})/([12])"
-    versions = [found.groups() if (found := re.fullmatch(pattern, name)) else () for name in NAMES]
-    assert () not in versions, "every name has a version"
-    newer = {name for name, version in versions if version == "2"}
-    assert newer == {"pull"}
-    assert newer <= {name for name, version in versions if version == "1"}, "both are served"
+    assert all(re.fullmatch(r"/swarm-node/[a-z-]{1,24}/1", name) for name in NAMES)
 
 
 def test_no_other_module_spells_a_protocol() -> None:
