@@ -38,8 +38,8 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import task_seed
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler

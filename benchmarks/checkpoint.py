@@ -102,7 +102,7 @@ def write_model(shape: ModelConfig, place: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.models.causal_lm import CausalLM
+    from swarm_node.policy.models.decoder.causal_lm import CausalLM
 
     (place / "config.json").write_text(json.dumps(shape.to_hf()))
     model = CausalLM(shape, generator=torch.Generator().manual_seed(5))

@@ -33,10 +33,10 @@ from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.splitting import SplitEnvironment
-from swarm_node.node.loops.dialogues import Opening, PlayedDialogue, Player, joined
+from swarm_node.node.loops.sampling.dialogues import Opening, PlayedDialogue, Player, joined
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs

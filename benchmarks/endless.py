@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.text.codec import Codec, load_tokenizer
 
 
 def endless(path: Path) -> tuple[CausalLM, Codec]:

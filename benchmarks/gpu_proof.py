@@ -30,8 +30,8 @@ import torch
 from figures import tell
 from plan import make_directory
 
-from swarm_node.policy.models.attention import causal, within
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.attention import causal, within
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import Placement, hardware, place

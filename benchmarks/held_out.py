@@ -8,8 +8,8 @@ from pathlib import Path
 
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import TaskRef

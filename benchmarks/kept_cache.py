@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from swarm_node.config import load_settings
 from swarm_node.node.start import derive
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.decoding import Decoder
 from swarm_node.policy.training.objective.logprobs import completion_logprobs

@@ -27,7 +27,7 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import task_seed
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.plausible import OwnAnswers, least_likely

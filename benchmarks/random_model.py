@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 
 #: Values that are drawn. A prime, so that the rows of a large matrix begin at different ones.
 _DRAWN = 16_777_213

@@ -46,10 +46,10 @@ from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.library.stored_policy import holding, open_sampler, stored_policies
 from swarm_node.node.home.home import Home
-from swarm_node.node.loops.evaluation import Examiner
-from swarm_node.node.loops.levels import ladders
-from swarm_node.policy.models.codec import Codec
+from swarm_node.node.loops.reporting.evaluation import Examiner
+from swarm_node.node.loops.sampling.levels import ladders
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import hardware, place
 from swarm_node.rollout import TaskRef
 

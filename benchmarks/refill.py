@@ -37,10 +37,10 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     import torch
 
     from swarm_node.environments.drills import corpus
-    from swarm_node.policy.models.causal_lm import CausalLM
-    from swarm_node.policy.models.codec import Codec, load_tokenizer
+    from swarm_node.policy.models.decoder.causal_lm import CausalLM
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.models.shapes import known_shape
+    from swarm_node.policy.models.text.codec import Codec, load_tokenizer
     from swarm_node.policy.sampling.sampler import SampleRequest
 
     torch.set_num_threads(1)

@@ -29,8 +29,8 @@ import torch
 import transformers
 
 from swarm_node.environments.drills import corpus, create
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import TaskRef

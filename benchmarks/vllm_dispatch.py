@@ -25,7 +25,7 @@ import psutil
 import torch
 from endless import endless
 
-from swarm_node.node.loops.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest

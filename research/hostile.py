@@ -24,7 +24,7 @@ from swarm_node.p2p.exchange.publishing import OwnGroup, Publisher
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.p2p.limits.gates import LARGER
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.plausible import least_likely
 from swarm_node.rollout import (

@@ -16,7 +16,7 @@ import numpy as np
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.build_tiny import CorpusItem
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.training.processes.process import Trainer
 from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import Provenance

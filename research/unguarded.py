@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from swarm_node.node.loops import learner
+from swarm_node.node.loops.learning import learner
 from swarm_node.p2p.exchange import verify
 from swarm_node.p2p.limits import gates
 from swarm_node.policy.experience.batch import Batch, build_batch

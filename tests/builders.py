@@ -173,8 +173,8 @@ def write_model(path: Path, **shape: Any) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.models.causal_lm import CausalLM
     from swarm_node.policy.models.config import ModelConfig
+    from swarm_node.policy.models.decoder.causal_lm import CausalLM
 
     default = {
         "hidden_size": 32,

@@ -31,8 +31,8 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.p2p.wire.protocols import LIST, PULL
-from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.policy.models.text.codec import Codec, check_tokens
 from swarm_node.rollout import (
     Completion,
     Finish,

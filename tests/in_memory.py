@@ -20,7 +20,7 @@ from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.groups import MAX_TEXT_BYTES
-from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.text.codec import Codec, load_tokenizer
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.rollout import Completion

@@ -18,7 +18,7 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.company import Company
+from swarm_node.node.loops.peers.company import Company
 from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.exchange.exchange import open_exchange
 from swarm_node.p2p.exchange.serving import Server

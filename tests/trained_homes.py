@@ -12,8 +12,8 @@ from builders import trainer_settings
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.rollout import Provenance
 
 if TYPE_CHECKING:

@@ -34,18 +34,19 @@ from swarm_node.cli.options import (
     VerboseOption,
     task_flags,
 )
-from swarm_node.cli.verbs import members, watching
+from swarm_node.cli.verbs import watching
 from swarm_node.cli.verbs.backup import backup, restore
 from swarm_node.cli.verbs.config import config_app
 from swarm_node.cli.verbs.doctor import doctor
 from swarm_node.cli.verbs.env import env_app
 from swarm_node.cli.verbs.evaluating import evaluate
-from swarm_node.cli.verbs.issuer import issuer_app
+from swarm_node.cli.verbs.membership import members
+from swarm_node.cli.verbs.membership.issuer import issuer_app
 from swarm_node.cli.verbs.plan import plan
 from swarm_node.cli.verbs.serving import serve
 from swarm_node.cli.verbs.simulate import simulate
 from swarm_node.cli.verbs.support import support_bundle
-from swarm_node.cli.verbs.track import track
+from swarm_node.cli.verbs.tracking.track import track
 from swarm_node.program.commands import home_option
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
 

@@ -20,12 +20,12 @@ from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
 from swarm_node.library.stored_policy import StoredPolicy, holding, open_sampler, stored_policies
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home
-from swarm_node.node.loops.dialogues import check_groups
-from swarm_node.node.loops.evaluation import Examiner, seen_tasks
+from swarm_node.node.loops.reporting.evaluation import Examiner, seen_tasks
+from swarm_node.node.loops.sampling.dialogues import check_groups
 from swarm_node.node.preflight.defaults import for_model, torch_threads
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import hardware, place
 from swarm_node.rollout import HELD_OUT_SEED, TaskRef
 

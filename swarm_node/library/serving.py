@@ -13,9 +13,9 @@ from swarm_node.node.control.openai import OpenAIServer, ServedAt, model_name
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.guests import Guests
 from swarm_node.node.preflight.defaults import for_model, torch_threads
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import hardware, place
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from psutil import pid_exists
 
 from swarm_node.errors import CheckpointError
-from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.checkpoints.stored import (

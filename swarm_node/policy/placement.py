@@ -31,7 +31,7 @@ _GROUPED_TORCH = (2, 12)
 #: computed between products takes longer in it.
 WORTHWHILE = 2 / 3
 #: Number type of the frozen base of adapters: the type of matrix products, or matrices of four
-#: bits a weight (`models/nf4.py`).
+#: bits a weight (`models/decoder/nf4.py`).
 BaseName = Literal["whole", "nf4"]
 
 
@@ -145,9 +145,9 @@ def torch_version() -> str:
 
 def repeats_heads(torch: str, capability: tuple[int, int] | None = None) -> bool:
     """Check that attention on a GPU repeats keys and values for each query head that shares them
-    (`models/attention.py`), in half precision; in float32 it always does. `torch` is a version, and
-    `capability` the GPU's compute capability, None if unknown. The flash kernel, which takes fewer
-    key heads, begins with Ampere."""
+    (`models/decoder/attention.py`), in half precision; in float32 it always does. `torch` is a
+    version, and `capability` the GPU's compute capability, None if unknown. The flash kernel, which
+    takes fewer key heads, begins with Ampere."""
     version = re.match(r"(\d{1,4})\.(\d{1,4})", torch)
     if version is None or (int(version[1]), int(version[2])) < _GROUPED_TORCH:
         return True

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_node.clock import Clock
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import weight_files
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings

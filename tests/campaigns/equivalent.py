@@ -52,9 +52,8 @@ EQUIVALENT_CHANGES: dict[str, str] = {
     "node/loops/member.py _OPEN_TASKS: 8192 becomes 8193": (
         "a bound of memory, which the refusal names as it is"
     ),
-    "node/loops/mixing.py Mixer._note_offers: count > _FORGOTTEN becomes (count) >= (_FORGOTTEN)": (
-        "no fading sum is exactly that small"
-    ),
+    "node/loops/learning/mixing.py Mixer._note_offers: count > _FORGOTTEN becomes (count) >= "
+    "(_FORGOTTEN)": ("no fading sum is exactly that small"),
     "node/loops/node.py Node._share: publisher.oversize > oversize becomes "
     "(publisher.oversize) >= (oversize)": (
         "a count of 0 is left out where the faults of all parts are added up"

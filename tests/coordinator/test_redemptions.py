@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from coordinator.main import app
 from swarm_node.errors import CoordinatorError, TicketError, TicketExpiredError
 from swarm_node.node.home.home import Home
-from swarm_node.node.loops.coordinator_client import CoordinatorClient
-from swarm_node.node.loops.coordinator_client import redeem as ask_for_ticket
+from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
+from swarm_node.node.loops.peers.coordinator_client import redeem as ask_for_ticket
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.membership.issuer_file import tickets_of

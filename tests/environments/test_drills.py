@@ -211,8 +211,8 @@ def test_impossible_options_are_refused_by_name(options: dict[str, object]) -> N
 
 def test_the_shipped_model_begins_with_the_shipped_families() -> None:
     """Its tokenizer has a token for the fixed part of each question."""
-    from swarm_node.policy.models.codec import Codec
     from swarm_node.policy.models.model import TINY, resolve
+    from swarm_node.policy.models.text.codec import Codec
 
     codec = Codec.from_directory(resolve(TINY))
     for _, question, _ in islice(corpus("short", 0), 90):

@@ -22,11 +22,11 @@ from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import SplitEnvironment
-from swarm_node.node.loops.dialogues import Opening, PlayedDialogue, Player, joined
+from swarm_node.node.loops.sampling.dialogues import Opening, PlayedDialogue, Player, joined
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler

@@ -14,8 +14,8 @@ from trained_homes import trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.lora import PublishedAdapter
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import PublishedAdapter
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.vllm.engine import (
     engine_environment,

@@ -15,7 +15,7 @@ import torch
 from builders import trainer_settings
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest

@@ -30,15 +30,15 @@ from safetensors.torch import save_file
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
 from swarm_node.node.loops.guests import MOST_ROWS, PLACES, GuestAnswers, Guests
-from swarm_node.node.loops.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
 from swarm_node.node.start import derive
 from swarm_node.node.start.build import make_sampler
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.fallback import FallbackSampler

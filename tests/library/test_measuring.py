@@ -21,7 +21,7 @@ from swarm_node.cli.main import app
 from swarm_node.library import measuring
 from swarm_node.library.stored_policy import open_sampler, stored_policies
 from swarm_node.node.home.home import Home
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.checkpoints.stored import MODEL

@@ -25,7 +25,7 @@ from swarm_node.node.control.control import ControlClient
 from swarm_node.node.control.openai import OpenAIServer, ServedAt
 from swarm_node.node.loops.guests import Guests
 from swarm_node.page.entrance import is_local
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 KEY = "sk-of-mine"

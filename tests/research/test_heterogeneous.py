@@ -19,8 +19,8 @@ from research.swarm import simulate
 from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.peers.conduct import BLAMELESS
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.simulation.models import deal
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings

@@ -22,7 +22,7 @@ from swarm_node.errors import ConfigError
 from swarm_node.p2p.exchange.verify import digests
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.plausible import least_likely
 from swarm_node.policy.training.update.gradient import likely_tokens

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from swarm_node.policy.models.build_tiny import LAST_NOISE, Noise, Recipe
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.simulation import building
 
 RECIPE = Recipe("small", steps=1)

@@ -109,10 +109,10 @@ def shape_of(name: str) -> ModelConfig:
     Raises:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
+    from swarm_node.policy.models.by_transformers.config import examined
     from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
     from swarm_node.policy.models.model import SHIPPED, no_model, of_hub, resolve
     from swarm_node.policy.models.shapes import known_shape
-    from swarm_node.policy.models.transformers_config import examined
 
     path = Path(name).expanduser()
     known = None if path.is_dir() else known_shape(name)

@@ -36,7 +36,7 @@ from swarm_node.node.control.openai_wire import (
     usage_of,
 )
 from swarm_node.node.loops.guests import GuestAnswers, Guests
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import Finish
 

@@ -35,7 +35,7 @@ from swarm_node.p2p.wire.groups import MAX_LOGPROB
 from swarm_node.p2p.wire.wire import MAX_COMPLETIONS
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.models.codec import Codec, check_tokens
+from swarm_node.policy.models.text.codec import Codec, check_tokens
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.recent import Recent

@@ -50,15 +50,15 @@ from swarm_node.errors import Rejected, SwarmNodeError, first_of
 from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
-from swarm_node.node.loops.consequences import watch
-from swarm_node.node.loops.dialing import DialCheck, try_coordinator, try_peers
-from swarm_node.node.loops.dialogues import check_groups
-from swarm_node.node.loops.learner import Learner
-from swarm_node.node.loops.overview import take_report, take_snapshot
+from swarm_node.node.loops.learning.learner import Learner
 from swarm_node.node.loops.parts import Parts, Shared
-from swarm_node.node.loops.recording import Recorder
+from swarm_node.node.loops.peers.consequences import watch
+from swarm_node.node.loops.peers.dialing import DialCheck, try_coordinator, try_peers
+from swarm_node.node.loops.reporting.overview import take_report, take_snapshot
+from swarm_node.node.loops.reporting.recording import Recorder
+from swarm_node.node.loops.sampling.dialogues import check_groups
+from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.loops.supervisor import Step, Supervisor
-from swarm_node.node.loops.tasks import chosen_families
 from swarm_node.node.loops.work import OpenWork, Work
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.pulling import Turn

@@ -30,7 +30,7 @@ from swarm_node.p2p.wire.transport import Transport
 from swarm_node.page.event_log import EventLog
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import CountingSampler, Progress, Sampler
 from swarm_node.policy.training.processes.process import Trainer
 from swarm_node.recent import Recent

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.node.loops.company import Company
-from swarm_node.node.loops.coordinating import Coordinating
-from swarm_node.node.loops.dialogues import DialogueMaker
-from swarm_node.node.loops.evaluation import Evaluator
-from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.levels import Levels
-from swarm_node.node.loops.rollout_maker import RolloutMaker
-from swarm_node.node.loops.tasks import FittingTasks
+from swarm_node.node.loops.peers.company import Company
+from swarm_node.node.loops.peers.coordinating import Coordinating
+from swarm_node.node.loops.reporting.evaluation import Evaluator
+from swarm_node.node.loops.sampling.dialogues import DialogueMaker
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.levels import Levels
+from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
+from swarm_node.node.loops.sampling.tasks import FittingTasks
 from swarm_node.p2p.exchange.exchange import Exchange
 from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.punch import Puncher

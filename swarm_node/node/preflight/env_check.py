@@ -16,17 +16,17 @@ from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.snapshot import Said
-from swarm_node.node.loops.dialogues import (
+from swarm_node.node.loops.sampling.dialogues import (
     TOO_LONG,
     Opening,
     PlayedDialogue,
     Player,
     check_groups,
 )
-from swarm_node.node.loops.tasks import chosen_families
+from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
 from swarm_node.node.preflight.right_answers import Tell, judged, score_family
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion, Finish, TaskRef

@@ -11,10 +11,10 @@ from swarm_node.config.sources import HOME_SOURCE
 from swarm_node.node.preflight.doctor import Finding, amount, gib
 from swarm_node.node.preflight.facts import Facts
 from swarm_node.policy.memory.footprint import longest_tokens
+from swarm_node.policy.models.by_transformers.config import ReadingConfig
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import Told
-from swarm_node.policy.models.transformers_config import ReadingConfig
 from swarm_node.policy.planning.fit import Fit, Machine
 from swarm_node.program.commands import with_home
 

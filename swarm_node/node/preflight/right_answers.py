@@ -18,7 +18,7 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import some_tasks
 from swarm_node.errors import ConfigError
 from swarm_node.node.figures.snapshot import Said
-from swarm_node.node.loops.tasks import chosen_families
+from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.preflight.doctor import Finding, Level
 from swarm_node.rollout import HELD_OUT_SEED, TaskRef
 

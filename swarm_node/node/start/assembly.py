@@ -11,21 +11,21 @@ from typing import Any
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.company import Company
-from swarm_node.node.loops.coordinating import Coordinating
-from swarm_node.node.loops.dialogues import DialogueMaker, dialogues_fit
-from swarm_node.node.loops.evaluation import Evaluator
-from swarm_node.node.loops.harvest import Harvest
-from swarm_node.node.loops.judging import Judging
-from swarm_node.node.loops.learner import Learner
-from swarm_node.node.loops.levels import Levels
+from swarm_node.node.loops.learning.learner import Learner
+from swarm_node.node.loops.learning.mixing import Mixer
 from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
-from swarm_node.node.loops.mixing import Mixer
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.overview import name_of
 from swarm_node.node.loops.parts import Parts, Shared, Tally
-from swarm_node.node.loops.rollout_maker import RolloutMaker
-from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
+from swarm_node.node.loops.peers.company import Company
+from swarm_node.node.loops.peers.coordinating import Coordinating
+from swarm_node.node.loops.reporting.evaluation import Evaluator
+from swarm_node.node.loops.reporting.overview import name_of
+from swarm_node.node.loops.sampling.dialogues import DialogueMaker, dialogues_fit
+from swarm_node.node.loops.sampling.harvest import Harvest
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.levels import Levels
+from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
+from swarm_node.node.loops.sampling.tasks import FittingTasks, SeededTasks
 from swarm_node.node.loops.work import Work
 from swarm_node.node.start.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.p2p.exchange.asking import Asker
@@ -43,7 +43,7 @@ from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR, PUNCH
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.codec import check_tokens
+from swarm_node.policy.models.text.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
 #: Answers to each of the unseen tasks that measure pass@k.

@@ -309,7 +309,7 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> str | None:
     url = settings.network.coordinator
     if not url:
         raise ConfigError("--code is redeemed by a coordinator: name it with --coordinator URL")
-    from swarm_node.node.loops.coordinator_client import redeem
+    from swarm_node.node.loops.peers.coordinator_client import redeem
 
     return asyncio.run(redeem(url, code, home.begin(), time.time))
 

@@ -194,8 +194,8 @@ class Asker:
         return None
 
     def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
-        """Record why a peer refuses this node. For a silent peer, node/loops/dialing.py finds the
-        cause."""
+        """Record why a peer refuses this node. For a silent peer, node/loops/peers/dialing.py finds
+        the cause."""
         if not isinstance(error, RefusedError):
             return
         if error.code == NO_MEMBER.code:

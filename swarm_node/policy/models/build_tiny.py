@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 
 PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")

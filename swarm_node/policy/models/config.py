@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.decoder.rope import RopeScaling, rope_table
 from swarm_node.policy.models.families import FAMILIES, IMPLIED, Family
-from swarm_node.policy.models.rope import RopeScaling, rope_table
 
 if TYPE_CHECKING:
-    from swarm_node.policy.models.transformers_config import TransformersModel
+    from swarm_node.policy.models.by_transformers.config import TransformersModel
 
 #: The largest tokenizer.json in use has 33 MB, and half a million merges that are lists of two.
 MAX_JSON_BYTES = 64 << 20
@@ -119,7 +119,7 @@ class ModelConfig:
     def described(self) -> dict[str, Any]:
         """The fields that a digest covers: all but those that have implied values."""
         if self.transformers is not None:
-            from swarm_node.policy.models.transformers_config import described
+            from swarm_node.policy.models.by_transformers.config import described
 
             return {"transformers": described(self.transformers.text)}
         fields = asdict(self)
@@ -142,7 +142,7 @@ class ModelConfig:
         """
         raw = read_json(path / "config.json")
         if not is_native(raw):
-            from swarm_node.policy.models.transformers_config import read  # imports transformers
+            from swarm_node.policy.models.by_transformers.config import read  # imports transformers
 
             return cls(**read(raw))
         _refuse_unsupported(raw)
@@ -164,7 +164,7 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The same architecture as a `config.json` of transformers."""
         if self.transformers is not None:
-            from swarm_node.policy.models.transformers_config import for_engines
+            from swarm_node.policy.models.by_transformers.config import for_engines
 
             return {
                 **for_engines(self.transformers.text),

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.by_transformers.config import ReadingConfig, examined
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
-from swarm_node.policy.models.transformers_config import ReadingConfig, examined
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
 #: those whose name ends in "-base" are not.

@@ -10,15 +10,15 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.lora import Adapter, PublishedAdapter
-from swarm_node.policy.models.transformers_lm import TransformersLM
-from swarm_node.policy.models.transformers_lora import (
+from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+from swarm_node.policy.models.by_transformers.lora import (
     PublishedTransformersAdapter,
     TransformersAdapter,
 )
+from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import Adapter, PublishedAdapter
+from swarm_node.policy.models.hub import HubModel
 
 _Made = TypeVar("_Made")
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.by_transformers.config import ReadingConfig, examined
 from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
 from swarm_node.policy.models.gguf.directory import (
     Dequantising,
@@ -32,7 +32,7 @@ from swarm_node.policy.models.hub import (
     is_cached,
     to_stderr,
 )
-from swarm_node.policy.models.transformers_config import ReadingConfig, examined
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.rollout import PolicyRef
 
 TINY, TALK = "tiny", "tiny-talk"

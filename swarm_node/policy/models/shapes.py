@@ -9,8 +9,8 @@ ends in "-base" differ only in the number of positions, which is larger than a p
 from __future__ import annotations
 
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.rope import RopeScaling
 from swarm_node.policy.models.hub import ALIASES
-from swarm_node.policy.models.rope import RopeScaling
 
 _VOCABULARY = 151_936
 _LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192.0)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from swarm_node.policy.memory.footprint import LEAST_BUCKET, bucket_sizes
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
-from swarm_node.policy.models.cache import KeyValueCache, KeyValueMemory
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.cache import KeyValueCache, KeyValueMemory
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.loading import PolicyModel
 
 #: Sequences move to the begin of the cache when it is full, or when new ones come and this share of

@@ -27,13 +27,13 @@ from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.loading import published_adapter
-from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.models.tensors import header, load_safetensors
-from swarm_node.policy.models.transformers_lm import TransformersLM
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import (
     BatchDecoder,

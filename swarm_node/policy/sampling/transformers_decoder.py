@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarm_node.policy.memory.shortage import free_caches
-from swarm_node.policy.models.transformers_lm import TransformersLM
+from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 from swarm_node.policy.sampling.decoding import CacheShape
 
 

@@ -17,10 +17,15 @@ import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.causal_lm import MATRICES, CausalLM, DecoderLayer, stored_weights
+from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.nf4 import FourBit
-from swarm_node.policy.models.transformers_lm import TransformersLM
+from swarm_node.policy.models.decoder.causal_lm import (
+    MATRICES,
+    CausalLM,
+    DecoderLayer,
+    stored_weights,
+)
+from swarm_node.policy.models.decoder.nf4 import FourBit
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, shareable, views
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from coordinator.server import read_swarm
 from swarm_node.cli.main import app
-from swarm_node.cli.verbs.members import dialled_first
+from swarm_node.cli.verbs.membership.members import dialled_first
 from swarm_node.errors import ConfigError
 from swarm_node.node.home.home import Home
 from swarm_node.p2p.membership.ticket import parse_ticket

@@ -14,8 +14,8 @@ from trained_homes import trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.verbs.passing import Passing, figures, lineages, run_name
-from swarm_node.cli.verbs.trackers import AnswerRow, Lineage, as_code, plain
+from swarm_node.cli.verbs.membership.passing import Passing, figures, lineages, run_name
+from swarm_node.cli.verbs.tracking.trackers import AnswerRow, Lineage, as_code, plain
 from swarm_node.node.figures.history import HistoryRow, MetricsFile
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.home.home import Home

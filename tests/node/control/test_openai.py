@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.node.control.openai import TOKEN_FILE, OpenAIServer
 from swarm_node.node.loops.guests import MOST_ROWS, Guests
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 torch.set_num_threads(1)

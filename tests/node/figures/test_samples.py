@@ -7,7 +7,7 @@ from dataclasses import replace
 from builders import completion, verified
 
 from swarm_node.node.figures.samples import Samples
-from swarm_node.node.loops.dialogues import joined
+from swarm_node.node.loops.sampling.dialogues import joined
 from swarm_node.rollout import Finish, Provenance
 
 

@@ -6,8 +6,8 @@ import pytest
 from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.node.loops.consequences import kept, peer_rows, recall, watch
 from swarm_node.node.loops.parts import Shared, Tally
+from swarm_node.node.loops.peers.consequences import kept, peer_rows, recall, watch
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.liveness import OFFENCE

@@ -31,9 +31,9 @@ from swarm_node.errors import ConfigError, CoordinatorError
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, PeerRow
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.coordinating import Coordinating, hints_of, next_pause, report_of
-from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.parts import Tally
+from swarm_node.node.loops.peers.coordinating import Coordinating, hints_of, next_pause, report_of
+from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import MAX_REPORT_BYTES, SignedBatch, open_batch
@@ -170,7 +170,7 @@ async def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
         one = end(1)
         one.beat()
         dead = one.make("http://127.0.0.1:9")
-        monkeypatch.setattr("swarm_node.node.loops.coordinating.asyncio.sleep", soon)
+        monkeypatch.setattr("swarm_node.node.loops.peers.coordinating.asyncio.sleep", soon)
         one.node.directory.take_hints({"x": 0.5})
         task = asyncio.create_task(
             Supervisor(Counter(), {}, hand.clock()).repeat(

@@ -15,8 +15,8 @@ from in_memory import Sampler, World, small_settings, tiny
 from light_nodes import heartbeat
 
 from coordinator.server import Options, serve
-from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -79,7 +79,7 @@ def _outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
         async def _call(self, *given: Any, **named: Any) -> Any:
             return outside.run(super()._call(*given, **named))
 
-    monkeypatch.setattr("swarm_node.node.loops.coordinating.CoordinatorClient", Asking)
+    monkeypatch.setattr("swarm_node.node.loops.peers.coordinating.CoordinatorClient", Asking)
     try:
         yield outside
     finally:

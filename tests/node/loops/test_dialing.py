@@ -18,8 +18,8 @@ from swarm_keys import Swarm
 from virtual import virtual_time
 
 from swarm_node.clock import Clock
-from swarm_node.node.loops import dialing
-from swarm_node.node.loops.dialing import DialCheck, link_up, try_coordinator, try_peers
+from swarm_node.node.loops.peers import dialing
+from swarm_node.node.loops.peers.dialing import DialCheck, link_up, try_coordinator, try_peers
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import OF_OUTCOME, told_here
 from swarm_node.p2p.reach.attempts import DialAttempt

@@ -27,7 +27,8 @@ from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError, ModelError, SwarmNodeError
-from swarm_node.node.loops.dialogues import (
+from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.sampling.dialogues import (
     CHANGED,
     TOO_LONG,
     Opening,
@@ -36,8 +37,7 @@ from swarm_node.node.loops.dialogues import (
     check_groups,
     joined,
 )
-from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS
+from swarm_node.node.loops.sampling.rollout_maker import PAUSE_SECONDS
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import peers_wants
 from swarm_node.p2p.limits.gates import longest_turn
@@ -45,8 +45,8 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.groups import pack_group
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec, check_tokens
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.text.codec import Codec, check_tokens
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs

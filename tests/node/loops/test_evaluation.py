@@ -22,8 +22,8 @@ from swarm_node.environments.seeds import held_out_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.snapshot import EvalPoint, Saved
-from swarm_node.node.loops.evaluation import Evaluator, cost, pause, seen_tasks
 from swarm_node.node.loops.parts import Parts, Tally, Timing
+from swarm_node.node.loops.reporting.evaluation import Evaluator, cost, pause, seen_tasks
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.process import InlineTrainer
 from swarm_node.rollout import Completion, TaskRef

@@ -14,7 +14,7 @@ from trained_homes import TINY
 
 from swarm_node.errors import ModelError
 from swarm_node.node.loops.guests import MOST_ROWS, PLACES, SLICE, GuestAnswers, Guests
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.messages import wanted

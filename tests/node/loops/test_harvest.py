@@ -16,11 +16,11 @@ from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.judgement import Judgement
 from swarm_node.errors import ChildError
-from swarm_node.node.loops.harvest import Harvest, still_fresh
-from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.node.loops.rollout_maker import RolloutMaker
-from swarm_node.node.loops.tasks import FittingTasks
+from swarm_node.node.loops.sampling.harvest import Harvest, still_fresh
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
+from swarm_node.node.loops.sampling.tasks import FittingTasks
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer

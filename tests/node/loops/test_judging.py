@@ -12,8 +12,8 @@ from swarm_node.environments.drills import create
 from swarm_node.environments.host import InlineEnvironmentHost, Whose
 from swarm_node.environments.judgement import Judgement
 from swarm_node.errors import SlowTaskError
-from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Tally
+from swarm_node.node.loops.sampling.judging import Judging
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.rollout import TaskRef
 

@@ -18,8 +18,17 @@ from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import Judgement
-from swarm_node.node.loops.levels import BELOW, HIGH, LEAST, LOW, PROBE, WINDOW, Ladder, Levels
-from swarm_node.node.loops.levels import ladders as ladders_of
+from swarm_node.node.loops.sampling.levels import (
+    BELOW,
+    HIGH,
+    LEAST,
+    LOW,
+    PROBE,
+    WINDOW,
+    Ladder,
+    Levels,
+)
+from swarm_node.node.loops.sampling.levels import ladders as ladders_of
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
 

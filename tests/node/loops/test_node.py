@@ -27,7 +27,7 @@ from swarm_node.node.loops.parts import Parts
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.transports.memory import MemoryTransport
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, finished
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import InlineTrainer

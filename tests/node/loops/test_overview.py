@@ -13,7 +13,7 @@ from rich.console import Console
 from virtual import virtual_time
 
 from swarm_node.cli.views.live import Pages
-from swarm_node.node.loops.overview import name_of, take_report
+from swarm_node.node.loops.reporting.overview import name_of, take_report
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.members import Member, Members
 from swarm_node.p2p.reach.keeping import _Kept

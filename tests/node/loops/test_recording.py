@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from virtual import virtual_time
 
 from swarm_node.node.figures.snapshot import EvalPoint
-from swarm_node.node.loops.recording import Recorder
+from swarm_node.node.loops.reporting.recording import Recorder
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.peers.causes import Cause, advice, told_here
 

@@ -17,16 +17,16 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
 from swarm_node.errors import ModelError
 from swarm_node.node.figures.first_groups import Beginning
-from swarm_node.node.loops.evaluation import Evaluator
-from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally
-from swarm_node.node.loops.rollout_maker import RolloutMaker
-from swarm_node.node.loops.tasks import FittingTasks, SeededTasks
+from swarm_node.node.loops.reporting.evaluation import Evaluator
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
+from swarm_node.node.loops.sampling.tasks import FittingTasks, SeededTasks
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion, PolicyRef

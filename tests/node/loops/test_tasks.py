@@ -9,7 +9,7 @@ import pytest
 
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ConfigError
-from swarm_node.node.loops.tasks import SeededTasks, chosen_families
+from swarm_node.node.loops.sampling.tasks import SeededTasks, chosen_families
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
 

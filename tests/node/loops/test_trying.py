@@ -11,9 +11,16 @@ from virtual import virtual_time
 
 from swarm_node.environments.seeds import task_seed
 from swarm_node.node.figures.first_groups import Beginning
-from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Tally, at_sampler
-from swarm_node.node.loops.trying import ANSWERS, TASKS, Change, advice, changes, try_changes
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.trying import (
+    ANSWERS,
+    TASKS,
+    Change,
+    advice,
+    changes,
+    try_changes,
+)
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import TaskRef

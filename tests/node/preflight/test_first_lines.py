@@ -24,8 +24,8 @@ from swarm_node.node.preflight.facts import Card, Facts, gather
 from swarm_node.node.preflight.first_lines import Line, finding_line, start_lines, told_line
 from swarm_node.node.preflight.probe import Seen
 from swarm_node.node.start.screen import Screen
+from swarm_node.policy.models.by_transformers.config import TransformersModel
 from swarm_node.policy.models.hub import Download
-from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.planning.fit import GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild

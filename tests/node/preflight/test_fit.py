@@ -38,8 +38,8 @@ from swarm_node.policy.memory.footprint import (
 )
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
+from swarm_node.policy.models.by_transformers.config import TransformersModel
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.transformers_config import TransformersModel
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
 from swarm_node.policy.planning.demand import Lengths
 from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine

@@ -23,7 +23,7 @@ from swarm_node.environments.judgement import JudgedDialogues
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import Rejected
-from swarm_node.node.loops.dialogues import dialogues_fit
+from swarm_node.node.loops.sampling.dialogues import dialogues_fit
 from swarm_node.p2p.exchange.verify import (
     Dialogues,
     Expected,
@@ -39,7 +39,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.reasons import REASONS
 from swarm_node.p2p.wire.wire import Announcement
 from swarm_node.policy.experience.batch import TrainRow, build_batch
-from swarm_node.policy.models.codec import Codec, check_tokens
+from swarm_node.policy.models.text.codec import Codec, check_tokens
 from swarm_node.rollout import (
     Completion,
     EarlierTurn,

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swarm_node.policy.memory.footprint import TrainingMethod, _layer_bytes, adapter_count
-from swarm_node.policy.models.attention import Spans, _of_one_type, _repeated
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.decoder.attention import Spans, _of_one_type, _repeated
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import Adapter
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import repeats_heads
 

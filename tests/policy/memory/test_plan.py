@@ -54,10 +54,10 @@ from swarm_node.policy.memory.plan import (
     make_plan,
     unplanned_ways,
 )
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import Adapter
 from swarm_node.policy.models.hub import ALIASES
-from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import ON_CPU

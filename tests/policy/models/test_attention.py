@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from swarm_node.policy.models.attention import (
+from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.attention import (
     Attend,
     Masked,
     Spans,
@@ -21,7 +22,6 @@ from swarm_node.policy.models.attention import (
     causal,
     within,
 )
-from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import ALIASES
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape

@@ -15,9 +15,9 @@ import pytest
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.bounds import MAX_TEMPLATE_CHARS, check_template
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import read_json
 from swarm_node.policy.models.model import TINY, resolve
+from swarm_node.policy.models.text.codec import Codec
 
 MOST_BYTES = 300 << 20
 #: Of its own processor time; a busy machine takes longer.

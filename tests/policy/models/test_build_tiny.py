@@ -36,9 +36,9 @@ from swarm_node.policy.models.build_tiny import (
     spoilt,
     tiny_config,
 )
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.policy.models.text.codec import Codec
 
 PHRASES = ["What is the sum of ", " and ", "? Answer with a number.", "é"]
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.cache import KeyValueMemory
-from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
+from swarm_node.policy.models.decoder.cache import KeyValueMemory
+from swarm_node.policy.models.decoder.causal_lm import CausalLM, ModelConfig
+from swarm_node.policy.models.decoder.rope import RopeScaling
 from swarm_node.policy.models.families import FAMILIES
-from swarm_node.policy.models.rope import RopeScaling
 
 TOLERANCE = 1e-5
 LLAMA3 = {

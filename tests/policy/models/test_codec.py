@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.codec import Codec, check_tokens, load_tokenizer
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec, check_tokens, load_tokenizer
 from swarm_node.rollout import Finish
 
 TINY = resolve("tiny")

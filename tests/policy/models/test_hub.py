@@ -66,9 +66,9 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
 def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     import torch
 
-    from swarm_node.policy.models.causal_lm import CausalLM
-    from swarm_node.policy.models.codec import Codec
+    from swarm_node.policy.models.decoder.causal_lm import CausalLM
     from swarm_node.policy.models.model import policy_digests
+    from swarm_node.policy.models.text.codec import Codec
 
     first = resolve(REPO, tmp_path / "cache", hub.address)
     assert first.returncode == 0, first.stderr

@@ -18,8 +18,8 @@ from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.node.start.derive import resumed
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.objective.packing import micro_batches

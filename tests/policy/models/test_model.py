@@ -14,9 +14,9 @@ from safetensors import safe_open
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count, footprint
 from swarm_node.policy.memory.free import available_memory, needed_memory
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.policy.models.text.codec import Codec
 
 TINY = resolve("tiny")
 

@@ -20,10 +20,10 @@ from builders import train_rows, trainer_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count, footprint
-from swarm_node.policy.models.causal_lm import MATRICES, CausalLM
-from swarm_node.policy.models.lora import Adapter, PublishedAdapter
+from swarm_node.policy.models.decoder.causal_lm import MATRICES, CausalLM
+from swarm_node.policy.models.decoder.lora import Adapter, PublishedAdapter
+from swarm_node.policy.models.decoder.nf4 import FourBit
 from swarm_node.policy.models.model import policy_digests, resolve
-from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.placement import ON_CPU, Placement, has_bitsandbytes
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -360,9 +360,10 @@ def get_kernel(*_, **__):
     ("line", "printed"),
     [
         ("import bitsandbytes", "fetched\n"),
-        ("from swarm_node.policy.models.nf4 import *; bitsandbytes('', '')", ""),
+        ("from swarm_node.policy.models.decoder.nf4 import *; bitsandbytes('', '')", ""),
         (
-            "from swarm_node.policy.models.lora import *; lora_config(1, [], None, inference=True)",
+            "from swarm_node.policy.models.decoder.lora import *\n"
+            "lora_config(1, [], None, inference=True)",
             "",
         ),
     ],

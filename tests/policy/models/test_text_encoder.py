@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.text_encoder import TextEncoder
+from swarm_node.policy.models.text.codec import Codec, load_tokenizer
+from swarm_node.policy.models.text.text_encoder import TextEncoder
 
 TINY = resolve("tiny")
 #: Merely added tokens with every flag that changes how a tokenizer finds them.

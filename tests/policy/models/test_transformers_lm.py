@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models import transformers_config
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.by_transformers import config as transformers_config
+from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+from swarm_node.policy.models.by_transformers.lora import PublishedTransformersAdapter
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import policy_digests, resolve
-from swarm_node.policy.models.transformers_lm import TransformersLM
-from swarm_node.policy.models.transformers_lora import PublishedTransformersAdapter
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.checkpoints.checkpoint import read

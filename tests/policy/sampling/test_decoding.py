@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from swarm_node.policy.memory.footprint import WINDOWS, bucket_sizes
-from swarm_node.policy.models.cache import KeyValueMemory
-from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.cache import KeyValueMemory
+from swarm_node.policy.models.decoder.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.models.families import FAMILIES
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling import decoding
 from swarm_node.policy.sampling.decoding import CacheShape, batch_size, bucket, window_of
 from swarm_node.policy.sampling.sampler import SampleRequest

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from surrounded import surrounded
 
 from swarm_node.errors import EngineError, ModelError
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
-from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.lora import Adapter
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.sampling.decoding import CacheShape, Decoder, run_size
 from swarm_node.policy.sampling.generating import (
     IdlePlaces,

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.cache import KeyValueCache
-from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.cache import KeyValueCache
+from swarm_node.policy.models.decoder.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.generating import draw, nucleus
 from swarm_node.policy.sampling.sampler import (
@@ -412,9 +412,9 @@ def test_a_model_that_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
 LIMITED = """
 import asyncio, json, resource, sys
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM, ModelConfig
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 

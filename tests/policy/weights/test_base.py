@@ -18,9 +18,9 @@ from builders import train_rows, trainer_settings
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -184,7 +184,7 @@ import sys
 from pathlib import Path
 import torch
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.weights.base import map_base
 own = CausalLM.from_directory(resolve("tiny"), torch.bfloat16)
 model, _ = map_base(Path(sys.argv[1]), own.config)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.weights.canary import (
     LENGTH,
     TEXT,

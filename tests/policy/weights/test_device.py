@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -65,7 +65,7 @@ import sys, torch
 from safetensors import safe_open
 from swarm_node.policy.weights.device import read_device
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 state = CausalLM.from_directory(resolve("tiny")).hf_state()
 with safe_open(sys.argv[1], "pt") as file:
     found = {name: tensor.cpu() for name, tensor in read_device(file.metadata())}
@@ -99,7 +99,7 @@ WRITER = """
 import subprocess, sys, torch
 from pathlib import Path
 from test_device import ON_GPU, READER, TINY
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.weights.device import DeviceBuffers
 from swarm_node.policy.weights.store import WeightStore
 before = [torch.ones(size << 20, device="cuda") for size in (1, 8, 64)]

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from swarm_node.durable import open_regular
 from swarm_node.errors import ModelError, reason_of
 from swarm_node.policy.models.bounds import MAX_LAYERS
+from swarm_node.policy.models.decoder.rope import RopeScaling
 from swarm_node.policy.models.families import FAMILIES
 from swarm_node.policy.models.gguf.header import Header, StoredTensor
-from swarm_node.policy.models.rope import RopeScaling
 
 #: Families by `general.architecture`, which is also the model_type, and whether llama.cpp permutes
 #: their queries and keys: it rotates neighbours and transformers halves. Mistral's files say

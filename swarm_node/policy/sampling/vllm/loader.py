@@ -21,8 +21,8 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.names import hf_parts
 from swarm_node.policy.models.tensors import without_memory
 from swarm_node.policy.sampling.vllm.engine import LOAD_FORMAT

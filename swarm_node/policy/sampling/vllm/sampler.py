@@ -29,9 +29,9 @@ import structlog
 from msgspec.structs import asdict
 
 from swarm_node.errors import ChildError, EngineError, ModelError
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import (
     Progress,
     Row,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swarm_node.policy.models.config import ModelConfig, weight_files
-from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.weights.device import is_on_device, read_device
 
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import CheckpointError, ModelError, words_of
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig, read_json
 from swarm_node.policy.models.hub import HubModel
 from swarm_node.policy.models.loading import TrainedAdapter, load_model, make_adapter
 from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 

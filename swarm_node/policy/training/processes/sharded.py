@@ -33,7 +33,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.models.causal_lm import CausalLM, ModelConfig, hf_parts, stored_weights
+from swarm_node.policy.models.decoder.causal_lm import (
+    CausalLM,
+    ModelConfig,
+    hf_parts,
+    stored_weights,
+)
 from swarm_node.policy.models.loading import PolicyModel
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.processes.launching import Rendezvous

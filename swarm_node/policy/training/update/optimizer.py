@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from swarm_node.policy.models.nf4 import bitsandbytes
+from swarm_node.policy.models.decoder.nf4 import bitsandbytes
 from swarm_node.policy.placement import OptimizerName
 from swarm_node.policy.training.update.moments import in_eight_bits, in_float32
 

@@ -29,9 +29,9 @@ from gguf_files import (
 )
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.rope import RopeScaling
 from swarm_node.policy.models.gguf.directory import (
     _VERSION,
     Dequantising,
@@ -40,7 +40,7 @@ from swarm_node.policy.models.gguf.directory import (
     gguf_model,
 )
 from swarm_node.policy.models.model import Model, Told, local, resolve
-from swarm_node.policy.models.rope import RopeScaling
+from swarm_node.policy.models.text.codec import Codec
 
 TOLERANCE = 1e-4
 

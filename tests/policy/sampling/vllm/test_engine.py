@@ -17,9 +17,9 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.start.derive import engine_plan as derived_engine_plan
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.memory.plan import Job, make_plan
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.planning.fit import Fit, Machine
 from swarm_node.policy.sampling.vllm.engine import (

@@ -11,8 +11,8 @@ import torch
 from builders import write_model
 from safetensors.torch import save_file
 
-from swarm_node.policy.models.causal_lm import CausalLM
 from swarm_node.policy.models.config import ModelConfig, read_json
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.vllm.view import (
     HeadPadding,

@@ -17,9 +17,9 @@ from trained_homes import TINY, trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.policy.models.causal_lm import CausalLM
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.families import FAMILIES
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.training.processes.worker import TrainerHost
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import group_tokens
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.objective.packing import (
     MOST_SHARED_TOKENS,

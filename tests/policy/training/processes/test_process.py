@@ -19,7 +19,7 @@ from trainers import closing
 
 from swarm_node.errors import CheckpointError, ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, build_batch
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer

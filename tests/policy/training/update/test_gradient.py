@@ -12,7 +12,7 @@ import pytest
 import torch
 from builders import ROOT, train_rows, trainer_settings, update_with_gradient, write_model
 
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.update.ranks import Alone
 from swarm_node.policy.training.update.trainer import TrainerCore

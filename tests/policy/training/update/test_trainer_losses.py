@@ -15,8 +15,8 @@ from swarm_node.config import load_settings
 from swarm_node.node.start import derive
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.build_tiny import EOS, build_tokenizer
-from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.training.objective.logprobs import (
     ReferencePolicy,
     completion_logprobs,

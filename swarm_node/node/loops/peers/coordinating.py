@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from swarm_node.errors import CoordinatorError, Rejected
 from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
-from swarm_node.node.loops.coordinator_client import CoordinatorClient
 from swarm_node.node.loops.parts import Tally
+from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import (
     MAX_REASONS,

@@ -19,15 +19,15 @@ from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError
-from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.rollout_maker import PAUSE_SECONDS, Deliver, FirstReport, tell
-from swarm_node.node.loops.tasks import FittingTasks
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.rollout_maker import PAUSE_SECONDS, Deliver, FirstReport, tell
+from swarm_node.node.loops.sampling.tasks import FittingTasks
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.gates import longest_turn
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import (
     Completion,

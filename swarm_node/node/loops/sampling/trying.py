@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from swarm_node.node.figures.first_groups import Beginning
-from swarm_node.node.loops.judging import Judging
-from swarm_node.policy.models.codec import Codec
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import TaskRef
 

@@ -16,7 +16,7 @@ import typer
 
 from swarm_node.cli.home import chosen_home
 from swarm_node.cli.options import HomeOption
-from swarm_node.cli.verbs.trackers import TRACKERS, TrackerName
+from swarm_node.cli.verbs.tracking.trackers import TRACKERS, TrackerName
 from swarm_node.errors import HomeError, extra_of
 
 _POLL_SECONDS: Final = 5.0
@@ -39,7 +39,7 @@ def track(
     is not passed on again. The package comes with `pip install '.[tensorboard]'` in a checkout, or
     `[wandb]`, `[trackio]`.
     """
-    from swarm_node.cli.verbs.passing import Passing, run_name
+    from swarm_node.cli.verbs.membership.passing import Passing, run_name
 
     place = chosen_home(home)
     try:

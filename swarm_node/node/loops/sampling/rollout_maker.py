@@ -17,11 +17,11 @@ from swarm_node.config import Sampling
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.first_groups import Beginning, FirstGroups
-from swarm_node.node.loops.harvest import Harvest, PendingGroup
-from swarm_node.node.loops.judging import Judging
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.tasks import FittingTasks
-from swarm_node.node.loops.trying import TASKS, Change, advice, try_changes
+from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.tasks import FittingTasks
+from swarm_node.node.loops.sampling.trying import TASKS, Change, advice, try_changes
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest

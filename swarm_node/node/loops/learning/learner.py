@@ -19,9 +19,9 @@ from swarm_node.node.figures.history import UpdateRow
 from swarm_node.node.figures.snapshot import Saved, saved_in
 from swarm_node.node.figures.style import Style
 from swarm_node.node.figures.taught import Taught
-from swarm_node.node.loops.consequences import kept, recall
-from swarm_node.node.loops.mixing import Mixer
+from swarm_node.node.loops.learning.mixing import Mixer
 from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.node.loops.peers.consequences import kept, recall
 from swarm_node.p2p.peers.liveness import CHILD
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
+from swarm_node.policy.models.decoder.nf4 import without_kernels
 from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.nf4 import without_kernels
 from swarm_node.policy.models.tensors import on_host
 
 #: The projections of every layer, by the fused product that computes them.

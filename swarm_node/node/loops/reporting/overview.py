@@ -27,8 +27,8 @@ from swarm_node.node.figures.snapshot import (
     WorkRow,
 )
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.loops.consequences import former_rows, peer_rows
 from swarm_node.node.loops.parts import Parts, Shared, progress_of
+from swarm_node.node.loops.peers.consequences import former_rows, peer_rows
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.reach.transport import ReachingTransport

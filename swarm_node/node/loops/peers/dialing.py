@@ -13,7 +13,7 @@ from aiohttp import ClientConnectorDNSError, ClientResponseError, ClientSSLError
 
 from swarm_node.errors import CoordinatorError, reason_of
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
-from swarm_node.node.loops.coordinator_client import CoordinatorClient
+from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.membership.local import Local

@@ -20,10 +20,10 @@ from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.snapshot import EvalPoint
-from swarm_node.node.loops.dialogues import Opening, Player
-from swarm_node.node.loops.levels import Levels
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
-from swarm_node.policy.models.codec import Codec
+from swarm_node.node.loops.sampling.dialogues import Opening, Player
+from swarm_node.node.loops.sampling.levels import Levels
+from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import TaskRef
 

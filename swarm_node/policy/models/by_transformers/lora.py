@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.lora import (
+from swarm_node.policy.models.by_transformers.config import linear_layers
+from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+from swarm_node.policy.models.decoder.lora import (
     ADAPTER,
     PREFIX,
     check_fits,
@@ -21,9 +22,8 @@ from swarm_node.policy.models.lora import (
     lora_config,
     write_adapter,
 )
+from swarm_node.policy.models.hub import HubModel
 from swarm_node.policy.models.tensors import on_host
-from swarm_node.policy.models.transformers_config import linear_layers
-from swarm_node.policy.models.transformers_lm import TransformersLM
 
 
 class TransformersAdapter:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from swarm_node.errors import ModelError, Rejected, words_of
 from swarm_node.policy.models.config import ModelConfig, read_json
-from swarm_node.policy.models.text_encoder import TextEncoder
+from swarm_node.policy.models.text.text_encoder import TextEncoder
 from swarm_node.rollout import Completion, Finish, RolloutGroup
 
 #: The prompt of a question for a model without a chat template, such as a base model.

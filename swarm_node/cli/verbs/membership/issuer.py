@@ -13,7 +13,7 @@ import typer
 
 from swarm_node.cli.home import chosen_home
 from swarm_node.cli.options import HomeOption
-from swarm_node.cli.verbs.members import MEMBER_DAYS, quoted, write_secret
+from swarm_node.cli.verbs.membership.members import MEMBER_DAYS, quoted, write_secret
 from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 _LONGEST = 730 * DAY

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
-from swarm_node.policy.models.attention import Attend, causal, within
-from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import ModelConfig, weight_files
+from swarm_node.policy.models.decoder.attention import Attend, causal, within
+from swarm_node.policy.models.decoder.cache import KeyValueCache
+from swarm_node.policy.models.decoder.nf4 import FourBit
 from swarm_node.policy.models.names import hf_parts
-from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.models.tensors import (
     check_finite,
     check_weights,

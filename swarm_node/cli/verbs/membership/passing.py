@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from swarm_node.cli.home import ask
-from swarm_node.cli.verbs.trackers import AnswerRow, Lineage, RunName, Tracker
+from swarm_node.cli.verbs.tracking.trackers import AnswerRow, Lineage, RunName, Tracker
 from swarm_node.durable import replace_private
 from swarm_node.errors import CheckpointError, Rejected, SwarmNodeError
 from swarm_node.node.figures.history import HistoryRow, MetricsFile

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.causal_lm import stored_weights
+from swarm_node.policy.models.by_transformers.config import make_config
 from swarm_node.policy.models.config import ModelConfig
+from swarm_node.policy.models.decoder.causal_lm import stored_weights
 from swarm_node.policy.models.tensors import check_finite, check_weights, on_host
-from swarm_node.policy.models.transformers_config import make_config
 
 _Made = TypeVar("_Made")
 

@@ -1,0 +1,1 @@
+"""The node's figures in trackers."""

@@ -1,0 +1,1 @@
+"""What a node measures and tells of itself."""

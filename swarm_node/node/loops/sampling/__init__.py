@@ -1,0 +1,1 @@
+"""Own groups: which tasks, their answers, and how these are judged."""

@@ -1,0 +1,1 @@
+"""Models of families without a decoder here, computed by transformers' own code."""

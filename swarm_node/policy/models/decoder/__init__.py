@@ -1,0 +1,1 @@
+"""The node's own decoder: layers, cache, rotary positions, adapters, a base of four bits."""

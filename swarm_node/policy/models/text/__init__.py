@@ -1,0 +1,1 @@
+"""Between texts and tokens."""
