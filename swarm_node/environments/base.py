@@ -89,11 +89,11 @@ def check_ref(environment: TaskMaker, ref: TaskRef) -> None:
     """
     if (ref.environment, ref.version) != (environment.name, environment.version):
         same = ref.environment == environment.name
-        older = release_needed(ref.version) if same else ""
+        needed = release_needed(ref.version) if same else ""
         remedy = "give all nodes the same files, packages and options of the environment"
         raise UnknownTaskError(
             f"the task is for {ref.environment} {ref.version}, this node has {environment.name} "
-            f"{environment.version}: {older or remedy}"
+            f"{environment.version}: {needed or remedy}"
         )
     if ref.family not in environment.families:
         raise UnknownTaskError(
