@@ -170,6 +170,7 @@ def example(kind: type[msgspec.Struct]) -> bytes:
 def _example(kind: Any, numbers: Iterator[int]) -> Any:
     """Plain values of a type; numbers ascend."""
     inspect = msgspec.inspect
+    kind = getattr(kind, "type", kind)  # within a figure's annotation
     match kind:
         case inspect.StructType():
             values = {each.encode_name: _example(each.type, numbers) for each in kind.fields}
