@@ -8,7 +8,6 @@ docs/research/flood.md was written before the first run and says what counts.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,12 @@ from research.frontier_raw import (
     all_raw,
     claimed,
     commit_of,
-    find_raw,
+    make_run,
     packed,
-    plan_digest,
-    raw_of,
-    write_raw,
 )
 from research.scenario import StudyScenario
 from research.skeleton import results_table
-from research.swarm import simulate
 from swarm_node.simulation.run import quiet, simulation_settings
-from swarm_node.simulation.swarm import describe
 
 HONEST = 3
 MISSING = "missing"
@@ -111,14 +105,7 @@ class Flood:
             fresh_tasks=True,
             eval_nodes=HONEST,
         )
-        settings = simulation_settings(key.seed, {})
-        plan = plan_digest(describe(scenario, settings))
-        kept = find_raw(self.raw, key)
-        if kept is not None and kept.plan == plan:
-            return
-        began = time.monotonic()
-        write_raw(raw_of(key, simulate(scenario, settings), plan, commit), self.raw)
-        print(f"made {key.file} in {time.monotonic() - began:.0f} s", flush=True)
+        make_run(self.raw, key, scenario, simulation_settings(key.seed, {}), commit)
 
 
 def _figures(chosen: list[Raw], alone: list[Raw]) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,17 +42,12 @@ from research.frontier_raw import (
     all_raw,
     claimed,
     commit_of,
-    find_raw,
+    make_run,
     packed,
-    plan_digest,
-    raw_of,
-    write_raw,
 )
-from research.swarm import simulate
 from swarm_node.errors import ConfigError, SwarmNodeError
 from swarm_node.process import die_with_parent
 from swarm_node.simulation.run import quiet, simulation_settings
-from swarm_node.simulation.swarm import describe
 
 STAGES = ("pilot", "final")
 _SEEDS = {"pilot": "frontier-pilot", "final": "frontier"}
@@ -188,10 +182,4 @@ class Frontier:
         scenario = scenario_of(rival, ground, place.nodes, place.seed, self.rounds, models, answers)
         flags = settings_of(rival, ground, place.nodes, answers)
         settings = simulation_settings(place.seed, flags)
-        plan = plan_digest(describe(scenario, settings))
-        kept = find_raw(self.raw, place)
-        if kept is not None and kept.plan == plan:
-            return
-        began = time.monotonic()
-        write_raw(raw_of(place, simulate(scenario, settings), plan, commit), self.raw)
-        print(f"made {place.file} in {time.monotonic() - began:.0f} s", flush=True)
+        make_run(self.raw, place, scenario, settings, commit)

@@ -12,6 +12,7 @@ import hashlib
 import lzma
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,9 +22,12 @@ from typing import Any
 
 import msgspec
 
-from research.swarm import attack_figures
+from research.scenario import StudyScenario
+from research.swarm import attack_figures, simulate
+from swarm_node.config import Settings
 from swarm_node.errors import SwarmNodeError, reason_of, words_of
 from swarm_node.simulation.report import SimulationReport
+from swarm_node.simulation.swarm import describe
 
 ARCHIVE = "runs.jsonl.xz"
 #: How the names of runs' own files end.
@@ -153,6 +157,23 @@ def plan_digest(description: dict[str, Any]) -> str:
 def find_raw(directory: Path, place: RunKey) -> Raw | None:
     """The run that a file of its own has; None when there is none or the file is not whole."""
     return _read(directory / place.file)
+
+
+def make_run(
+    directory: Path, place: RunKey, scenario: StudyScenario, settings: Settings, commit: str
+) -> None:
+    """Make a run and write its file, unless it has one that was made by the same plan.
+
+    Raises:
+        SwarmNodeError: it cannot run, or its file cannot be written.
+    """
+    plan = plan_digest(describe(scenario, settings))
+    kept = find_raw(directory, place)
+    if kept is not None and kept.plan == plan:
+        return
+    began = time.monotonic()
+    write_raw(raw_of(place, simulate(scenario, settings), plan, commit), directory)
+    print(f"made {place.file} in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def packed(directory: Path) -> dict[str, Raw]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -327,13 +327,8 @@ def differing(before: Settings, after: Settings) -> list[str]:
 
 def with_values(settings: Settings, other: Settings, keys: Iterable[str]) -> Settings:
     """`settings` with the values that `other` has for `keys`."""
-    return with_keys(settings, {key: value_of(other, key) for key in keys})
-
-
-def with_keys(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """`settings` with these values by dotted key, which are taken as they are."""
-    for key, value in values.items():
-        table, _, inner = key.partition(".")
+    for key in keys:
+        value, (table, _, inner) = value_of(other, key), key.partition(".")
         if inner:
             value = getattr(settings, table).model_copy(update={inner: value})
         settings = settings.model_copy(update={table: value})
