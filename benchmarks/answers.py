@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
 
-from swarm_node.environments.answers import last_tagged
+from swarm_node.environments.answers.final import last_tagged
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.jsonl import create
 from swarm_node.environments.mathematics.limit import quieten, within_time

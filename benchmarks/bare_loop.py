@@ -43,7 +43,8 @@ from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.update.trainer import TrainerCore, UpdateStats
+from swarm_node.policy.training.update.stats import UpdateStats
+from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.policy.weights.base import make_base
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 

@@ -40,7 +40,7 @@ from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
-from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.rollout import Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 

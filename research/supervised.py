@@ -17,8 +17,8 @@ import numpy as np
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.build_tiny import CorpusItem
 from swarm_node.policy.models.text.codec import Codec
+from swarm_node.policy.training.processes.messages import UpdateResult
 from swarm_node.policy.training.processes.process import Trainer
-from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import Provenance
 
 #: Right answers per update: as many as a batch of eight groups of eight has answers.

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from swarm_node.policy.training.update.settings import TrainerSettings
-    from swarm_node.policy.training.update.trainer import TrainerCore, UpdateStats
+    from swarm_node.policy.training.update.stats import UpdateStats
+    from swarm_node.policy.training.update.trainer import TrainerCore
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]

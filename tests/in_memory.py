@@ -22,7 +22,7 @@ from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.groups import MAX_TEXT_BYTES
 from swarm_node.policy.models.text.codec import Codec, load_tokenizer
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.rollout import Completion
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.paced import PacedSampler

@@ -63,8 +63,8 @@ BEGIN_TASKS = {"node/loops/node.py", "process/child.py", "process/server.py"}
 #: What builds a node, real or simulated, and what shows settings. Components get values.
 TAKES_ALL_SETTINGS = {
     "defaults.py",
-    *("admission.py", "assembly.py", "build.py", "derive.py", "join.py", "node.py"),
-    *("doctor.py", "first_lines.py", "machine.py", "plan.py", "run.py", "swarm.py"),
+    *("admission.py", "assembly.py", "build.py", "build_member.py", "derive.py", "join.py"),
+    *("doctor.py", "first_lines.py", "machine.py", "node.py", "plan.py", "run.py", "swarm.py"),
 }
 #: What the house may hold at most: what it held when the bounds were set.
 BUDGET = {

@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
 from swarm_node.environments import graded
-from swarm_node.environments.answers import final_answer, number_of, only_answer, score_exact
+from swarm_node.environments.answers.final import (
+    final_answer,
+    number_of,
+    only_answer,
+    same_words,
+)
 from swarm_node.environments.asked import written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.draws import Draws, Exercise
@@ -304,7 +309,7 @@ class _Drills:
         answer = only_answer(text) if self._strict else final_answer(text).text
         if self._graded and not self._strict:
             answer = number_of(final_answer(text))
-        return 0.0 if answer is None else score_exact(answer, self.answer(task), ())
+        return 0.0 if answer is None else float(same_words(answer, self.answer(task)))
 
     def question(self, task: Task) -> str:
         """The text that decides on which side of the split the task is."""

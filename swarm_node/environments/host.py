@@ -34,13 +34,13 @@ from swarm_node.environments.judging.judge import (
     replay_dialogue,
     score_text,
 )
+from swarm_node.environments.judging.messages import Sandbox
 from swarm_node.environments.judging.processes import (
     EnvironmentProcess,
     JudgeLostError,
     JudgeProcess,
 )
 from swarm_node.environments.judging.right_answers import OWN_TRIES, answers_scored
-from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.splitting import Asking, SplitEnvironment
 from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError

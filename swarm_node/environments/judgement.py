@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.judging.judge import ReplayedLine, TextVerdict, Transcript
 
 MAX_TEXTS = 64

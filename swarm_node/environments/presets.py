@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
-from swarm_node.environments import drills, games
+from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.processes import START_SECONDS, variables
-from swarm_node.environments.reasoning_gym import environment as reasoning_gym
 from swarm_node.environments.registry import (
+    HUB,
     available,
     create_environment,
     factory_taking,
     unknown_name,
 )
-from swarm_node.environments.rows import HUB
 from swarm_node.environments.split import described
 from swarm_node.environments.splitting import Asking
 from swarm_node.errors import ConfigError, instead, words_of
@@ -40,24 +40,21 @@ try:
 except ConfigError as error:
     sys.exit(str(error))
 """
-#: Most turns of the environments that ship and need no other package. Others are asked.
-_TURNS: Mapping[str, int] = {"drills": 1, "jsonl": 1, "games": games.TURNS}
+#: The environments that ship and need no other package. Others are asked.
+_SHIPPED = frozenset({"drills", "jsonl", "games"})
 #: Of these, lists of questions with right answers.
 _LISTS = frozenset({"jsonl"})
+#: Modules of those that have presets. A node imports only the one that it is asked about.
+_WITH_PRESETS: Mapping[str, str] = {
+    "drills": "swarm_node.environments.drills",
+    "reasoning_gym": "swarm_node.environments.reasoning_gym.environment",
+}
 
-_VERSIONS: Mapping[str, Callable[[], Mapping[str, str]]] = {
-    "drills": drills.preset_versions,
-    "reasoning_gym": reasoning_gym.preset_versions,
-}
-_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "drills": drills.PRESETS,
-    "reasoning_gym": reasoning_gym.PRESETS,
-}
-#: The preset that each takes without one.
-_DEFAULTS: Mapping[str, str] = {
-    name: signature(create).parameters["preset"].default
-    for name, create in (("drills", drills.create), ("reasoning_gym", reasoning_gym.create))
-}
+
+class _Module(Protocol):
+    PRESETS: Mapping[str, Mapping[str, Any]]
+    create: Callable[..., Environment]
+    preset_versions: Callable[[], Mapping[str, str]]
 
 
 class Tried(NamedTuple):
@@ -78,8 +75,16 @@ def environment_name(name: str, version: str) -> str:
     release says so."""
     own, space, release = described(version).partition(" ")
     made, *asked = own.split("+")  # of a system prompt and examples
-    known = "+".join([_VERSIONS[name]().get(made, made), *asked]) if name in _VERSIONS else own
-    return f"{name} {known}{space}{release}"
+    module = _with_presets(name)
+    if module is not None:
+        own = "+".join([module.preset_versions().get(made, made), *asked])
+    return f"{name} {own}{space}{release}"
+
+
+def _with_presets(name: str) -> _Module | None:
+    if name not in _WITH_PRESETS:
+        return None
+    return cast(_Module, importlib.import_module(_WITH_PRESETS[name]))
 
 
 def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False) -> Tried:
@@ -93,8 +98,8 @@ def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False
     """
     if (":" not in name and name not in available()) or name.startswith(HUB):
         raise unknown_name(name)
-    if (name in _LISTS and not asks) or (name in _TURNS and not options):
-        return Tried(name, _TURNS[name], name in _LISTS)
+    if (name in _LISTS and not asks) or (name in _SHIPPED and not options):
+        return Tried(name, _turns(name), name in _LISTS)
     command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
     try:
         done = bounded_run(command, START_SECONDS, variables())
@@ -115,11 +120,19 @@ def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False
     return Tried(name, int(told[1]), told[2] == b"lists", int(longest[1]) if longest else 0)
 
 
+def _turns(shipped: str) -> int:
+    if shipped != "games":
+        return 1
+    from swarm_node.environments.games import TURNS
+
+    return TURNS
+
+
 def prompt_bytes(tried: Tried, options: Mapping[str, Any]) -> int:
     """Return the UTF-8 bytes of the longest of some prompts of an environment that was `tried`, 0
     if nobody knows. Generators that ship are asked here; `options` are those of the start, in which
     the model may have chosen a preset."""
-    if tried.prompt_bytes or tried.name not in _TURNS or tried.name in _LISTS:
+    if tried.prompt_bytes or tried.name not in _SHIPPED or tried.name in _LISTS:
         return tried.prompt_bytes
     return create_environment(tried.name, options).longest_prompt()
 
@@ -132,20 +145,24 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
         ConfigError: the message names what there is.
     """
     Asking.of(options)
-    if name in _TURNS:  # others are asked
+    if name in _SHIPPED:
         factory_taking(name, options)
     if name == "games":
-        _check_families(name, families, games.FAMILIES)
-    presets, preset = _PRESETS.get(name, {}), options.get("preset")
-    if not presets or not isinstance(preset, str | None):
+        from swarm_node.environments.games import FAMILIES
+
+        _check_families(name, families, FAMILIES)
+    module, preset = _with_presets(name), options.get("preset")
+    if module is None or not isinstance(preset, str | None):
         return
+    presets = module.PRESETS
     if preset is not None and preset not in presets:
         raise ConfigError(
             f"environment.options.preset: unknown {preset!r}{instead(preset, presets)}"
         )
     if {"families", "datasets"} & options.keys():
         return
-    preset = _DEFAULTS[name] if preset is None else preset
+    if preset is None:
+        preset = signature(module.create).parameters["preset"].default
     _check_families(preset, families, presets[preset])
 
 
@@ -160,4 +177,5 @@ def _check_families(where: str, families: Sequence[str], known: Collection[str])
 
 def has_preset(name: str, preset: str) -> bool:
     """True if the environment `name` ships a preset of that name."""
-    return preset in _PRESETS.get(name, {})
+    module = _with_presets(name)
+    return module is not None and preset in module.PRESETS

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from swarm_node.environments.rows import HUB
 from swarm_node.environments.splitting import Asking, SplitEnvironment
 from swarm_node.errors import ConfigError, instead
 
 GROUP = "swarm_node.environments"
+#: What the name of a data set of a model hub begins with.
+HUB: Final = "hub:"
 
 
 def available() -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from swarm_node.durable import open_regular
 from swarm_node.environments.base import split_held_out
 from swarm_node.environments.formats import plain, refused_kind
+from swarm_node.environments.registry import HUB
 from swarm_node.environments.split import canonical
 from swarm_node.errors import ConfigError, reason_of
 from swarm_node.rollout import TaskRef
@@ -27,8 +28,6 @@ from swarm_node.rollout import TaskRef
 MAX_FILE_BYTES = 256 << 20
 MAX_ROWS = 1_000_000
 _FAMILY = re.compile(r"[A-Za-z0-9 _.:+@=,-]{1,64}", re.ASCII)
-#: The beginning of a path that names a data set of a hub, and no file.
-HUB: Final = "hub:"
 #: Zeros that stand before or after the other digits of a number where people still write them out.
 _MOST_ZEROS: Final = 30
 #: Digits of a number, and powers of ten: more are a mistake, and slow to compute with.

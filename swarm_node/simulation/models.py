@@ -13,7 +13,7 @@ from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings
 from swarm_node.rollout import PolicyRef
 

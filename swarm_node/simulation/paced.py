@@ -18,8 +18,8 @@ from typing import Any
 from swarm_node.errors import ConfigError
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
+from swarm_node.policy.training.processes.messages import UpdateResult
 from swarm_node.policy.training.processes.process import Trainer
-from swarm_node.policy.training.processes.worker import UpdateResult
 from swarm_node.rollout import Completion
 
 

@@ -10,10 +10,8 @@ from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.environments.answers import (
-    MAX_JUDGED_CHARS,
-    final_answer,
-    only_answer,
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, final_answer, only_answer
+from swarm_node.environments.answers.scoring import (
     score_choice,
     score_exact,
     score_math,

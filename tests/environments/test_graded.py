@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.draws import Draws
 from swarm_node.environments.drills import create
 from swarm_node.environments.graded import FAMILIES, GRADED

@@ -15,7 +15,7 @@ import pytest
 from builders import ROOT
 from lasting import LastingHost, lasting_host, started
 
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.host import (
     WARY_BATCHES,
     EnvironmentHost,

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from swarm_node.environments.letters import letter_of
+from swarm_node.environments.answers.letters import letter_of
 
 CITIES: Final = ("Lyon", "Paris", "Nice", "Rome")
 RIGHT: Final = [

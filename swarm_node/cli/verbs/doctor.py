@@ -203,7 +203,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
 def _of_gguf(name: str) -> Iterator[Finding]:
     """Report that a model's weights are quantised ones."""
     from swarm_node.node.preflight.doctor import Finding
-    from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
+    from swarm_node.policy.models.gguf.directory import gguf_model
+    from swarm_node.policy.models.gguf.file import is_gguf
 
     if is_gguf(name):
         yield Finding("model", "ok", str(gguf_model(Path(name).expanduser())[1]))
@@ -251,7 +252,7 @@ def find_network(settings: Settings) -> list[Finding]:
     """
     from swarm_node.node.control.control import ControlClient
     from swarm_node.node.home.home import Home
-    from swarm_node.node.loops.peers.dialing import try_coordinator
+    from swarm_node.node.loops.peers.coordinating import try_coordinator
     from swarm_node.node.preflight.network import (
         judge_addresses,
         judge_network,

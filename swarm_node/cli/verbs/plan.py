@@ -66,7 +66,8 @@ def plan(
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import demand_of, for_model
-    from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
+    from swarm_node.policy.models.gguf.directory import gguf_model
+    from swarm_node.policy.models.gguf.file import is_gguf
     from swarm_node.policy.planning.demand import Lengths
     from swarm_node.policy.planning.fit import decide
 
@@ -110,7 +111,8 @@ def shape_of(name: str) -> ModelConfig:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
     from swarm_node.policy.models.by_transformers.config import examined
-    from swarm_node.policy.models.gguf.directory import gguf_model, is_gguf
+    from swarm_node.policy.models.gguf.directory import gguf_model
+    from swarm_node.policy.models.gguf.file import is_gguf
     from swarm_node.policy.models.model import SHIPPED, no_model, of_hub, resolve
     from swarm_node.policy.models.shapes import known_shape
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Final, Literal
 
 from swarm_node.environments.judging.judge import DERIVING_TOO_LONG, SCORING_TOO_LONG
-from swarm_node.environments.judging.syscalls import FROM_OUTSIDE
+from swarm_node.environments.judging.messages import FROM_OUTSIDE
 
 #: "timeout" and "derive": it used up its own processor time for scoring, or for making the task.
 #: "crashed": it ended by an exit or by a signal that code brings on itself. "memory": it was killed

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.base import MAX_REPLY_CHARS, Environment, Task
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.environments.survey import Survey, survey

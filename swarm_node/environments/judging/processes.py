@@ -37,17 +37,17 @@ from swarm_node.environments.judging.judge import (
     Transcript,
     Unknown,
 )
-from swarm_node.environments.judging.sandbox import Sandbox
-from swarm_node.environments.judging.sleeping import SleepLimit
-from swarm_node.environments.judging.worker import (
+from swarm_node.environments.judging.messages import (
     End,
     EnvironmentStarted,
     Fork,
     Forked,
     JudgeEnded,
+    Sandbox,
     StartEnvironment,
 )
-from swarm_node.environments.judging.worker import Reply as WorkerReply
+from swarm_node.environments.judging.messages import Reply as WorkerReply
+from swarm_node.environments.judging.sleeping import SleepLimit
 from swarm_node.environments.survey import Survey
 from swarm_node.errors import ChildError, ConfigError, UnknownTaskError, words_of
 from swarm_node.process import Child, ReportedError, ended_by, exchange

@@ -18,9 +18,9 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from swarm_node.environments.judging.messages import Sandbox
 from swarm_node.environments.judging.syscalls import judge_filter
 
 #: Memory that a judge may allocate in addition to what it had when it was confined.
@@ -44,29 +44,6 @@ _TCP_RIGHTS_FROM, _SCOPES_FROM = 4, 6
 _CAPABILITY_VERSION = 0x20080522
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
-
-
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp). `cramped` if it
-    inherited limits below its own, so that a text may run out of what every text is given."""
-
-    files: bool
-    system_calls: bool
-    cramped: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """Check that code that a text injects can reach nothing outside its process."""
-        return self.files and self.system_calls
-
-    def described(self) -> str:
-        """`confined`, or what is missing and what it needs."""
-        missing = [
-            *([] if self.files else ["files (needs Linux 5.13 with Landlock)"]),
-            *([] if self.system_calls else ["system calls (needs Linux, x86-64 or arm64)"]),
-        ]
-        return f"not confined: {', '.join(missing)}" if missing else "confined"
 
 
 def confine(readable: Iterable[Path]) -> Sandbox:

@@ -16,6 +16,8 @@ import termios
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from swarm_node.environments.judging.messages import FROM_OUTSIDE
+
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06  # BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_RET|K
 _EQUAL = 0x15  # BPF_JMP|JEQ|K
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
@@ -147,13 +149,6 @@ _GUARDED: Mapping[str, tuple[tuple[int | None, int | None], tuple[_Argument, ...
         ),
     ),
 }
-#: Signals that a judge cannot send itself, so that whom they end was ended by somebody else.
-FROM_OUTSIDE = frozenset(
-    {
-        *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM),
-        *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
-    }
-)
 #: abort() sends one.
 _SIGNALS = tuple(sorted({0, *signal.valid_signals()} - FROM_OUTSIDE))
 #: For this process only. Limits may be read, not set.

@@ -15,11 +15,19 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
-
-import msgspec
+from typing import NoReturn
 
 from swarm_node.environments.judging.judge import Judge
+from swarm_node.environments.judging.messages import (
+    End,
+    EnvironmentStarted,
+    Fork,
+    Forked,
+    JudgeEnded,
+    Reply,
+    Request,
+    StartEnvironment,
+)
 from swarm_node.environments.judging.sandbox import code_paths, confine, shares_memory
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splitting import SplitEnvironment
@@ -28,60 +36,6 @@ from swarm_node.process import die_with_parent, serve, serve_frames
 _MOST_DESCRIPTORS = (1 << 31) - 1
 #: Bytes in the unit of `ru_maxrss`.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
-
-
-class StartEnvironment(msgspec.Struct, frozen=True, tag="Start"):
-    """Make the environment called `name`."""
-
-    name: str
-    options: dict[str, Any]
-
-
-class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a judge."""
-
-    niceness: int
-
-
-class End(msgspec.Struct, frozen=True, tag=True):
-    """Kill a judge, which may have ended already."""
-
-    pid: int
-
-
-class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
-    """The environment's description. `notes` and `warnings` are for its owner. `shares_memory` is
-    true if judges share writable memory with others. `score_seconds` is the least processor time
-    for a group of eight. `sizes` has the numbers of its rows, if it is a list."""
-
-    name: str
-    version: str
-    families: tuple[str, ...]
-    shares_memory: bool
-    notes: tuple[str, ...] = ()
-    turns: int = 1
-    score_seconds: float = 0.0
-    sizes: dict[str, tuple[int, int]] = {}
-    warnings: tuple[str, ...] = ()
-
-
-class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The new judge."""
-
-    pid: int
-
-
-class JudgeEnded(msgspec.Struct, frozen=True, tag="Ended"):
-    """The end of a judge, in the form of `Popen.returncode`; its processor time, and the memory by
-    which it outgrew this process."""
-
-    status: int
-    processor_seconds: float
-    grown_bytes: int
-
-
-Request = StartEnvironment | Fork | End
-Reply = EnvironmentStarted | Forked | JudgeEnded
 
 
 class _Worker:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, last_tagged
 from swarm_node.environments.base import Dialogue, Environment, Task, check_ref
 from swarm_node.environments.programs.runtime import End, Outcome, Runtime, described
 from swarm_node.environments.programs.system import MAX_OUTPUT_BYTES

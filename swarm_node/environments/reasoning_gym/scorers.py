@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.reasoning_gym.derivatives import is_antiderivative
 from swarm_node.environments.reasoning_gym.expressions import (
     ARITHMETIC,

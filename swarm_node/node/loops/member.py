@@ -37,7 +37,7 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.models.text.codec import Codec, check_tokens
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.training.processes.worker import UpdateResult
+from swarm_node.policy.training.processes.messages import UpdateResult
 from swarm_node.recent import Recent
 from swarm_node.rollout import (
     Completion,

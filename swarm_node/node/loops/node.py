@@ -53,7 +53,7 @@ from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Sn
 from swarm_node.node.loops.learning.learner import Learner
 from swarm_node.node.loops.parts import Parts, Shared
 from swarm_node.node.loops.peers.consequences import watch
-from swarm_node.node.loops.peers.dialing import DialCheck, try_coordinator, try_peers
+from swarm_node.node.loops.peers.dialing import DialCheck, try_peers
 from swarm_node.node.loops.reporting.overview import take_report, take_snapshot
 from swarm_node.node.loops.reporting.recording import Recorder
 from swarm_node.node.loops.sampling.dialogues import check_groups
@@ -205,6 +205,8 @@ class Node:
         attempts = [] if self._dials is None else await self._dials.try_all()
         rows = await try_peers(self._shared.local, self._work.exchange.asker, attempts)
         if url := self.settings.network.coordinator:
+            from swarm_node.node.loops.peers.coordinating import try_coordinator
+
             rows.append(await try_coordinator(url))
         return rows
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.loops.peers.company import Company
-from swarm_node.node.loops.peers.coordinating import Coordinating
 from swarm_node.node.loops.reporting.evaluation import Evaluator
 from swarm_node.node.loops.sampling.dialogues import DialogueMaker
 from swarm_node.node.loops.sampling.judging import Judging
@@ -17,6 +17,9 @@ from swarm_node.node.loops.sampling.tasks import FittingTasks
 from swarm_node.p2p.exchange.exchange import Exchange
 from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.punch import Puncher
+
+if TYPE_CHECKING:
+    from swarm_node.node.loops.peers.coordinating import Coordinating
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from swarm_node.node.preflight.facts import Card, Facts, find_gpu
 from swarm_node.node.preflight.machine import computed_on
 from swarm_node.node.preflight.probe import Seen, time_products
 from swarm_node.node.preflight.room import check_disk, shared_bytes
-from swarm_node.p2p.transports.libp2p.daemon import INSTALL
+from swarm_node.p2p.transports.libp2p import INSTALL
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import ModelConfig

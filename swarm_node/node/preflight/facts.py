@@ -42,7 +42,7 @@ from swarm_node.node.preflight.probe import (
     visible_gpu,
 )
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.p2p.transports.libp2p.daemon import installed
+from swarm_node.p2p.transports.libp2p import installed
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
 from swarm_node.policy.placement import ProductTimes, has_bitsandbytes
 from swarm_node.policy.planning.fit import GpuMemory

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.answers import last_tagged
+from swarm_node.environments.answers.final import last_tagged
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.survey import Survey

@@ -6,18 +6,16 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.learning.learner import Learner
 from swarm_node.node.loops.learning.mixing import Mixer
-from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.node.loops.peers.company import Company
-from swarm_node.node.loops.peers.coordinating import Coordinating
 from swarm_node.node.loops.reporting.evaluation import Evaluator
 from swarm_node.node.loops.reporting.overview import name_of
 from swarm_node.node.loops.sampling.dialogues import DialogueMaker, dialogues_fit
@@ -46,21 +44,16 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.text.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
+if TYPE_CHECKING:
+    from swarm_node.node.loops.peers.coordinating import Coordinating
+
 #: Answers to each of the unseen tasks that measure pass@k.
 _EVAL_TRIES = 4
 
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """Make a node of these parts. It does nothing until `Node.run`."""
-    return Node(**_Assembly(settings, membership, parts).of_node())
-
-
-def assemble_member(
-    settings: Settings, membership: Membership, parts: Parts, policy: ProgramPolicy
-) -> ProgramNode:
-    """Make a member of these parts, of which `policy` is trainer and sampler."""
-    assembly = _Assembly(settings, membership, parts)
-    return ProgramNode(policy=policy, rng=assembly.rng("train"), **assembly.of_node())
+    return Node(**Assembly(settings, membership, parts).of_node())
 
 
 def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
@@ -93,7 +86,7 @@ def make_learner(settings: Settings, parts: Parts, shared: Shared) -> Learner:
     )
 
 
-class _Assembly:
+class Assembly:
     """Makes the objects of one node, which work on the same settings, parts and state."""
 
     def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
@@ -279,6 +272,8 @@ class _Assembly:
         url = self.settings.network.coordinator
         if not url:
             return None
+        from swarm_node.node.loops.peers.coordinating import Coordinating
+
         return Coordinating(
             self.local,
             url,

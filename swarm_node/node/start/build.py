@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -28,16 +28,14 @@ from swarm_node.node.control.openai import OpenAIServer, model_name
 from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership, listen_addresses
-from swarm_node.node.hosts.hosts import Hosts, Needs
 from swarm_node.node.loops.guests import Guests
-from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.defaults import torch_threads
 from swarm_node.node.preflight.room import shared_bytes
 from swarm_node.node.start.admission import check_positions
-from swarm_node.node.start.assembly import assemble, assemble_member
+from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import (
     Resolved,
     cache_shape,
@@ -52,18 +50,19 @@ from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
-from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.planning.demand import PRETRAINED_WEIGHTS
 from swarm_node.policy.planning.fit import Fit
-from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.program.logs import set_up_logging
 from swarm_node.storage import Storage
+
+if TYPE_CHECKING:
+    from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
+    from swarm_node.policy.sampling.fallback import FallbackSampler
 
 #: Between two checkpoints, also where updates take long.
 _CHECKPOINT_SECONDS = 120.0
@@ -81,56 +80,36 @@ def build_parts(
         WeightsError: there is no room for policy versions.
     """
     sampler = make_sampler(settings, model, found)
-    environment = _make_environment(settings)
+    environment = make_environment(settings)
     codec = model.codec.within(sampler.positions).asking(environment.system)
     check_positions(codec, settings.sampling.max_new_tokens)  # the sampler's may be fewer
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
 
     def children() -> dict[str, int | None]:
-        engine = {"engine": sampler.pid} if isinstance(sampler, FallbackSampler) else {}
-        return {"trainer": trainer.pid, **engine}
+        return {"trainer": trainer.pid, "engine": sampler.pid}
 
     return Parts(
         sampler=sampler,
         trainer=trainer,
         codec=codec,
         policy=model.policy,
-        engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
+        engine=lambda: sampler.described,
         memory=memory_in_use,
         guests=Guests(sampler),
         checkpoint_seconds=_CHECKPOINT_SECONDS,
         turns=found.job.turns,
         climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,
-        **_of_home(settings, home, membership, environment, children),
+        **parts_of_home(settings, home, membership, environment, children),
     )
 
 
-def member_parts(
-    settings: Settings, home: Home, membership: Membership, model: Model, policy: ProgramPolicy
-) -> Parts:
-    """Make the parts of a member for a program, of which `policy` is trainer and sampler. They load
-    no weights.
-
-    Raises:
-        HomeError: the home cannot be used.
-    """
-    environment = _make_environment(settings)
-    return Parts(
-        sampler=policy,
-        trainer=policy,
-        codec=model.codec.asking(environment.system),
-        policy=model.policy,
-        engine=lambda: "the program's",
-        **_of_home(settings, home, membership, environment, dict),
-    )
-
-
-def _make_environment(settings: Settings) -> ProcessEnvironmentHost:
+def make_environment(settings: Settings) -> ProcessEnvironmentHost:
+    """Make the process of the environment that `settings` choose."""
     table = settings.environment
     return ProcessEnvironmentHost(table.name, table.options, table.families)
 
 
-def _of_home(
+def parts_of_home(
     settings: Settings,
     home: Home,
     membership: Membership,
@@ -175,6 +154,8 @@ def _make_transport(
     listen = listen_addresses(settings.network.listen, home.port)
     network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
     if network.stack == "libp2p":
+        from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
+
         return Libp2pTransport(
             membership.identity,
             listen=listen,
@@ -202,6 +183,8 @@ def _make_trainer(
     run, hosts = settings.run, None
     threads = torch_threads(settings, model.config)
     if run.trainer_hosts:
+        from swarm_node.node.hosts.hosts import Hosts, Needs
+
         needs = Needs(model.policy.model, run.trainer_processes, run.device, threads)
         hosts = Hosts(run.trainer_hosts, home.site_key(), needs)
     return ProcessTrainer(
@@ -224,6 +207,9 @@ def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler |
     """
     if not found.vllm:
         return make_built_in(settings, model, found)
+    from swarm_node.policy.sampling.fallback import FallbackSampler
+    from swarm_node.policy.sampling.vllm.sampler import VllmSampler
+
     plan = engine_plan(settings, model.config, found)
     engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
     return FallbackSampler(engine, partial(make_built_in, settings, model, found))
@@ -331,24 +317,3 @@ async def _run(
     finally:
         screen.detach()
         await control.close()
-
-
-async def run_member(
-    settings: Settings,
-    home: Home,
-    membership: Membership,
-    model: Model,
-    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
-    running: Callable[[], None],
-) -> None:
-    """Run a member for a program until it is stopped. `opened` gets it and its loop before it
-    starts, and `running` is called once peers can dial it.
-
-    Raises:
-        SwarmNodeError: it cannot start, or go on.
-    """
-    policy = ProgramPolicy(home)
-    parts = member_parts(settings, home, membership, model, policy)
-    member = assemble_member(settings, membership, parts, policy)
-    opened(member, asyncio.get_running_loop())
-    await member.run(lambda _: running())

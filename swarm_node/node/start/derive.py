@@ -32,7 +32,7 @@ from swarm_node.policy.planning.fit import Fit, Machine, fit
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
-from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
+from swarm_node.policy.training.checkpoints.stored import stored_rank
 from swarm_node.policy.training.update.settings import Published, TrainerSettings
 
 #: Groups that one draw of a member takes at most, unless `experience.external` says it.

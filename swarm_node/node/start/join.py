@@ -44,7 +44,6 @@ from swarm_node.node.preflight.first_lines import (
     tickets_line,
     told_line,
 )
-from swarm_node.node.preflight.right_answers import check_rows
 from swarm_node.node.preflight.room import check_disk
 from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
@@ -123,6 +122,8 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
     tried = try_environment(environment.name, environment.options)
     _require(of_choice(given))
     if tried.lists:
+        from swarm_node.node.preflight.right_answers import check_rows
+
         screen.step("rows")
         rows = check_rows(environment)
         screen.tell([finding_line(each) for each in rows.findings])
@@ -234,6 +235,8 @@ def join_as_member(
     tried = try_environment(environment.name, environment.options)
     _require(of_choice(given))
     if tried.lists:
+        from swarm_node.node.preflight.right_answers import check_rows
+
         wrong = [each for each in check_rows(environment).findings if each.level != "ok"]
         Screen().tell([finding_line(each) for each in wrong])
     if tried.turns > 1:
@@ -242,7 +245,7 @@ def join_as_member(
             "to one question: run a node for it"
         )
     model = Model.read(given.model, resolve(given.model))
-    from swarm_node.node.start.build import run_member  # imports torch and the network stack
+    from swarm_node.node.start.build_member import run_member  # imports torch and the network stack
     from swarm_node.node.start.derive import member_settings
 
     settings = member_settings(given, model.config, _named(home, ticket))

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from swarm_node.policy.models.by_transformers.language_model import TransformersLM
-from swarm_node.policy.models.by_transformers.lora import (
-    PublishedTransformersAdapter,
-    TransformersAdapter,
-)
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.decoder.lora import Adapter, PublishedAdapter
 from swarm_node.policy.models.hub import HubModel
+
+if TYPE_CHECKING:
+    from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+    from swarm_node.policy.models.by_transformers.lora import PublishedTransformersAdapter
 
 _Made = TypeVar("_Made")
 
@@ -85,6 +84,8 @@ def load_model(path: Path) -> CausalLM | TransformersLM:
     """
     if ModelConfig.from_directory(path).native:
         return CausalLM.from_directory(path)
+    from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+
     return TransformersLM.from_directory(path)
 
 
@@ -96,16 +97,21 @@ def make_adapter(
     Raises:
         ModelError: the model has no layers that can have adapters.
     """
-    if isinstance(model, TransformersLM):
-        return TransformersAdapter(model, rank, base=base, seed=seed)
-    assert isinstance(model, CausalLM)
-    return Adapter(model, rank, base=base, seed=seed)
+    if isinstance(model, CausalLM):
+        return Adapter(model, rank, base=base, seed=seed)
+    from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+    from swarm_node.policy.models.by_transformers.lora import TransformersAdapter
+
+    assert isinstance(model, TransformersLM)
+    return TransformersAdapter(model, rank, base=base, seed=seed)
 
 
 def published_adapter(
     model: CausalLM | TransformersLM,
 ) -> PublishedAdapter | PublishedTransformersAdapter:
     """The place of published adapters on a model that samples."""
-    if isinstance(model, TransformersLM):
-        return PublishedTransformersAdapter(model)
-    return PublishedAdapter(model)
+    if isinstance(model, CausalLM):
+        return PublishedAdapter(model)
+    from swarm_node.policy.models.by_transformers.lora import PublishedTransformersAdapter
+
+    return PublishedTransformersAdapter(model)

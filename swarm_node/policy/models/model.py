@@ -14,15 +14,7 @@ from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
 from swarm_node.policy.models.by_transformers.config import ReadingConfig, examined
 from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
-from swarm_node.policy.models.gguf.directory import (
-    Dequantising,
-    Quantised,
-    WaitingForLock,
-    dequantised,
-    is_dequantised,
-    is_gguf,
-    quantised,
-)
+from swarm_node.policy.models.gguf.file import Dequantising, Quantised, WaitingForLock, is_gguf
 from swarm_node.policy.models.hub import (
     ALIASES,
     Download,
@@ -99,6 +91,8 @@ def resolve(
 def _from_gguf(
     path: Path, admit: Callable[[ModelConfig], object], told: Callable[[Told], object]
 ) -> Path:
+    from swarm_node.policy.models.gguf.directory import dequantised, quantised
+
     directory = dequantised(path, admit, told)
     check_directory(directory, ModelConfig.from_directory(directory))
     note = quantised(directory)
@@ -112,6 +106,8 @@ def local(name: str) -> bool:
     dequantises."""
     path = Path(name).expanduser()
     if is_gguf(name):
+        from swarm_node.policy.models.gguf.directory import is_dequantised
+
         return is_dequantised(path)
     if name in SHIPPED or path.is_dir():
         return name in SHIPPED or (path / "config.json").is_file()

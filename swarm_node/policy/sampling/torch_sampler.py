@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 import structlog
 import torch
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
-from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
@@ -44,10 +43,12 @@ from swarm_node.policy.sampling.decoding import (
 )
 from swarm_node.policy.sampling.generating import Sampled, SeededRow, generate, rows_of
 from swarm_node.policy.sampling.sampler import MAX_ROWS, Progress, SampleRequest, check_request
-from swarm_node.policy.sampling.transformers_decoder import TransformersDecoder
 from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.policy.weights.device import is_on_device, read_device
 from swarm_node.rollout import Completion, Finish, VersionSpan
+
+if TYPE_CHECKING:
+    from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -135,6 +136,16 @@ class TorchSampler:
         if shares:
             sampler._ready.clear()
         return sampler
+
+    @property
+    def described(self) -> str:
+        """See `FallbackSampler.described`."""
+        return "torch"
+
+    @property
+    def pid(self) -> None:
+        """It has no process of its own."""
+        return None
 
     @property
     def version(self) -> int:
@@ -231,10 +242,12 @@ class TorchSampler:
         self._model, self._base = model, base
         model.eval()
         self._decoder: BatchDecoder
-        if isinstance(model, TransformersLM):
-            self._decoder = TransformersDecoder(model, self._shape)
-        else:
+        if isinstance(model, CausalLM):
             self._decoder = Decoder(model, self._shape, self._faults)
+        else:
+            from swarm_node.policy.sampling.transformers_decoder import TransformersDecoder
+
+            self._decoder = TransformersDecoder(model, self._shape)
         self._adapter = published_adapter(model)
 
     def _sample(

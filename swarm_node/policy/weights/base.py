@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.decoder.causal_lm import (
     MATRICES,
@@ -28,6 +27,9 @@ from swarm_node.policy.models.decoder.causal_lm import (
 from swarm_node.policy.models.decoder.nf4 import FourBit
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, shareable, views
+
+if TYPE_CHECKING:
+    from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 
 _INDEX, _FILE = "base.json", "base.weights"
 
@@ -49,6 +51,8 @@ def make_base(
     if not config.native:
         assert directory is None, "a plan for other models shares nothing"
         assert not four_bit
+        from swarm_node.policy.models.by_transformers.language_model import TransformersLM
+
         whole = TransformersLM.from_directory(model_dir, DTYPES[dtype])
         return whole.requires_grad_(False).to(where.device)
     model = CausalLM(config, draw=False)

@@ -17,7 +17,7 @@ from lasting import LastingHost, lasting_host, started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
-from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.environments.judging.messages import Sandbox
 from swarm_node.environments.split import with_split
 from swarm_node.rollout import TaskRef
 

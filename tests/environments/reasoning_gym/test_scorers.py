@@ -22,7 +22,7 @@ import pytest
 from builders import ROOT
 from hostile import PAYLOADS, shapes
 
-from swarm_node.environments.answers import score_choice, score_math
+from swarm_node.environments.answers.scoring import score_choice, score_math
 from swarm_node.environments.reasoning_gym import derivatives, expressions, scorers
 from swarm_node.environments.reasoning_gym.environment import PRESETS, choosable, create
 from swarm_node.environments.reasoning_gym.expressions import (

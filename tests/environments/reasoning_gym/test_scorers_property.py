@@ -17,7 +17,7 @@ from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.environments.answers import final_answer, last_tagged
+from swarm_node.environments.answers.final import final_answer, last_tagged
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.reasoning_gym import scorers
 from swarm_node.environments.reasoning_gym.environment import RIGHT, create

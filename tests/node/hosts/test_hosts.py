@@ -40,8 +40,9 @@ from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.policy.training.processes.launching import MEETING
-from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer
+from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings
 from swarm_node.process.frames import framed
 from swarm_node.rollout import Provenance

@@ -14,7 +14,7 @@ from swarm_node.config import settings_keys
 from swarm_node.config.model import at_once
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.reporting.evaluation import seen_tasks
-from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.simulation.paced import PacedTrainer
 
 #: `verbose` is the log's: tests/integration/test_reload.py.

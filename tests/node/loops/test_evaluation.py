@@ -25,7 +25,7 @@ from swarm_node.node.figures.snapshot import EvalPoint, Saved
 from swarm_node.node.loops.parts import Parts, Tally, Timing
 from swarm_node.node.loops.reporting.evaluation import Evaluator, cost, pause, seen_tasks
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.training.processes.process import InlineTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.rollout import Completion, TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual

@@ -25,8 +25,8 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.checkpoints.stored import newest_valid
-from swarm_node.policy.training.processes.process import InlineTrainer
-from swarm_node.policy.training.processes.worker import UpdateResult
+from swarm_node.policy.training.processes.inline import InlineTrainer
+from swarm_node.policy.training.processes.messages import UpdateResult
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.storage import StoredGroup
 

@@ -21,7 +21,7 @@ from swarm_node.node.figures.groups import DrawnGroup, MemberTask
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.member import ProgramNode, ProgramPolicy, completed, drawn_record
 from swarm_node.node.loops.node import Node
-from swarm_node.node.start.assembly import assemble_member
+from swarm_node.node.start.build_member import assemble_member
 from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 CODEC = tiny().codec

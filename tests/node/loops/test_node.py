@@ -30,8 +30,8 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, finished
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.processes.process import InlineTrainer
-from swarm_node.policy.training.processes.worker import UpdateResult
+from swarm_node.policy.training.processes.inline import InlineTrainer
+from swarm_node.policy.training.processes.messages import UpdateResult
 from swarm_node.rollout import Completion, TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop

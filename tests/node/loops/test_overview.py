@@ -19,8 +19,8 @@ from swarm_node.p2p.membership.members import Member, Members
 from swarm_node.p2p.reach.keeping import _Kept
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.training.processes.process import InlineTrainer
-from swarm_node.policy.training.processes.worker import UpdateResult
+from swarm_node.policy.training.processes.inline import InlineTrainer
+from swarm_node.policy.training.processes.messages import UpdateResult
 from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 
 

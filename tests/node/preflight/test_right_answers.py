@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.config import Sources, load_settings
 from swarm_node.config.model import EnvironmentTable
-from swarm_node.environments.answers import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judging.judge import FailedAnswer
 from swarm_node.environments.presets import try_environment

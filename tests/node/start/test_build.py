@@ -25,7 +25,7 @@ from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
 from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.training.checkpoints.checkpoint import stored_rank
+from swarm_node.policy.training.checkpoints.stored import stored_rank
 from swarm_node.storage import Storage
 
 

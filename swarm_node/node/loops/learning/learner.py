@@ -27,7 +27,7 @@ from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
 from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
-from swarm_node.policy.training.update.trainer import UpdateStats
+from swarm_node.policy.training.update.stats import UpdateStats
 from swarm_node.rollout import Provenance
 
 #: Counts a refusal against an author.

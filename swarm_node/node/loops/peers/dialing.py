@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import psutil
-from aiohttp import ClientConnectorDNSError, ClientResponseError, ClientSSLError
 
-from swarm_node.errors import CoordinatorError, reason_of
 from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
-from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.membership.local import Local
@@ -25,14 +21,13 @@ from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.p2p.wire.protocols import PEERS
-from swarm_node.p2p.wire.wire import printable
 
 #: Addresses that are tried at once. A ticket has eight.
 _MOST = 8
 #: Tries that find a node which does not greet, before that is a cause: it may be busy, or starting.
 _PATIENT_TRIES = 3
 #: Deadline for the answer of a peer that `doctor --network` asks.
-_PEER_SECONDS = 5.0
+PEER_SECONDS = 5.0
 
 
 async def try_peers(
@@ -58,7 +53,7 @@ async def try_peers(
 async def _ask(peer: Peer, local: Local, asker: Asker) -> TriedRow:
     clock, begun = local.clock, local.clock.now()
     request = wire.pack(wire.PeersRequest(limit=1))
-    reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=_PEER_SECONDS)
+    reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=PEER_SECONDS)
     now, cause = clock.now(), None
     name = local.members.name(peer.peer_id) or short_id(peer.peer_id)
     if reply is None:
@@ -77,37 +72,6 @@ def _at_address(tried: DialAttempt, peer: TriedRow | None) -> TriedRow:
         if cause.code == "no_answer":
             cause = msgspec.structs.replace(cause, code="no_greeting")
     return TriedRow("address", tried.where, tried.seconds, cause)
-
-
-async def try_coordinator(url: str) -> TriedRow:
-    """Ask a coordinator now whether it runs.
-
-    Raises:
-        ConfigError: the URL cannot be used.
-    """
-    client, begun, code, detail = CoordinatorClient(url, None, time.time), time.monotonic(), "", ""
-    try:
-        async with asyncio.timeout(_PEER_SECONDS):
-            await client.health()
-    except TimeoutError:
-        code = "no_answer"
-    except CoordinatorError as error:
-        code, detail = _of_coordinator(error.__cause__)
-    seconds = time.monotonic() - begun
-    cause = Cause(code, where=url, detail=detail, seconds=seconds) if code else None
-    return TriedRow("coordinator", url, seconds, cause)
-
-
-def _of_coordinator(error: BaseException | None) -> tuple[str, str]:
-    """Return code and detail of the cause for which a coordinator gave no answer. Without an error
-    of the connection the answer was another one."""
-    if isinstance(error, ClientConnectorDNSError):
-        return "no_address", printable(reason_of(error))
-    if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
-        return "nobody_listens", ""
-    if error is None or isinstance(error, (ClientSSLError, ClientResponseError)):
-        return "no_coordinator", ""
-    return "no_answer", ""
 
 
 def link_up() -> bool:

@@ -12,7 +12,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import util
 from typing import TypeVar
 
 import msgspec
@@ -23,10 +22,10 @@ from swarm_node.errors import (
     NotServedError,
     SlowStartError,
     TransportError,
-    extra_of,
     words_of,
 )
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
+from swarm_node.p2p.transports.libp2p import INSTALL, installed
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
     MAX_REPLY_BYTES,
@@ -52,8 +51,6 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head
 
-#: What installs it. On Linux pip compiles fastecdsa, which libp2p pins.
-INSTALL = f"{extra_of('libp2p')}, on Linux after `apt-get install gcc libgmp-dev python3-dev`"
 START_SECONDS = 60.0  # py-libp2p's imports take most of a second on a machine that does nothing
 _LINK_SECONDS = 3.0
 #: Allowed environment variables. The process talks to strangers, so no token or key of the owner
@@ -63,11 +60,6 @@ _replies = msgspec.msgpack.Decoder[Reply | Failed](Reply | Failed)
 _incoming = msgspec.msgpack.Decoder(Incoming)
 _Wanted = TypeVar("_Wanted", bound=Message)
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def installed() -> bool:
-    """Check that py-libp2p is installed, without importing it."""
-    return util.find_spec("libp2p") is not None
 
 
 class Libp2pDaemon:

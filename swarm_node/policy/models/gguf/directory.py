@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from platformdirs import user_cache_path
 
 from swarm_node.durable import is_private, make_private, open_lock, open_regular, sync
 from swarm_node.errors import ModelError, extra_of, reason_of
 from swarm_node.policy.models.config import ModelConfig, read_json
+from swarm_node.policy.models.gguf.file import Dequantising, Quantised, WaitingForLock
 from swarm_node.policy.models.gguf.header import Header, StoredTensor, read_header
 from swarm_node.policy.models.gguf.shape import Weight, config_of, weights_of
 from swarm_node.policy.models.gguf.tokenizer import tokenizer_files
@@ -44,48 +45,6 @@ _TOLD_SECONDS: Final = 5.0
 _SAFETENSORS: Final = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 #: Bytes of one weight in the encodings that lose nothing in their own type.
 _KEPT: Final = {"F16": "float16", "BF16": "bfloat16"}
-
-
-class Dequantising(NamedTuple):
-    """A file that is being dequantised: bytes that are written of all that will be, and where."""
-
-    file: Path
-    encodings: tuple[str, ...]
-    written: int
-    size: int
-    cache: Path
-
-    def __str__(self) -> str:
-        done = f"{self.written / 1e6:,.0f} of " if self.written else ""
-        return f"dequantising {self.file.name}: {done}{self.size / 1e6:,.0f} MB to {self.cache}"
-
-
-class WaitingForLock(NamedTuple):
-    """A file that another process is dequantising."""
-
-    file: Path
-
-    def __str__(self) -> str:
-        return f"waiting for another process, which is dequantising {self.file.name}"
-
-
-class Quantised(NamedTuple):
-    """What a directory's weights were before: the `file`'s name and the encodings of its matrices,
-    the one with the most weights first."""
-
-    file: str
-    encodings: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"weights dequantised from {self.file} ({', '.join(self.encodings)}): scores are "
-            "those of the quantised weights"
-        )
-
-
-def is_gguf(name: str) -> bool:
-    """Check that a model's `name` means a GGUF file, whether it is there or not."""
-    return name.lower().endswith(".gguf") and not Path(name).expanduser().is_dir()
 
 
 def gguf_model(path: Path) -> tuple[ModelConfig, Quantised]:

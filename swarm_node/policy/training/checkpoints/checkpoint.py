@@ -33,7 +33,6 @@ from swarm_node.policy.training.checkpoints.stored import (
     OPTIMIZER,
     STATE,
     checkpoints,
-    newest_readable,
     read_state,
     sha256,
 )
@@ -113,13 +112,6 @@ def save(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would fill the disk
     return root / state.name
-
-
-def stored_rank(root: Path) -> int | None:
-    """The rank of the adapters (0: all weights) in the newest readable checkpoint; None without
-    one. This verifies nothing; restoring the checkpoint does."""
-    state = newest_readable(root)
-    return None if state is None else int(state.rank)
 
 
 def read(path: Path) -> TrainingState:

@@ -188,6 +188,13 @@ def newest_readable(root: Path) -> StoredState | None:
     return None
 
 
+def stored_rank(root: Path) -> int | None:
+    """The rank of the adapters (0: all weights) in the newest readable checkpoint; None without
+    one. This verifies nothing; restoring the checkpoint does."""
+    state = newest_readable(root)
+    return None if state is None else int(state.rank)
+
+
 def _log_damaged(path: Path, fault: str) -> None:
     _log.warning("skipping the damaged checkpoint %s: %s", path, fault)
 

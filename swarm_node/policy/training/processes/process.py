@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, pack_batch
 from swarm_node.policy.training.processes.launching import (
@@ -22,13 +21,12 @@ from swarm_node.policy.training.processes.launching import (
     launch_ranks,
     rank_environment,
 )
-from swarm_node.policy.training.processes.worker import (
+from swarm_node.policy.training.processes.messages import (
     Reply,
     Request,
     StartTrainer,
     StoreCheckpoint,
     Stored,
-    TrainerHost,
     TrainerStarted,
     Update,
     Updated,
@@ -230,71 +228,3 @@ def _allocator(shared: bool) -> dict[str, str]:
     if shared and given:
         given += ",expandable_segments:False"  # the last counts
     return dict.fromkeys(names, given or GROWING)
-
-
-class InlineTrainer:
-    """The same trainer in the calling thread, for simulations on a virtual clock; it blocks."""
-
-    def __init__(
-        self,
-        model_dir: Path,
-        checkpoints: Path,
-        weights: Path,
-        settings: TrainerSettings,
-        *,
-        digest: bytes | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """`digest` as in `ProcessTrainer`."""
-        self._places = (model_dir, checkpoints, weights)
-        self._settings = settings
-        self._digest = digest
-        self._clock = clock
-        self._version = 0
-        self._host: TrainerHost | None = None
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def extra(self) -> Mapping[str, Any]:
-        return self._running.extra
-
-    async def start(self) -> tuple[Path, int]:
-        self._end()
-        self._host = TrainerHost(
-            *self._places,
-            self._settings,
-            digest=self._digest,
-            at_least=self._version,
-            clock=self._clock,
-        )
-        self._version = self._host.core.version
-        return self._host.published, self._version
-
-    async def restart(self) -> tuple[Path, int]:
-        return await self.start()
-
-    async def update(self, batch: Batch) -> UpdateResult:
-        result = self._running.update(batch)
-        self._version = result.stats.version
-        return result
-
-    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
-        return self._running.checkpoint(extra, wait=wait)
-
-    async def close(self) -> None:
-        self._end()
-        WeightStore(self._places[2]).close()
-
-    def _end(self) -> None:
-        if self._host is not None:
-            self._host.close()
-        self._host = None
-
-    @property
-    def _running(self) -> TrainerHost:
-        if self._host is None:
-            raise RuntimeError("start the trainer first")
-        return self._host

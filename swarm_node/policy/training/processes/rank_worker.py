@@ -21,8 +21,9 @@ def main(directory: Path) -> None:
     die_with_parent(int(os.environ[LEADER]))
     import msgspec
 
+    from swarm_node.policy.training.processes.messages import Request
     from swarm_node.policy.training.processes.sharded import Group
-    from swarm_node.policy.training.processes.worker import Request, TrainerWorker, elsewhere
+    from swarm_node.policy.training.processes.worker import TrainerWorker, elsewhere
 
     group = Group(directory)
     worker = TrainerWorker(group)

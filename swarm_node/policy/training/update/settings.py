@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.choices import LossName
+from swarm_node.policy.choices import LOSS_CHOICES, LossName
 from swarm_node.policy.placement import BaseName, DtypeName, OptimizerName
-from swarm_node.policy.training.objective.losses import LOSSES
 
 #: Transport of new weights to the sampler: all weights in a file; the adapter alone; the adapter,
 #: beside a base that the sampler shares (`weights/base.py`); or all weights in the memory of the
@@ -84,7 +83,7 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         valid = {
-            "loss": self.loss in LOSSES,
+            "loss": self.loss in LOSS_CHOICES,
             "learning_rate": 0 < self.learning_rate < math.inf,
             "betas": len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             "weight_decay": 0 <= self.weight_decay < math.inf,

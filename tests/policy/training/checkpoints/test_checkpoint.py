@@ -17,7 +17,6 @@ from swarm_node.policy.training.checkpoints.checkpoint import (
     read,
     remove_leftovers,
     save,
-    stored_rank,
 )
 from swarm_node.policy.training.checkpoints.stored import (
     MANIFEST,
@@ -27,6 +26,7 @@ from swarm_node.policy.training.checkpoints.stored import (
     head,
     newest_valid,
     sha256,
+    stored_rank,
 )
 
 

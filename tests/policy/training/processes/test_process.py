@@ -22,7 +22,8 @@ from swarm_node.policy.experience.batch import Batch, build_batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.objective.logprobs import measure_canary
-from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
+from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.canary import read_canary
 from swarm_node.rollout import Provenance, VerifiedGroup
 

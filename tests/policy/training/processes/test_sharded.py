@@ -24,10 +24,11 @@ from transports import until
 
 from swarm_node.errors import ChildError
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.policy.training.processes.launching import rank_environment
-from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.training.processes.process import ProcessTrainer, Trainer
 from swarm_node.policy.training.update.settings import TrainerSettings
-from swarm_node.policy.training.update.trainer import UpdateStats
+from swarm_node.policy.training.update.stats import UpdateStats
 from swarm_node.process import ReportedError
 from swarm_node.rollout import Provenance
 

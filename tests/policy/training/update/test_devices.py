@@ -34,7 +34,8 @@ from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.update.settings import TrainerSettings
-from swarm_node.policy.training.update.trainer import TrainerCore, UpdateStats
+from swarm_node.policy.training.update.stats import UpdateStats
+from swarm_node.policy.training.update.trainer import TrainerCore
 from swarm_node.policy.weights.device import DTYPES
 from swarm_node.rollout import Completion, Provenance
 

@@ -23,7 +23,8 @@ from trainers import closing
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.placement import DtypeName, OptimizerName
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read, save
-from swarm_node.policy.training.processes.process import InlineTrainer, ProcessTrainer
+from swarm_node.policy.training.processes.inline import InlineTrainer
+from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings
 
 pytestmark = pytest.mark.slow(reason="trains a model for each pair of writer and reader")

@@ -1,24 +1,17 @@
-"""Finds the final answer of a text, and compares it with the right one: word for word, as
-mathematics, or by letter."""
+"""Finds the final answer of a text, and compares words."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from swarm_node.environments.letters import letter_of
-from swarm_node.environments.mathematics.equality import equal
-from swarm_node.environments.mathematics.limit import within_time
-from swarm_node.environments.mathematics.reading import is_value
-from swarm_node.environments.mathematics.vocabulary import CHANGING, SCALES
+from swarm_node.environments.mathematics.vocabulary import SCALES
 
 #: Only the last characters of a longer text are judged, because the final answer is at the end.
 MAX_JUDGED_CHARS = 4096
 
-#: A letter anywhere in a text of so many characters is an answer, in a longer one perhaps not.
-_SHORT_CHARS: Final = 200
 _TAG: Final = re.compile(r"< ?(/?) ?answer ?>", re.IGNORECASE | re.ASCII)
 _BARE_BOX: Final = re.compile(r"\\boxed\s+([^\s{}$]{1,32})")
 _BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s?\{|\\.|[{}]", re.DOTALL)
@@ -31,14 +24,10 @@ _PHRASE: Final = re.compile(
     r"(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|=|:|-(?=\s))[*_ ]{0,4}(?:that\b|:)?",
     re.IGNORECASE,
 )
-#: Signs that join a number to what stands before or after it.
-_JOINED_BEFORE: Final = re.compile(r"(?:[-+*/^<>≤≥≠≈±×÷·√π|(\[{\\_!²³½]\s?|\d:|\d,\s?|[^\W\d])$")  # noqa: RUF001
-_JOINED_AFTER: Final = re.compile(r"\s?[-+*/^<>≤≥≠=±×÷·√π|)\]}\\_!²³½°:]|[^\W_]")  # noqa: RUF001
-_JOINING: Final = frozenset(("and", "or", "to", "in", "out", "of", "sqrt", "ln", "log", "pi"))
-_EMPHASIS: Final = re.compile(r"(?<!\w)\*\*|\*\*(?!\w)")
-_WORD: Final = re.compile(r"[^\W_]+")
+EMPHASIS: Final = re.compile(r"(?<!\w)\*\*|\*\*(?!\w)")
+WORD: Final = re.compile(r"[^\W_]+")
 #: Not at the point of U.S., Dr. and the like.
-_SENTENCE: Final = re.compile(
+SENTENCE: Final = re.compile(
     r"(?<!\\)(?<!\b[A-Z])(?<!\b(?:Dr|St|in))(?<!approx)(?<!\bi\.e)[.!?][*_]{0,2}(?=\s|$)|\n"
 )
 #: A heading of Markdown, which is no mark of GSM8K.
@@ -48,15 +37,7 @@ _HEADING: Final = re.compile(
 )
 _CLAUSE: Final = re.compile(r",\s[^\W\d]")
 _STARTS_WITH_NUMBER: Final = re.compile(r"[^\w\n]{0,3}\d")
-_REASON: Final = re.compile(
-    r"[,;.]?\s(?:because|since|as|so|which|where|due|hence|therefore|(?:and )?not)\b",
-    re.IGNORECASE,
-)
-_FORMULA: Final = re.compile(r"\$\$?[^$]{1,512}\$\$?|\\\([^\n\\]{1,512}\\\)|\\\[[^$\]]{1,512}\\\]")
-_NUMBER: Final = re.compile(
-    r"(?<![\w.])[-+\u2212]?(?:[$€£¥]\s?)?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,4})?"
-    r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%)?"
-)
+FORMULA: Final = re.compile(r"\$\$?[^$]{1,512}\$\$?|\\\([^\n\\]{1,512}\\\)|\\\[[^$\]]{1,512}\\\]")
 #: A whole number in words: its sign, its digits, perhaps with commas, and zeros after a point.
 _INTEGER: Final = re.compile(
     r"(?<![\w.])(?P<sign>[-\u2212]?)(?:[$€£]\s?)?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)"
@@ -175,70 +156,11 @@ def _phrased(text: str) -> str | None:
     if not phrases:
         return None
     rest = text[phrases[-1].end() :].strip()
-    displayed = _FORMULA.match(rest)
+    displayed = FORMULA.match(rest)
     if displayed and rest[:2] in ("$$", r"\["):
         return displayed[0]
-    sentence = _SENTENCE.search(rest)
+    sentence = SENTENCE.search(rest)
     return (rest[: sentence.start()] if sentence else rest).strip("*_` \n")
-
-
-def score_exact(answer: str, right: str, choices: Sequence[str] = ()) -> float:
-    """1 for the same words in Unicode's canonical form, with any white space between them."""
-    return float(_words(answer) == _words(right))
-
-
-def _words(text: str) -> list[str]:
-    return unicodedata.normalize("NFC", text).split()
-
-
-def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
-    """1 for the letter of the right choice ("B", "(b)", "Answer: B. Paris"), or its text."""
-    return float(letter_of(answer, choices) == right)
-
-
-def score_math(answer: str, right: str, choices: Sequence[str] = ()) -> float:
-    """1 if the answer is equal to the right one: as words, as numbers, expressions, sets, tuples,
-    matrices or equations, in plain text or LaTeX, with or without a unit. A reason after it is left
-    out ("5, because …"). No name in the answer is evaluated: a grammar parses it."""
-    reason = _REASON.search(answer)
-    forms = [answer, *([answer[: reason.start()]] if reason else [])]
-    return float(within_time(lambda: any(equal(form, right) for form in forms)))
-
-
-def unmarked_values(text: str) -> list[str]:
-    """What is judged as mathematics of a text that marks no answer: all of it, and if that is
-    prose, its last sentence, and its last formula or number. That is not judged alone if it is a
-    part of more: of "12 sqrt(3)", "5 or 6", "at least 6"."""
-    text = _EMPHASIS.sub("", text)
-    if is_value(text):
-        return [text]
-    sentence = _SENTENCE.split(text.strip().rstrip(".?"))[-1].strip()
-    parts = [text, *([sentence] if sentence else [])]
-    last = max(
-        (found for pattern in (_FORMULA, _NUMBER) for found in pattern.finditer(text)),
-        key=lambda found: (found.end(), len(found[0])),
-        default=None,
-    )
-    return parts if last is None or _is_part(text, last) else [*parts, last[0]]
-
-
-def _is_part(text: str, found: re.Match[str]) -> bool:
-    """True if a number or formula in prose is a part of more."""
-    before, after = text[: found.start()][-64:], text[found.end() :][:64]
-    if _JOINED_AFTER.match(after) or _JOINED_BEFORE.search(before):
-        return True
-    clause = re.split(r"[.;:]\s|\n", before)[-1]
-    near = {*_WORD.findall(clause.casefold())[-3:], *_WORD.findall(after.casefold())[:1]}
-    if near & (CHANGING | SCALES.keys() | _JOINING):
-        return True
-    return any(word[0].isdigit() for word in near)
-
-
-def unmarked_choices(text: str) -> list[str]:
-    """What is judged as a choice of a text that marks no answer: all of a short one, and the last
-    line."""
-    last = text.strip().rpartition("\n")[2]
-    return [text, last] if len(text) <= _SHORT_CHARS else [last]
 
 
 def number_of(answer: FinalAnswer) -> str | None:
@@ -246,7 +168,7 @@ def number_of(answer: FinalAnswer) -> str | None:
     a unit around it, and not one that is denied ("25, not 24"). None if that is a fraction, a part
     of an expression ("12 + 13"), scaled ("25 dozen"), or the last of a list of different numbers
     ("24, 25"), which leaves open which is meant."""
-    text = _THOUSANDS.sub(",", _EMPHASIS.sub("", answer.text))
+    text = _THOUSANDS.sub(",", EMPHASIS.sub("", answer.text))
     said = (
         found
         for found in _INTEGER.finditer(text)
@@ -256,7 +178,7 @@ def number_of(answer: FinalAnswer) -> str | None:
     if last is None:
         return None
     before, after = text[: last.start()], text[last.end() :]
-    word = _WORD.match(after.lstrip()[:16])
+    word = WORD.match(after.lstrip()[:16])
     operated = _OPERATED_BEFORE.search(before[-16:]) or _OPERATED_AFTER.match(after[:16])
     if operated or (word and word[0].casefold() in SCALES):
         return None
@@ -272,14 +194,8 @@ def _integer(found: re.Match[str]) -> str | None:
     return f"-{digits}" if found["sign"] and digits != "0" else digits
 
 
-Scorer = Callable[[str, str, Sequence[str]], float]
-SCORERS: Mapping[str, Scorer] = {
-    "exact": score_exact,
-    "math": score_math,
-    "choice": score_choice,
-}
-#: What is judged of a text without a marked answer, where that is not all of it.
-UNMARKED: Mapping[str, Callable[[str], list[str]]] = {
-    "math": unmarked_values,
-    "choice": unmarked_choices,
-}
+def same_words(text: str, other: str) -> bool:
+    """Check that both have the same words in Unicode's canonical form, with any white space between
+    them."""
+    one, two = (unicodedata.normalize("NFC", each).split() for each in (text, other))
+    return one == two
