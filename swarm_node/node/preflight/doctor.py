@@ -19,7 +19,6 @@ from swarm_node.node.preflight.defaults import demand_of
 from swarm_node.node.preflight.facts import Card, Facts, find_gpu
 from swarm_node.node.preflight.machine import computed_on
 from swarm_node.node.preflight.probe import Seen, time_products
-from swarm_node.node.preflight.room import check_disk, shared_bytes
 from swarm_node.p2p.transports.libp2p import INSTALL
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.memory.plan import Plan, make_plan
@@ -27,6 +26,7 @@ from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import has_bitsandbytes, repeats_heads, torch_version
 from swarm_node.policy.planning.demand import ONE_ANSWER, Lengths
 from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine, engine_of, fit
+from swarm_node.policy.planning.room import check_disk, shared_bytes
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
     VLLM_VERSION,

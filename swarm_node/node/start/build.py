@@ -33,7 +33,6 @@ from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.bans import Bans
 from swarm_node.node.preflight.defaults import torch_threads
-from swarm_node.node.preflight.room import shared_bytes
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import (
@@ -54,6 +53,7 @@ from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.planning.demand import PRETRAINED_WEIGHTS
 from swarm_node.policy.planning.fit import Fit
+from swarm_node.policy.planning.room import shared_bytes
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir

@@ -44,7 +44,6 @@ from swarm_node.node.preflight.first_lines import (
     tickets_line,
     told_line,
 )
-from swarm_node.node.preflight.room import check_disk
 from swarm_node.node.start.admission import Check, of_choice, of_model
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
@@ -52,6 +51,7 @@ from swarm_node.p2p.membership.ticket import parse_ticket, read_ticket
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, Told, resolve
+from swarm_node.policy.planning.room import check_disk
 from swarm_node.policy.training.checkpoints.stored import checkpoints
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 

@@ -21,7 +21,6 @@ from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.preflight.machine import card
 from swarm_node.node.preflight.probe import parse_gpu_memory
-from swarm_node.node.preflight.room import check_disk, shared_bytes
 from swarm_node.node.start import join as joining
 from swarm_node.node.start.derive import (
     cache_shape,
@@ -43,6 +42,7 @@ from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
 from swarm_node.policy.planning.demand import Lengths
 from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine
+from swarm_node.policy.planning.room import check_disk, shared_bytes
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild, choose_engine
 from swarm_node.policy.weights import KEEP_VERSIONS
