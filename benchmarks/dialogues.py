@@ -33,11 +33,12 @@ from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.splitting import SplitEnvironment
-from swarm_node.node.loops.sampling.dialogues import Opening, PlayedDialogue, Player, joined
+from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.processes.inline import InlineTrainer
@@ -113,9 +114,7 @@ class Learner:
     def _take(self, games: Dialogue) -> None:
         self._environment = SplitEnvironment(games)
         self._host = InlineEnvironmentHost(self._environment)
-        self._player = Player(
-            self._sampler, self._model.codec, self._replay, self._settings.sampling, SYSTEM_CLOCK
-        )
+        self._player = Player(self._sampler, self._model.codec, self._replay, SYSTEM_CLOCK)
 
     async def _replay(self, ref: TaskRef, said: Sequence[Transcript]) -> list[ReplayedDialogue]:
         return list((await self._host.replay(ref, said)).dialogues)
@@ -124,8 +123,18 @@ class Learner:
         self, refs: Sequence[TaskRef], n: int, draw: int
     ) -> tuple[list[str], list[list[PlayedDialogue]]]:
         prompts = await self._host.render(refs)
+        sampling = self._settings.sampling
         openings = [
-            Opening(ref, self._model.codec.encode_prompt(prompt), n, task_seed(draw, ref.seed))
+            (
+                ref,
+                SampleRequest(
+                    self._model.codec.encode_prompt(prompt),
+                    n,
+                    task_seed(draw, ref.seed),
+                    sampling.max_new_tokens,
+                    sampling.temperature,
+                ),
+            )
             for ref, prompt in zip(refs, prompts, strict=True)
         ]
         return prompts, (await self._player.play(openings))[0]
@@ -142,7 +151,7 @@ class Learner:
         for family in self._environment.families:
             refs = [self._ref(family, held_out_seed("benchmark", n)) for n in range(tasks)]
             _, played = await self._play(refs, 1, 1)
-            found[family] = float(np.mean([each.end.reward for (each,) in played if each.end]))
+            found[family] = float(np.mean([each.heard.reward for (each,) in played]))
         return found
 
     async def update(self, number: int, groups: int) -> Batch:
@@ -165,7 +174,7 @@ class Learner:
     def _group(
         self, ref: TaskRef, prompt: str, dialogues: Sequence[PlayedDialogue]
     ) -> VerifiedGroup:
-        rewards = tuple(each.end.reward if each.end else 0.0 for each in dialogues)
+        rewards = tuple(each.heard.reward for each in dialogues)
         version = self._sampler.version
         group = RolloutGroup(
             ref,

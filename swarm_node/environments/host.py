@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.base import Environment
 from swarm_node.environments.judgement import (
     JudgedDialogues,
     Judgement,
@@ -435,22 +434,22 @@ class InlineEnvironmentHost:
     """An `EnvironmentHost` in this process, for simulations of trusted nodes. It gives the same
     rewards, but has no time limit, and a scorer that ends its process ends the simulation."""
 
-    def __init__(self, environment: Environment, families: Sequence[str] = ()) -> None:
-        """`families` are checked at the start if the environment is split by text; () for all."""
+    def __init__(self, environment: SplitEnvironment, families: Sequence[str] = ()) -> None:
+        """`families` are checked at the start; () for all."""
         self._environment = environment
         self._families = tuple(families)
 
     async def start(self) -> EnvironmentInfo:
         environment = self._environment
-        notes: tuple[str, ...] = ()
-        turns = 1
-        if isinstance(environment, SplitEnvironment):
-            for family in self._families or environment.families:
-                if family in environment.families and (why := environment.refusal(family)):
-                    raise ConfigError(f"environment.options: {why}")
-            notes, turns = environment.notes, environment.turns
+        for family in self._families or environment.families:
+            if family in environment.families and (why := environment.refusal(family)):
+                raise ConfigError(f"environment.options: {why}")
         return EnvironmentInfo(
-            environment.name, environment.version, environment.families, notes=notes, turns=turns
+            environment.name,
+            environment.version,
+            environment.families,
+            notes=environment.notes,
+            turns=environment.turns,
         )
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
@@ -472,14 +471,11 @@ class InlineEnvironmentHost:
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
     ) -> JudgedDialogues:
         check_count(dialogues)
-        environment = self._environment
-        if not isinstance(environment, SplitEnvironment):
-            raise ValueError("only an environment that is split by text has dialogues")
         began = SYSTEM_CLOCK.now()
-        task, prompt = derive_prompt(environment, ref)
+        task, prompt = derive_prompt(self._environment, ref)
         cuts = [cut_transcript(each) for each in dialogues]
         sent = [each for each in cuts if each is not None]
-        lines = [replay_dialogue(environment, task, each) for each in sent]
+        lines = [replay_dialogue(self._environment, task, each) for each in sent]
         seconds = SYSTEM_CLOCK.now() - began
         return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
 

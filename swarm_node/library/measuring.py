@@ -21,7 +21,7 @@ from swarm_node.library.stored_policy import StoredPolicy, holding, open_sampler
 from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.reporting.evaluation import Examiner, seen_tasks
-from swarm_node.node.loops.sampling.dialogues import check_groups
+from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.preflight.defaults import for_model, torch_threads
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.config import Sampling, load_settings
 from swarm_node.environments.base import Task
 from swarm_node.environments.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
@@ -22,7 +21,7 @@ from swarm_node.environments.judgement import ReplayedDialogue
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import SplitEnvironment
-from swarm_node.node.loops.sampling.dialogues import Opening, PlayedDialogue, Player, joined
+from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
@@ -121,11 +120,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         runner.run(sampler.close())
 
 
-def sampling(temperature: float) -> Sampling:
-    given = {"sampling.temperature": temperature, "sampling.max_new_tokens": 24}
-    return load_settings(given, environ={}).sampling
-
-
 async def played(sampler: Asked, temperature: float) -> list[PlayedDialogue]:
     """Dialogues with a sampler, played as a node plays its own."""
     host = InlineEnvironmentHost(ENVIRONMENT)
@@ -136,10 +130,10 @@ async def played(sampler: Asked, temperature: float) -> list[PlayedDialogue]:
     seeds = [task_seed("vllm", index) for index in range(TASKS)]
     refs = [TaskRef(ENVIRONMENT.name, ENVIRONMENT.version, "calc", seed) for seed in seeds]
     openings = [
-        Opening(ref, CODEC.encode_prompt(prompt), GROUP, ref.seed)
+        (ref, SampleRequest(CODEC.encode_prompt(prompt), GROUP, ref.seed, 24, temperature))
         for ref, prompt in zip(refs, await host.render(refs), strict=True)
     ]
-    player = Player(sampler, CODEC, hear, sampling(temperature), SYSTEM_CLOCK)  # type: ignore[arg-type]
+    player = Player(sampler, CODEC, hear, SYSTEM_CLOCK)  # type: ignore[arg-type]
     groups, _ = await player.play(openings)
     return [dialogue for group in groups for dialogue in group]
 
@@ -178,13 +172,13 @@ def test_the_second_turn_is_sampled_from_the_derived_context_in_the_prefix_cache
     second = [request for request in engine.requests if request.n == 1]
     assert len(second) > TASKS
     cached = bench.cached() - engine.cached[1]
-    shortest = min(len(dialogue.opening.prompt_ids) for dialogue in dialogues)
+    shortest = min(len(dialogue.request.prompt_ids) for dialogue in dialogues)
     assert shortest >= 2 * BLOCK
     assert cached >= len(second) * (shortest // BLOCK * BLOCK)
     for dialogue in dialogues:
         said, ends = joined(dialogue.turns), joined(dialogue.turns).ends
         row = TrainRow(
-            prompt_ids=np.asarray(dialogue.opening.prompt_ids, np.uint32),
+            prompt_ids=np.asarray(dialogue.request.prompt_ids, np.uint32),
             completion_ids=said.token_ids,
             logprobs=None,
             advantage=0.0,

@@ -56,7 +56,7 @@ from swarm_node.node.loops.peers.consequences import watch
 from swarm_node.node.loops.peers.dialing import DialCheck, try_peers
 from swarm_node.node.loops.reporting.overview import take_report, take_snapshot
 from swarm_node.node.loops.reporting.recording import Recorder
-from swarm_node.node.loops.sampling.dialogues import check_groups
+from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.loops.supervisor import Step, Supervisor
 from swarm_node.node.loops.work import OpenWork, Work

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.loops.peers.company import Company
 from swarm_node.node.loops.reporting.evaluation import Evaluator
-from swarm_node.node.loops.sampling.dialogues import DialogueMaker
 from swarm_node.node.loops.sampling.judging import Judging
 from swarm_node.node.loops.sampling.levels import Levels
 from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
@@ -28,7 +27,7 @@ class Work:
 
     tasks: FittingTasks
     judging: Judging
-    maker: RolloutMaker | DialogueMaker
+    maker: RolloutMaker
     evaluator: Evaluator
     exchange: Exchange
     company: Company

@@ -16,13 +16,8 @@ from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.snapshot import Said
-from swarm_node.node.loops.sampling.dialogues import (
-    TOO_LONG,
-    Opening,
-    PlayedDialogue,
-    Player,
-    check_groups,
-)
+from swarm_node.node.loops.sampling.dialogues import TOO_LONG, PlayedDialogue, Player
+from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.preflight.ground_check import check_questions
 from swarm_node.node.preflight.right_answers import Tell, judged, score_family
@@ -224,32 +219,44 @@ class _Asking(NamedTuple):
         """Return the answers to tasks whose prompt and answer fit the model's positions."""
         sampling, codec = self.sampling, self.codec
         texts = await self.host.render(refs)
-        fitting = [
-            (ref, ids)
+        asked = {
+            ref: SampleRequest(
+                ids,
+                sampling.group_size,
+                ref.seed,
+                sampling.max_new_tokens,
+                sampling.temperature,
+            )
             for ref, ids in zip(refs, map(codec.encode_prompt, texts), strict=True)
             if codec.fits(ids, info.turns * sampling.max_new_tokens)
-        ]
+        }
         if info.turns > 1:
-            prompts = dict(zip(refs, texts, strict=True))
-            return await _talked(self.host, self.sampler, codec, sampling, fitting, prompts)
-        groups = await self.sampler.sample(
-            [
-                SampleRequest(
-                    ids,
-                    sampling.group_size,
-                    ref.seed,
-                    sampling.max_new_tokens,
-                    sampling.temperature,
-                )
-                for ref, ids in fitting
-            ]
-        )
+            return await self._talked(asked, dict(zip(refs, texts, strict=True)))
+        groups = await self.sampler.sample([*asked.values()])
         made = []
-        for (ref, _), group in zip(fitting, groups, strict=True):
+        for ref, group in zip(asked, groups, strict=True):
             texts = [completion.text for completion in group]
             judged = await self.host.judge(ref, texts)
             made.append(JudgedAnswers(ref, texts, judged, cut=_cut(group)))
         return made
+
+    async def _talked(
+        self, asked: Mapping[TaskRef, SampleRequest], prompts: Mapping[TaskRef, str]
+    ) -> list[JudgedAnswers]:
+        """Return the model's dialogues of each task."""
+        played, _ = await Player(self.sampler, self.codec, self._replay, SYSTEM_CLOCK).play(
+            asked.items()
+        )
+        made = []
+        for ref, dialogues in zip(asked, played, strict=True):
+            rewards = tuple(each.heard.reward for each in dialogues)
+            last = [each.turns[-1] for each in dialogues]
+            texts, judged = [each.text for each in last], Judgement(prompts[ref], rewards)
+            made.append(JudgedAnswers(ref, texts, judged, dialogues, _cut(last)))
+        return made
+
+    async def _replay(self, ref: TaskRef, said: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
+        return (await self.host.replay(ref, said)).dialogues
 
 
 def _cut(answers: Sequence[Completion]) -> int:
@@ -258,32 +265,6 @@ def _cut(answers: Sequence[Completion]) -> int:
 
 def _of(made: Sequence[JudgedAnswers], family: str) -> list[JudgedAnswers]:
     return [each for each in made if each.ref.family == family]
-
-
-async def _talked(
-    host: ProcessEnvironmentHost,
-    sampler: TorchSampler,
-    codec: Codec,
-    sampling: Sampling,
-    fitting: Sequence[tuple[TaskRef, tuple[int, ...]]],
-    prompts: Mapping[TaskRef, str],
-) -> list[JudgedAnswers]:
-    """Return the model's dialogues of each task."""
-
-    async def replay(ref: TaskRef, said: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
-        return (await host.replay(ref, said)).dialogues
-
-    player = Player(sampler, codec, replay, sampling, SYSTEM_CLOCK)
-    played, _ = await player.play(
-        [Opening(ref, ids, sampling.group_size, ref.seed) for ref, ids in fitting]
-    )
-    made = []
-    for (ref, _), dialogues in zip(fitting, played, strict=True):
-        rewards = tuple(each.end.reward if each.end else 0.0 for each in dialogues)
-        answers = [each.turns[-1].text for each in dialogues]
-        cut = _cut([each.turns[-1] for each in dialogues])
-        made.append(JudgedAnswers(ref, answers, Judgement(prompts[ref], rewards), dialogues, cut))
-    return made
 
 
 async def _replaying(
@@ -295,9 +276,9 @@ async def _replaying(
     for one in made:
         again = await other.replay(one.ref, [each.transcript for each in one.dialogues])
         for dialogue, found in zip(one.dialogues, again.dialogues, strict=True):
-            end = dialogue.end
-            if end is not None and not end.fault and found != end:
-                turn = _unlike(end.replies, found.replies)
+            heard = dialogue.heard
+            if not heard.fault and found != heard:
+                turn = _unlike(heard.replies, found.replies)
                 what = f"the reply to turn {turn}" if turn else "the reward"
                 return Said(
                     "replay",
@@ -305,7 +286,7 @@ async def _replaying(
                     f"{family}: {what} is another one in another process",
                     "reply() and judge() may depend on the task and on what was said alone",
                 )
-    faults = [each.end for each in everything if each.end and each.end.fault not in ("", TOO_LONG)]
+    faults = [each.heard for each in everything if each.heard.fault not in ("", TOO_LONG)]
     if faults:
         why = f"{faults[0].fault} {faults[0].raised}".strip()
         return Said(

@@ -18,7 +18,7 @@ from swarm_node.node.loops.parts import Parts, Shared, Tally
 from swarm_node.node.loops.peers.company import Company
 from swarm_node.node.loops.reporting.evaluation import Evaluator
 from swarm_node.node.loops.reporting.overview import name_of
-from swarm_node.node.loops.sampling.dialogues import DialogueMaker, dialogues_fit
+from swarm_node.node.loops.sampling.fit import dialogues_fit
 from swarm_node.node.loops.sampling.harvest import Harvest
 from swarm_node.node.loops.sampling.judging import Judging
 from swarm_node.node.loops.sampling.levels import Levels
@@ -163,16 +163,22 @@ class Assembly:
         workers = exchange, company, levels, prober, puncher, coordinating
         return Work(tasks, judging, maker, evaluator, *workers)
 
-    def maker(
-        self, info: EnvironmentInfo, judging: Judging, tasks: FittingTasks
-    ) -> RolloutMaker | DialogueMaker:
-        seed, peer_id = self.settings.run.seed, self.local.peer_id
-        place = self.settings.sampling, self.parts, self.tally, judging, tasks, self.shared.slots
-        if info.turns > 1:
-            return DialogueMaker(*place, seed=seed, peer_id=peer_id)
-        sampler, lag = self.parts.sampler, self.shared.buffer.settings.max_lag
-        harvest = Harvest(sampler, lag) if isinstance(sampler, InterruptibleSampler) else None
-        return RolloutMaker(*place, harvest, seed=seed, peer_id=peer_id)
+    def maker(self, info: EnvironmentInfo, judging: Judging, tasks: FittingTasks) -> RolloutMaker:
+        sampler, harvest = self.parts.sampler, None
+        if info.turns == 1 and isinstance(sampler, InterruptibleSampler):
+            harvest = Harvest(sampler, self.shared.buffer.settings.max_lag)
+        return RolloutMaker(
+            self.settings.sampling,
+            self.parts,
+            self.tally,
+            judging,
+            tasks,
+            self.shared.slots,
+            harvest,
+            turns=info.turns,
+            seed=self.settings.run.seed,
+            peer_id=self.local.peer_id,
+        )
 
     def verifier(self, info: EnvironmentInfo, judging: Judging) -> GroupVerifier:
         sampling, parts, codec = self.settings.sampling, self.parts, self.parts.codec

@@ -31,12 +31,11 @@ from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.sampling.dialogues import (
     CHANGED,
     TOO_LONG,
-    Opening,
     PlayedDialogue,
     Player,
-    check_groups,
     joined,
 )
+from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.loops.sampling.rollout_maker import PAUSE_SECONDS
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import peers_wants
@@ -101,16 +100,14 @@ def played(
         return (await host.replay(ref, dialogues)).dialogues
 
     sampler = TorchSampler(CausalLM.from_directory(tiny().directory), codec(), inline=True)
-    player = Player(sampler, codec(positions), hear, SAMPLING, SYSTEM_CLOCK)
+    player = Player(sampler, codec(positions), hear, SYSTEM_CLOCK)
     refs = [TaskRef("digits", environment.version, "one", 1000 + n) for n in range(tasks)]
 
     async def run() -> list[list[PlayedDialogue]]:
-        prompts = await host.render(refs)
+        prompts = map(codec().encode_prompt, await host.render(refs))
         groups, seconds = await player.play(
-            [
-                Opening(ref, codec().encode_prompt(prompt), 4, ref.seed)
-                for ref, prompt in zip(refs, prompts, strict=True)
-            ]
+            (ref, SampleRequest(ids, 4, ref.seed, SAMPLING.max_new_tokens, SAMPLING.temperature))
+            for ref, ids in zip(refs, prompts, strict=True)
         )
         assert seconds > 0
         return groups
@@ -128,12 +125,12 @@ def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
             assert [turn.text for turn in dialogue.turns] == [turn.text for turn in other.turns]
             assert dialogue.replies == other.replies
             lengths.add(len(dialogue.turns))
-            assert dialogue.end.over
+            assert dialogue.heard.over
             assert len(dialogue.replies) == len(dialogue.turns) - 1
             assert all(turn.finish is Finish.STOP for turn in dialogue.turns[:-1])
             said = [turn.text for turn in dialogue.turns]
-            task = environment.derive(dialogue.opening.ref)
-            assert dialogue.end.reward == environment.judge(task, said)
+            task = environment.derive(dialogue.ref)
+            assert dialogue.heard.reward == environment.judge(task, said)
     assert lengths == {1, 2, 3}
     assert {turn.finish for group in groups for each in group for turn in each.turns} == {*Finish}
 
@@ -145,8 +142,8 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
     seen = 0
     for group in groups:
         completions = tuple(joined(dialogue.turns) for dialogue in group)
-        rewards = tuple(each.end.reward for each in group if each.end)
-        ref = group[0].opening.ref
+        rewards = tuple(each.heard.reward for each in group)
+        ref = group[0].ref
         made = RolloutGroup(ref, PolicyRef(b"m", b"t", 0), completions, rewards)
         assert check_tokens(codec(), made) is None
         prompt = environment.render(environment.derive(ref))
@@ -174,7 +171,7 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
 
 def test_replies_that_change_later_end_the_dialogue() -> None:
     groups, _ = played(Fickle())
-    ends = [dialogue.end for group in groups for dialogue in group if len(dialogue.turns) > 1]
+    ends = [dialogue.heard for group in groups for dialogue in group if len(dialogue.turns) > 1]
     assert ends
     assert all(end == ReplayedDialogue(fault=CHANGED) for end in ends)
 
@@ -204,7 +201,7 @@ def test_replies_that_change_later_are_counted_and_told_once(
 
 def test_a_dialogue_that_no_longer_fits_ends() -> None:
     groups, _ = played(Wordy())
-    ends = {(len(each.turns), each.end.fault) for group in groups for each in group if each.end}
+    ends = {(len(each.turns), each.heard.fault) for group in groups for each in group}
     assert (2, TOO_LONG) in ends
     assert ends <= {(1, ""), (2, ""), (2, TOO_LONG)}
 
@@ -310,7 +307,7 @@ async def test_a_round_without_a_group_ends_in_a_pause(world: World, loop: Virtu
 
     began = loop.time()
     await node._open_work(info, info.families).maker.make(0, deliver)
-    assert (taken, loop.time() - began) == ([0], PAUSE_SECONDS)
+    assert (taken, loop.time() - began) == ([], PAUSE_SECONDS)
     await node.close()
 
 
@@ -465,8 +462,8 @@ def test_a_node_whose_model_has_no_roles_does_not_start_on_dialogues(tmp_path: P
 def test_of_two_requests_for_a_turn_no_two_are_alike() -> None:
     """Or dialogues that were the same so far would be the same for ever."""
     groups, _ = played(Digits(), tasks=1)
-    player = Player(None, codec(), None, SAMPLING, SYSTEM_CLOCK)  # type: ignore[arg-type]
-    fresh = [PlayedDialogue(each.opening, each.place, each.turns[:1], ["1"]) for each in groups[0]]
+    player = Player(None, codec(), None, SYSTEM_CLOCK)  # type: ignore[arg-type]
+    fresh = [PlayedDialogue(d.ref, d.request, d.place, d.turns[:1], ["1"]) for d in groups[0]]
     requests = [request for request, _ in player._requests([fresh])]
     assert all(isinstance(request, SampleRequest) for request in requests)
     assert len({request.seed for request in requests}) == len(requests) == 4

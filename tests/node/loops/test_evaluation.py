@@ -17,7 +17,8 @@ from in_memory import Host, Sampler, World, environment, small_settings, tiny
 from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
+from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.history import GroupCounts
@@ -138,11 +139,14 @@ class _Known(Host):
         super().__init__(environment())
         self.judged: dict[TaskRef, str] = {}
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
-        found = await super().judge(ref, texts, whose)
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        found = await super().replay(ref, dialogues, whose)
         assert ref not in self.judged
         self.judged[ref] = found.prompt
-        return replace(found, rewards=(0.25 if ref.held_out else 0.75,) * len(texts))
+        end = ReplayedDialogue(reward=0.25 if ref.held_out else 0.75)
+        return replace(found, dialogues=(end,) * len(dialogues))
 
 
 def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str]]:

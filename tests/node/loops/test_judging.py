@@ -11,6 +11,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.drills import create
 from swarm_node.environments.host import InlineEnvironmentHost, Whose
 from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.parts import Tally
 from swarm_node.node.loops.sampling.judging import Judging
@@ -37,7 +38,7 @@ class Queued(InlineEnvironmentHost):
 
 def test_a_task_that_took_too_long_counts_as_its_authors_time() -> None:
     effort = Effort(1.0, str.upper)
-    judging = Judging(Slow(create()), Tally(), effort, SYSTEM_CLOCK)
+    judging = Judging(Slow(SplitEnvironment(create())), Tally(), effort, SYSTEM_CLOCK)
     with pytest.raises(SlowTaskError):
         asyncio.run(judging.of_peer(REF, ["7"], "author"))
     assert effort.exceeds("author", SYSTEM_CLOCK.now())
@@ -45,14 +46,14 @@ def test_a_task_that_took_too_long_counts_as_its_authors_time() -> None:
 
 def test_what_a_peers_group_costs_is_not_the_time_that_it_waits_for_others() -> None:
     tally = Tally()
-    judging = Judging(Queued(create()), tally, Effort(1.0, str), SYSTEM_CLOCK)
+    judging = Judging(Queued(SplitEnvironment(create())), tally, Effort(1.0, str), SYSTEM_CLOCK)
     asyncio.run(judging.of_peer(REF, ["7"], "author"))
     assert tally.judging.mean == 0.001
 
 
 def test_own_texts_are_no_peers_time_and_their_faults_count() -> None:
     tally, effort = Tally(), Effort(1.0, str)
-    judging = Judging(Queued(create()), tally, effort, SYSTEM_CLOCK)
+    judging = Judging(Queued(SplitEnvironment(create())), tally, effort, SYSTEM_CLOCK)
     asyncio.run(judging.own(REF, ["7"]))
     assert tally.faults == {"scorer_raised": 1}
     assert tally.judging.mean == 0.0

@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.judgement import JudgedDialogues, Judgement, ReplayedDialogue
+from swarm_node.environments.judging.judge import Transcript
 from swarm_node.node.loops.sampling.levels import (
     BELOW,
     HIGH,
@@ -254,11 +255,19 @@ class _Graded(Host):
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         found = await super().judge(self._inner(ref), texts, whose)
-        if not ref.held_out:
-            self.judged.append(ref.family)
+        self.judged.append(ref.family)
+        return replace(found, rewards=self._rewards(ref, len(texts)))
+
+    async def replay(
+        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+    ) -> JudgedDialogues:
+        found = await super().replay(self._inner(ref), dialogues, whose)
+        ends = [ReplayedDialogue(reward=each) for each in self._rewards(ref, len(dialogues))]
+        return replace(found, dialogues=tuple(ends))
+
+    def _rewards(self, ref: TaskRef, count: int) -> tuple[float, ...]:
         share = {"sum-1": 1.0, "sum-2": 1.0, "sum-3": 0.5, "sum-4": 0.0}[ref.family]
-        rewards = tuple(float(n < share * len(texts)) for n in range(len(texts)))
-        return replace(found, rewards=rewards)
+        return tuple(float(n < share * count) for n in range(count))
 
     def _inner(self, ref: TaskRef) -> TaskRef:
         return replace(ref, family=self._names[ref.family])

@@ -14,7 +14,7 @@ from builders import replay_settings
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import InlineEnvironmentHost
-from swarm_node.environments.jsonl import create
+from swarm_node.environments.registry import create_environment
 from swarm_node.errors import ModelError
 from swarm_node.node.figures.first_groups import Beginning
 from swarm_node.node.loops.parts import Parts, Tally
@@ -53,7 +53,9 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
     settings = load_settings({"sampling.max_new_tokens": 4, "sampling.group_size": 2}, environ={})
     unused: Mapping[str, Any] = {"transport": None, "trainer": None, "processes": dict}
     codec = Codec.from_directory(model)
-    host = InlineEnvironmentHost(create(str(tmp_path / "rows.jsonl"), held_out=0.5))
+    host = InlineEnvironmentHost(
+        create_environment("jsonl", {"path": str(tmp_path / "rows.jsonl"), "held_out": 0.5})
+    )
     storage = Storage(tmp_path / "node.sqlite")
     parts = Parts(
         sampler=TorchSampler.from_directory(model, threads=1),

@@ -23,7 +23,7 @@ from swarm_node.environments.judgement import JudgedDialogues
 from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import Rejected
-from swarm_node.node.loops.sampling.dialogues import dialogues_fit
+from swarm_node.node.loops.sampling.fit import dialogues_fit
 from swarm_node.p2p.exchange.verify import (
     Dialogues,
     Expected,

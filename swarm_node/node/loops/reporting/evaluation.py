@@ -21,7 +21,7 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
 from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.sampling.dialogues import Opening, Player
+from swarm_node.node.loops.sampling.dialogues import Player
 from swarm_node.node.loops.sampling.levels import Levels
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
@@ -91,24 +91,10 @@ class Examiner:
     ) -> tuple[dict[TaskRef, Sequence[float]], float]:
         """Return the rewards of the answers to each task, or of the dialogues that begin with it,
         and the seconds that the sampler sampled."""
-        rewards = dict[TaskRef, Sequence[float]]()
-        if self.turns > 1:
-            openings = [
-                Opening(ref, request.prompt_ids, request.n, request.seed)
-                for ref, request in requests.items()
-            ]
-            player = Player(self.sampler, self.codec, self._replay, self.sampling, self.clock)
-            played, took = await player.play(openings)
-            for ref, dialogues in zip(requests, played, strict=True):
-                rewards[ref] = [each.end.reward if each.end else 0.0 for each in dialogues]
-            return rewards, took
-        began = self.clock.now()
-        groups = await self.sampler.sample(list(requests.values()))
-        took = self.clock.now() - began
-        for ref, answers in zip(requests, groups, strict=True):
-            texts = [completion.text for completion in answers]
-            rewards[ref] = (await self.environment.judge(ref, texts)).rewards
-        return rewards, took
+        player = Player(self.sampler, self.codec, self._replay, self.clock)
+        played, took = await player.play(requests.items())
+        rewards = ([each.heard.reward for each in dialogues] for dialogues in played)
+        return dict(zip(requests, rewards, strict=True)), took
 
     async def _replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript]

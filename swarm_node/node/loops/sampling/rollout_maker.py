@@ -1,12 +1,13 @@
 """Rollout groups of the node's own: choose tasks, sample completions, judge the completions.
 
-A `TaskChooser` chooses the tasks. A `Sampler` completes them in one turn each; `dialogues.py` has
-tasks of several turns.
+A `TaskChooser` chooses the tasks. Answers of one turn come from a `Harvest` group by group, or from
+a `Sampler` in one batch; dialogues of several turns from a `Player`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +19,7 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.figures.first_groups import Beginning, FirstGroups
 from swarm_node.node.loops.parts import Parts, Tally, at_sampler
+from swarm_node.node.loops.sampling.dialogues import CHANGED, TOO_LONG, Player, joined
 from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
 from swarm_node.node.loops.sampling.judging import Judging
 from swarm_node.node.loops.sampling.tasks import FittingTasks
@@ -35,7 +37,8 @@ _log = structlog.get_logger(__name__)
 
 
 class RolloutMaker:
-    """Samples a group of completions for each chosen task and has the group judged."""
+    """Samples a group of completions for each chosen task and has the group judged. A completion is
+    an answer, or a dialogue."""
 
     def __init__(
         self,
@@ -47,11 +50,13 @@ class RolloutMaker:
         slots: Slots,
         harvest: Harvest | None,
         *,
+        turns: int = 1,
         seed: int,
         peer_id: str,
     ) -> None:
         """Every group takes its slots from `slots` when its sampling begins. `harvest` gathers the
-        groups of a sampler that can be interrupted. Without it, groups are sampled in batches."""
+        answers of a sampler that can be interrupted. Without it, groups are sampled in batches: of
+        answers, or of dialogues with up to `turns` turns of the policy."""
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
@@ -61,23 +66,26 @@ class RolloutMaker:
         self._harvest = harvest
         self._seed = seed
         self._peer_id = peer_id
-        self._first = FirstReport()
+        self._player = Player(parts.sampler, parts.codec, judging.replay, parts.clock)
+        self._turns = turns
+        self._first = FirstGroups()
         #: Requests of the newest groups, and the first groups' results if they teach nothing.
         self._asked: dict[TaskRef, SampleRequest] = {}
         self._barren: Beginning | None = None
 
     async def make(self, count: int, deliver: Deliver) -> None:
-        """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
-        the group is judged. The group's `claimed` are the rewards found here.
+        """Complete and judge `count` groups. `deliver` takes them, with their prompts, rewards and
+        replies, as soon as they are judged. The group's `claimed` are the rewards found here.
 
-        Tasks are left out if their prompt and the longest answer exceed the model's positions, so
-        there may be fewer groups. The groups of interrupted tasks keep their slots.
+        Groups are left out if their prompt and the longest answers, or a dialogue of them, exceed
+        the model's positions, so there may be fewer. The groups of interrupted tasks keep their
+        slots.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
             SwarmNodeError: from the sampler or `deliver`.
         """
-        clock, made = self._parts.clock, 0
+        clock, made, drawing = self._parts.clock, 0, 0.0
         started = clock.now()
 
         async def hand_on(groups: Sequence[OwnGroup]) -> None:
@@ -89,8 +97,9 @@ class RolloutMaker:
         try:
             if self._harvest is not None:
                 drawing = await self._gather(self._harvest, count, hand_on)
-            else:
-                drawing = await self._sample(count, hand_on)
+            elif groups := await self._begin(count):
+                sample = self._answer if self._turns == 1 else self._talk
+                drawing = await sample(groups, hand_on)
         finally:
             # Groups that failed are dropped; interrupted ones keep their slots.
             interrupted = len(self._harvest.interrupted) if self._harvest is not None else 0
@@ -99,7 +108,7 @@ class RolloutMaker:
             self._tally.drawing.add(drawing, made)
             self._tally.sampling.add(clock.now() - started, made)
         else:
-            await asyncio.sleep(PAUSE_SECONDS)  # the next prompts may be as long: do not spin
+            await asyncio.sleep(PAUSE_SECONDS)  # the next ones may be as long: do not spin
         if self._barren is not None:
             barren, self._barren = self._barren, None
             await self._try(barren)
@@ -109,7 +118,8 @@ class RolloutMaker:
         parts, tally = self._parts, self._tally
         tried: dict[Change, float] = {}
         try:
-            if barren.pass_at_1 <= 0.5:  # tasks that are too easy need no trial
+            # Tasks that are too easy need no trial, and dialogues have none.
+            if barren.pass_at_1 <= 0.5 and self._turns == 1:
                 calls = partial(at_sampler, parts, tally)
                 tried = await try_changes(
                     barren, self._asked, parts.sampler, self._judging, parts.codec, calls
@@ -139,33 +149,54 @@ class RolloutMaker:
         async def hand_on(group: PendingGroup) -> None:
             completions = tuple(map(self._completion, group.rows))
             judged = await self._judging.own(group.ref, _texts(completions))
-            await deliver([self._scored(group, completions, group.version, judged.rewards)])
+            await deliver([self._own(group, group.version, completions, judged.rewards)])
 
         with self._noted(count):
             await harvest.gather(count, fresh, hand_on)
         return clock.now() - began
 
-    async def _sample(self, count: int, deliver: Deliver) -> float:
-        """Sample all groups in one batch. Returns the seconds that the sampler sampled."""
-        clock, sampler, groups = self._parts.clock, self._parts.sampler, await self._begin(count)
-        if not groups:
-            return 0.0
+    async def _answer(self, groups: Sequence[PendingGroup], deliver: Deliver) -> float:
+        """Sample all answers of all groups in one batch. Returns the seconds that the sampler
+        sampled."""
+        clock, sampler = self._parts.clock, self._parts.sampler
         version, began = sampler.version, clock.now()
         with self._noted(len(groups)):
             sampled = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - began
-        judged = await self._judging.own_all(
-            [
-                (group.ref, _texts(completions))
-                for group, completions in zip(groups, sampled, strict=True)
-            ]
-        )
+        texts = [(group.ref, _texts(each)) for group, each in zip(groups, sampled, strict=True)]
+        judged = await self._judging.own_all(texts)
         await deliver(
             [
-                self._scored(group, completions, version, each.rewards)
+                self._own(group, version, completions, each.rewards)
                 for group, completions, each in zip(groups, sampled, judged, strict=True)
             ]
         )
+        return drawing
+
+    async def _talk(self, groups: Sequence[PendingGroup], deliver: Deliver) -> float:
+        """Play all dialogues of all groups. Returns the seconds that the sampler sampled."""
+        version, made = self._parts.sampler.version, []
+        with self._noted(len(groups)):
+            played, drawing = await self._player.play([(each.ref, each.request) for each in groups])
+        for group, dialogues in zip(groups, played, strict=True):
+            faults = Counter(each.heard.fault for each in dialogues)
+            self._judging.changed(group.ref, faults[CHANGED])
+            if faults[TOO_LONG]:
+                self._tally.faults["prompt_too_long"] += 1
+                continue
+            # Peers score a text on which the scorer fails as this node does, and replay no dialogue
+            # in which a reply failed or a text ended the judge.
+            made.append(
+                self._own(
+                    group,
+                    version,
+                    tuple(joined(each.turns) for each in dialogues),
+                    tuple(each.heard.reward for each in dialogues),
+                    tuple(tuple(each.replies) for each in dialogues),
+                    sound=faults.keys() <= {"", "out_of_range"},
+                )
+            )
+        await deliver(made)
         return drawing
 
     async def _begin(self, count: int) -> list[PendingGroup]:
@@ -197,42 +228,32 @@ class RolloutMaker:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
         return self._parts.sampler.completion(row)
 
-    def _scored(
+    def _own(
         self,
         group: PendingGroup,
-        completions: tuple[Completion, ...],
         version: int,
+        completions: tuple[Completion, ...],
         rewards: tuple[float, ...],
+        replies: tuple[tuple[str, ...], ...] = (),
+        *,
+        sound: bool = True,
     ) -> OwnGroup:
         """Make the rollout group to publish. `version` is the policy version of its first
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         made = RolloutGroup(group.ref, policy, completions, rewards)
-        self._tally.sampled(made, group.prompt)
+        self._tally.sampled(made, group.prompt, replies)
         self._asked = dict([*self._asked.items(), (group.ref, group.request)][-TASKS:])
         beginning = self._first.add(made)
         if beginning is not None and beginning.advice:
             self._barren = beginning
-        return OwnGroup(made, group.prompt)
+        elif beginning is not None:
+            tell(beginning, "")
+        return OwnGroup(made, group.prompt, replies, sound)
 
 
 def _texts(completions: Sequence[Completion]) -> list[str]:
     return [completion.text for completion in completions]
-
-
-class FirstReport:
-    """Tells the owner, once, how the first own groups went."""
-
-    def __init__(self) -> None:
-        self._first_groups = FirstGroups()
-
-    def add(self, group: RolloutGroup) -> Beginning | None:
-        """Add a group. Tell and return the beginning if it is complete and something can be learnt,
-        return it untold if nothing can."""
-        beginning = self._first_groups.add(group)
-        if beginning is not None and not beginning.advice:
-            tell(beginning, "")
-        return beginning
 
 
 def tell(beginning: Beginning, advice: str) -> None:

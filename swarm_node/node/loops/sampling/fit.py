@@ -1,0 +1,63 @@
+"""What fits: groups that peers take, and dialogues that the model can hold."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from swarm_node.config import Sampling
+from swarm_node.errors import ConfigError
+from swarm_node.p2p.limits.gates import longest_turn
+from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.models.text.codec import Codec
+from swarm_node.rollout import VerifiedGroup
+
+
+class Talk(Protocol):
+    """A part that knows the name of an environment, and the most turns of its dialogues."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def turns(self) -> int: ...
+
+
+def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
+    """Refuse groups that peers do not take, and dialogues that the model cannot hold.
+
+    Raises:
+        ModelError: its chat template cannot be continued with a reply.
+        ConfigError: all turns do not fit its positions, or a group that peers take.
+    """
+    longest = longest_turn(sampling.group_size, info.turns)
+    if sampling.max_new_tokens > longest:
+        of = "answers" if info.turns == 1 else f"dialogues of {info.turns} turns"
+        raise ConfigError(
+            f"sampling.max_new_tokens is {sampling.max_new_tokens}: groups of "
+            f"{sampling.group_size} {of} of {info.name} can be larger than peers take: at most "
+            f"{longest}, or fewer in a group (sampling.group_size)"
+        )
+    if info.turns == 1:
+        return
+    around = (info.turns - 1) * len(codec.bridge("")) + 1
+    if not codec.fits((), info.turns * sampling.max_new_tokens + around):
+        most = (codec.positions - around) // info.turns
+        remedy = f"at most {most}" if most > 0 else "a model with more of them is needed"
+        raise ConfigError(
+            f"sampling.max_new_tokens is {sampling.max_new_tokens}: {info.turns} turns of "
+            f"{info.name} exceed the model's {codec.positions} positions: {remedy}"
+        )
+
+
+def dialogues_fit(codec: Codec, group: VerifiedGroup) -> bool:
+    """Check that every row of a peer's dialogues fits the model's positions: the prompt, all turns
+    in this model's tokens, and the replies between them."""
+    batch = build_batch(
+        [group],
+        codec.encode_prompt,
+        codec.encode_answer,
+        codec.eos_id,
+        correction="own",  # every row, whatever its reward
+        bridge=codec.bridge,
+    )
+    return all(codec.fits((), len(row)) for row in batch.rows)
