@@ -209,7 +209,7 @@ async def test_connections_of_one_address_have_a_rate_and_another_address_gets_a
     counts = counted(one)
     async with running(one, other):
         writers = []
-        while not counts.refused_of["connections"] > ARRIVALS[1]:
+        while not counts.refused_of["links"] > ARRIVALS[1]:
             place = (ELSEWHERE, 0)
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(one), local_addr=place)
             writers.append(writer)

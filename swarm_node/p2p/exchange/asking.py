@@ -212,7 +212,7 @@ class Asker:
     def note_clock(self, peer_id: str, rejected: Rejected, *, told_itself: bool = False) -> None:
         """Record that this peer's clock differs from this node's. A time in the past counts only if
         the peer `told_itself`: other peers may pass on an old one."""
-        reasons = ("future", "not_yet_valid", *(("outdated",) if told_itself else ()))
+        reasons = ("not_yet_valid", *(("outdated",) if told_itself else ()))
         if rejected.reason in reasons and rejected.seconds:
             detail = "" if told_itself else AT_LEAST  # others may keep an older one
             seconds, name = -rejected.seconds, self._members.name(peer_id)

@@ -37,7 +37,6 @@ from swarm_node.p2p.wire.reasons import (
     BAD_REQUEST,
     CUT_OFF,
     NO_MEMBER,
-    NO_RENEWAL,
     NOT_HERE,
     RATE,
     REFUSED,
@@ -181,7 +180,7 @@ class Server:
     async def _renew(self, caller: str, payload: bytes) -> bytes:
         chain = self._credentials.renewal_of(caller)
         if isinstance(chain, Rejected):
-            raise NO_RENEWAL.error(chain.reason)
+            raise REFUSED.error(chain.reason)
         return wire.pack(wire.RenewReply(*chain))
 
     async def _claims(self, caller: str, payload: bytes) -> bytes:

@@ -91,12 +91,12 @@ class ReplayWindow:
         return self._high
 
     def check(self, seq: int) -> Rejected | None:
-        """Check `seq`. Return None if it was not seen, else "too_old", "duplicate" or
-        "seq_jump"."""
+        """Check `seq`. Return None if it was not seen, else "too_old", "duplicate" or "sequence"
+        for one far above the newest."""
         if seq < 1 or seq <= self._high - WINDOW:
             return Rejected("too_old", f"sequence {seq}, newest {self._high}")
         if self._high and seq > self._high + MAX_ADVANCE:
-            return Rejected("seq_jump", f"sequence {seq}, newest {self._high}")
+            return Rejected("sequence", f"sequence {seq}, newest {self._high}")
         if seq <= self._high and self._seen >> (self._high - seq) & 1:
             return Rejected("duplicate", f"sequence {seq}")
         return None
@@ -154,11 +154,11 @@ class Windows:
         return len(self._known)
 
     def check(self, author: str, epoch: int, seq: int) -> Rejected | None:
-        """Check a group. Return None if it is new, else "old_epoch" or a reason of
-        `ReplayWindow.check`."""
+        """Check a group. Return None if it is new, else a reason of `ReplayWindow.check`; a lower
+        epoch is "too_old"."""
         newest, window = self._known.get(author, (epoch, ReplayWindow()))
         if epoch < newest:
-            return Rejected("old_epoch", f"epoch {epoch}, newest {newest}")
+            return Rejected("too_old", f"epoch {epoch}, newest {newest}")
         return (window if epoch == newest else ReplayWindow()).check(seq)
 
     def begins(self, author: str, epoch: int) -> bool:

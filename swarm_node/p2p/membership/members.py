@@ -227,9 +227,9 @@ class Members:
 
     def hear(self, presence: bytes, expected: str | None = None) -> Heard | Rejected:
         """Check a packed presence, of `expected` or of any peer, and remember its member. Reasons
-        besides those of `admit` and `open_sealed`: "author" for another peer's presence, "future"
-        for a heartbeat more than CLOCK_SKEW_SECONDS ahead, "outdated" for one older than
-        MAX_HEAD_SECONDS.
+        besides those of `admit` and `open_sealed`: "author" for another peer's presence,
+        "not_yet_valid" for a heartbeat more than CLOCK_SKEW_SECONDS ahead, "outdated" for one older
+        than MAX_HEAD_SECONDS.
 
         Any holder of a ticket can sign a certificate for any key. So a teller can put another chain
         beside a member's heartbeat. It cannot change the issuer of a peer that presented its chain
@@ -242,7 +242,7 @@ class Members:
             return Rejected("author", "the presence of another peer")
         age = self._wall() - head.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
-            return Rejected("future", f"issued {-age:.0f} s ahead", -age)
+            return Rejected("not_yet_valid", f"issued {-age:.0f} s ahead", -age)
         if age > MAX_HEAD_SECONDS:
             return Rejected("outdated", f"issued {age:.0f} s ago", -age)
         known = self._known.get(member.peer_id)

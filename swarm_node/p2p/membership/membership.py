@@ -282,10 +282,10 @@ def open_chain(
     """Open a chain (issuer certificate, member certificate) that starts at the root of `info`, for
     `subject_key`, which the link authenticated. Times are not checked: see `check_times`.
 
-    Besides the reasons of `open_sealed`: "chain_depth", "wrong_root", "key", "wrong_issuer",
+    Besides the reasons of `open_sealed`: "schema", "wrong_root", "key", "wrong_issuer",
     "wrong_subject", "not_steward". `open_issuer` may cache results of `verify_issuer`."""
     if len(chain) != 2:
-        return Rejected("chain_depth", "a chain has an issuer and a member certificate")
+        return Rejected("schema", "a chain has an issuer and a member certificate")
     issuer = open_issuer(chain[0], info)
     if isinstance(issuer, Rejected):
         return issuer
@@ -314,13 +314,13 @@ def _period(not_before: float, not_after: float) -> tuple[int, int]:
 
 def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
     """Check the periods of these certificates at `now`. Return the reason why their owner is no
-    member, None if it is one: "outside_issuer", "too_long_period", "not_yet_valid" or "expired".
+    member, None if it is one: "outside_issuer", "not_yet_valid" or "expired".
     Two honest clocks may differ by CLOCK_SKEW_SECONDS, in both directions."""
     earliest = issuer.not_before - CLOCK_SKEW_SECONDS
     if not earliest <= member.not_before <= issuer.not_after:
         return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")
     if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
-        return Rejected("too_long_period", f"at most {issuer.member_seconds} s were allowed")
+        return Rejected("outside_issuer", f"at most {issuer.member_seconds} s were allowed")
     if now < member.not_before - CLOCK_SKEW_SECONDS:
         ahead = member.not_before - now
         return Rejected("not_yet_valid", f"valid from {member.not_before}", ahead)

@@ -200,7 +200,6 @@ _OF_REASON: Final = {
     "used_up": "used_up",
     "banned": "banned",
     "not_yet_valid": "clock",
-    "future": "clock",
     "wrong_root": "other_swarm",
     "signature": "other_swarm",
     "schema": "wire_version",

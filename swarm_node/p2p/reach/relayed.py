@@ -29,11 +29,11 @@ from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply, answer, check_si
 from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
 from swarm_node.p2p.wire.protocols import RELAY, RELAYED
 from swarm_node.p2p.wire.reasons import (
-    ASKER_CUT_OFF,
     BAD_REQUEST,
-    NOT_ANSWERED,
+    CUT_OFF,
     NOT_SERVED,
     RATE,
+    REFUSED,
     UNKNOWN_MEMBER,
 )
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
@@ -188,11 +188,11 @@ class Replays:
 
     def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
         """Check a request at the Unix second `wall`, and remember it if it is new. Return the
-        reason of a refusal, None for a new one: "future" and "outdated" for other clocks,
+        reason of a refusal, None for a new one: "not_yet_valid" and "outdated" for other clocks,
         "duplicate"."""
         age = wall - body.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
-            return Rejected("future", f"sealed {-age:.0f} s ahead")
+            return Rejected("not_yet_valid", f"sealed {-age:.0f} s ahead")
         if age > CLOCK_SKEW_SECONDS:
             return Rejected("outdated", f"sealed {age:.0f} s ago")
         nonces, floor = self._askers.get(asker) or (OrderedDict(), -1)
@@ -288,10 +288,10 @@ class Target:
             raise BAD_REQUEST.error(asked.reason)
         asker, body = asked.asker, asked.body
         if asker in self._severed:
-            raise ASKER_CUT_OFF.error()
+            raise CUT_OFF.error()
         seen = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
         if seen is not None:
-            raise NOT_ANSWERED.error(seen.reason)
+            raise REFUSED.error(seen.reason)
         handler = self._handlers.get(body.protocol)
         if handler is None:
             reply = Reply.refusal(NOT_SERVED.words(body.protocol))

@@ -22,11 +22,10 @@ from swarm_node.p2p.reach.relayed import PASSED, PASSED_AT_ONCE, REPLY_ROOM, Ask
 from swarm_node.p2p.wire.protocols import RELAYED
 from swarm_node.p2p.wire.reasons import (
     BAD_REQUEST,
+    BUSY,
     CUT_OFF,
-    NO_CIRCUIT,
     NO_RELAY,
     NOT_CONNECTED,
-    OVER_BUDGET,
     RATE,
     UNKNOWN_MEMBER,
 )
@@ -78,7 +77,7 @@ class Circuits:
                 while not self._fits(asker, target):
                     await self._freed.wait()
         except TimeoutError:
-            raise NO_CIRCUIT.error() from None
+            raise BUSY.error() from None
         keys = (
             *(("issuer", self._issuer(asker)), ("asker", asker)),
             *(("target", target), ("pair", asker, target)),
@@ -202,7 +201,7 @@ class Relaying:
         charge = _Charge(self.carried, self._askers, caller, self._clock.now)
         if not (self._bears(caller, target) and charge.reserves(len(payload) + most)):
             leave()
-            raise self._refusal("rate", OVER_BUDGET.error())
+            raise self._refusal("rate", RATE.error())
         self.carried.requests += 1
         charge.sent(len(payload))
 

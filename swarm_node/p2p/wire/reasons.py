@@ -49,24 +49,21 @@ REASONS: Final[dict[str, Reason]] = {
             ("anew", "group", "its task again, in a new epoch"),
             ("banned", "chain", "this node's owner shuns it"),
             ("capacity", "group", "the buffer is full"),
-            ("connections", "connection", "too many of its address, or too fast"),
             ("copied", "group", "its answers came before"),
             ("duplicate", "group, relayed request", "it was here before"),
             ("elsewhere", "announcement", "of an environment not here"),
             ("expired", "chain, statement, renewal", "it has ended"),
-            ("future", "presence, relayed request", "over 300 s ahead of this clock"),
-            ("links", "link", "too many of its peer or site, or too fast"),
+            ("links", "connection, link", "too many of its peer or site, or too fast"),
             ("not_here", "pull", "the peer lacks the group"),
             ("not_served", "request", "the peer lacks the protocol"),
-            ("not_yet_valid", "chain, statement", "it begins later than this clock"),
-            ("old_epoch", "group", "its author has begun a greater epoch"),
+            ("not_yet_valid", "chain, statement, presence, relayed request", "ahead of this clock"),
             ("outdated", "presence, relayed request", "too old by this clock"),
             ("quota", "group", "its author has its share of the buffer"),
             ("rate", "request", "more than the caller's budgets allow"),
             ("revoked", "chain", "the list names member or issuer"),
             ("stale", "group", "too old for training"),
             ("streams", "stream", "too many of its peer, its issuer or all"),
-            ("too_old", "group", "its number is below the window"),
+            ("too_old", "group", "its number is below the window, or of an earlier epoch"),
             ("unjudged", "group", "the judge ended, and its texts are not why"),
             ("unknown_member", "request, renewal", "no chain, or of another issuer"),
             ("unreachable", "request", "no answer"),
@@ -92,7 +89,6 @@ REASONS: Final[dict[str, Reason]] = {
         _class(
             Blame.VIOLATION,
             ("author", "envelope", "not by the key expected"),
-            ("chain_depth", "chain", "not two certificates"),
             ("content", "group, statement", "its fields contradict each other"),
             ("encoding", "envelope", "not its one encoding"),
             ("flood", "request", "sent on and on after refusals"),
@@ -102,17 +98,15 @@ REASONS: Final[dict[str, Reason]] = {
             ("key", "envelope, chain", "an unsound public key"),
             ("kind", "envelope", "of another kind"),
             ("not_steward", "chain, statement, renewal", "its issuer is no steward"),
-            ("outside_issuer", "chain, statement", "begun when its issuer might not"),
+            ("outside_issuer", "chain, statement", "of a time that its issuer may not give"),
             ("replay", "group", "a dialogue goes on after its end, or stops before it"),
             ("route", "relayed request, punch", "not to be passed on, or not public"),
-            ("schema", "message", "not the fields of its type"),
-            ("seq_jump", "group", "over 1,000,000 above the newest"),
-            ("sequence", "group", "not the announced epoch and number"),
+            ("schema", "message, chain", "not the fields of its type"),
+            ("sequence", "group", "not the number announced, or far above the newest"),
             ("signature", "envelope", "not valid in this swarm"),
             ("size", "message", "more bytes than allowed or announced"),
             ("task", "group", "its reference names no task"),
             ("tokens", "group", "its ids do not spell its text"),
-            ("too_long_period", "chain", "longer than its issuer may give"),
             ("wrong_issuer", "chain, statement", "not by its issuer's key"),
             ("wrong_root", "chain, statement", "not by the swarm's root"),
             ("wrong_subject", "chain", "for another or an unsound key"),
@@ -194,16 +188,21 @@ BAD_REQUEST: Final = Refusal(
 REFUSED: Final = Refusal(
     "refused",
     "refused",
-    "revoked, secret, probe, probe-for, punch",
+    "revoked, secret, renew, probe, probe-for, punch, relayed",
     "the statement or request fails",
     "reason",
 )
-NO_RENEWAL: Final = Refusal(
-    "no_renewal", "no renewal", "renew", "this node renews no such member", "reason"
+RATE: Final = Refusal(
+    "rate",
+    "too many requests; slow down",
+    "all",
+    "a budget is used up, on a relay perhaps the target's",
 )
-RATE: Final = Refusal("rate", "too many requests; slow down", "all", "a budget is used up")
 CUT_OFF: Final = Refusal(
-    "cut_off", "you broke the protocol: ask again later", "all", "the caller is cut off"
+    "cut_off",
+    "you broke the protocol: ask again later",
+    "all",
+    "the caller is cut off, on a target the asker",
 )
 QUEUE_FULL: Final = Refusal(
     "queue_full",
@@ -211,7 +210,12 @@ QUEUE_FULL: Final = Refusal(
     "all",
     "too many of its streams wait",
 )
-BUSY: Final = Refusal("busy", "busy: ask again later", "all", "too many streams of all peers")
+BUSY: Final = Refusal(
+    "busy",
+    "busy: ask again later",
+    "all",
+    "too many streams of all peers, on a relay no circuit within 10 s",
+)
 INTERNAL: Final = Refusal("internal", "internal error", "all", "a fault of the answering node")
 NO_RELAY: Final = Refusal("no_relay", "no relay now", "keep, relay", "it forwards for nobody")
 NOT_CONNECTED: Final = Refusal(
@@ -220,29 +224,11 @@ NOT_CONNECTED: Final = Refusal(
     "relay",
     "no link, or an end is no member",
 )
-NO_CIRCUIT: Final = Refusal(
-    "no_circuit", "the relay is busy: ask again later", "relay", "no circuit within 10 s"
-)
-OVER_BUDGET: Final = Refusal(
-    "over_budget",
-    "too much at once; slow down",
-    "relay",
-    "bytes of the caller or requests to the target",
-)
 NO_ANSWER: Final = Refusal(
     "no_answer",
     "the other peer did not answer in time",
     "relay",
     "nothing within 15 s",
-)
-ASKER_CUT_OFF: Final = Refusal(
-    "asker_cut_off",
-    "the asker broke the protocol: ask again later",
-    "relayed",
-    "the asker is cut off",
-)
-NOT_ANSWERED: Final = Refusal(
-    "not_answered", "not answered", "relayed", "its time or nonce fail", "reason"
 )
 NOT_SERVED: Final = Refusal(
     "not_served",
@@ -253,9 +239,8 @@ NOT_SERVED: Final = Refusal(
 )
 
 REFUSALS: Final = (
-    UNKNOWN_MEMBER, NO_MEMBER, NOT_HERE, BAD_REQUEST, REFUSED, NO_RENEWAL, RATE, CUT_OFF,
-    QUEUE_FULL, BUSY, INTERNAL, NO_RELAY, NOT_CONNECTED, NO_CIRCUIT, OVER_BUDGET, NO_ANSWER,
-    ASKER_CUT_OFF, NOT_ANSWERED, NOT_SERVED,
+    UNKNOWN_MEMBER, NO_MEMBER, NOT_HERE, BAD_REQUEST, REFUSED, RATE, CUT_OFF, QUEUE_FULL, BUSY,
+    INTERNAL, NO_RELAY, NOT_CONNECTED, NO_ANSWER, NOT_SERVED,
 )  # fmt: skip
 
 

@@ -250,7 +250,7 @@ async def test_a_number_far_ahead_in_a_log_is_a_lie(
     epoch = mallory.storage.epoch
     await announce_raw(mallory, made[0], bytes(100), epoch=epoch, seq=2_000_000)
     assert await bob.fetch() == []
-    assert bob.rejected == {"seq_jump": 1}
+    assert bob.rejected == {"sequence": 1}
     assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0
 
 

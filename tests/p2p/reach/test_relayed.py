@@ -142,7 +142,7 @@ def test_a_request_is_answered_once_and_in_its_time() -> None:
     assert reasons(seen(request(1), asker="another")) == [""]
     assert reasons(seen(request(3), NOW + 301), seen(request(4), NOW - 301)) == [
         "outdated",
-        "future",
+        "not_yet_valid",
     ]
     assert reasons(seen(request(3), NOW + 300), seen(request(4), NOW - 300)) == ["", ""]
     assert reasons(*(seen(request(5), asker=a, member=False) for a in "ab")) == ["", "duplicate"]

@@ -171,7 +171,7 @@ class Host:
         except OSError:
             return  # it has gone already
         if not self._arrivals.take(place, trio.current_time()):
-            self.refused["connections"] += 1
+            self.refused["links"] += 1
             return
         link = None
         with trio.CancelScope(deadline=trio.current_time() + UPGRADE_SECONDS) as scope:
@@ -195,7 +195,7 @@ class Host:
             oldest = list(self._strangers)[index]
             del self._strangers[oldest]
             oldest.cancel()
-            self.refused["connections"] += 1
+            self.refused["links"] += 1
         self._strangers[scope] = place
 
     def _welcome(self, peer: str) -> bool:
