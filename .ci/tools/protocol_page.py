@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -54,9 +55,8 @@ def protocol_page(page: str) -> str:
 
 
 def _class(blame: Blame, name: str) -> str:
-    of_class = (reason for reason in REASONS.values() if reason.blame is blame)
-    rows = (f"* `{r.code}` ({r.refuses}): {r.meaning}" for r in of_class)
-    return "\n".join((f"{name}:\n", *rows))
+    codes = ", ".join(f"`{reason.code}`" for reason in REASONS.values() if reason.blame is blame)
+    return textwrap.fill(f"{name}: {codes}.", 140)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
