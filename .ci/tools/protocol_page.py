@@ -55,7 +55,7 @@ def protocol_page(page: str) -> str:
 
 
 def _class(blame: Blame, name: str) -> str:
-    codes = ", ".join(f"`{reason.code}`" for reason in REASONS.values() if reason.blame is blame)
+    codes = ", ".join(f"`{code}`" for code, each in REASONS.items() if each is blame)
     return textwrap.fill(f"{name}: {codes}.", 140)
 
 

@@ -73,7 +73,7 @@ def test_the_demo_of_games_shows_each_nodes_reward_on_its_peers_games(tmp_path: 
     for node in swarm:
         assert node["families_end"].keys() == {"guess", "calc", "weigh"}
         assert node["groups_trained_external"] > 0
-        assert not {why for why in node["rejected"] if REASONS[why].blame is Blame.VIOLATION}
+        assert not {why for why in node["rejected"] if REASONS[why] is Blame.VIOLATION}
     assert "guess (samples it)" in done.stdout
     assert (tmp_path / "learning.png").exists()
 

@@ -166,4 +166,4 @@ def test_simulated_nodes_learn_from_each_others_dialogues() -> None:
     for node in report.nodes:
         assert node.updates == 3
         assert node.trained_external > 0
-        assert not {why for why in node.rejected if REASONS[why].blame is Blame.VIOLATION}
+        assert not {why for why in node.rejected if REASONS[why] is Blame.VIOLATION}

@@ -17,7 +17,7 @@ from typing import Final
 from swarm_node.p2p.peers.liveness import OFFENCE, STRIKE
 from swarm_node.p2p.wire.reasons import REASONS, Blame, blame_of
 
-BLAMELESS: Final = frozenset(code for code, reason in REASONS.items() if reason.blame is Blame.NONE)
+BLAMELESS: Final = frozenset(code for code, blame in REASONS.items() if blame is Blame.NONE)
 
 #: Useless groups in a row that drop a peer. The last strike before that pauses it for 4 s, each
 #: earlier one for half as long: 8 s in all. An honest peer's single strike costs almost nothing.

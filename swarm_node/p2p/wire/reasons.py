@@ -1,14 +1,13 @@
 """All reasons for a refusal: the codes under which a node counts them, and the words of a refused
 reply. Pure.
 
-`.ci/tools/protocol_page.py` writes the tables of docs/protocol.md from `REASONS` and `REFUSALS`. A
+`.ci/tools/protocol_page.py` writes lists of docs/protocol.md from `REASONS` and `REFUSALS`. A
 peer's words have a consequence only if they are exactly those of a row.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal
@@ -24,100 +23,31 @@ class Blame(Enum):
     VIOLATION = auto()  # no honest program sends it
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """A reason for which a message is refused. `code` is a metric label, `refuses` names the
-    messages that are refused for it, `meaning` says it in plain words."""
-
-    code: str
-    blame: Blame
-    refuses: str
-    meaning: str
-
-
-def _class(blame: Blame, *rows: tuple[str, str, str]) -> Iterator[tuple[str, Reason]]:
-    for code, refuses, meaning in rows:
-        yield code, Reason(code, blame, refuses, meaning)
-
-
-#: Every reason by its code. tests/p2p/wire/test_reasons.py finds reasons that are missing here.
-REASONS: Final[dict[str, Reason]] = {
-    **dict(
-        _class(
-            Blame.NONE,
-            ("altered", "relayed reply", "its target did not seal it for this request"),
-            ("anew", "group", "its task again, in a new epoch"),
-            ("banned", "chain", "this node's owner shuns it"),
-            ("capacity", "group", "the buffer is full"),
-            ("copied", "group", "its answers came before"),
-            ("duplicate", "group, relayed request", "it was here before"),
-            ("elsewhere", "announcement", "of an environment not here"),
-            ("expired", "chain, statement, renewal", "it has ended"),
-            ("links", "connection, link", "too many of its peer or site, or too fast"),
-            ("not_here", "pull", "the peer lacks the group"),
-            ("not_served", "request", "the peer lacks the protocol"),
-            ("not_yet_valid", "chain, statement, presence, relayed request", "ahead of this clock"),
-            ("outdated", "presence, relayed request", "too old by this clock"),
-            ("quota", "group", "its author has its share of the buffer"),
-            ("rate", "request", "more than the caller's budgets allow"),
-            ("revoked", "chain", "the list names member or issuer"),
-            ("stale", "group", "too old for training"),
-            ("streams", "stream", "too many of its peer, its issuer or all"),
-            ("too_old", "group", "its number is below the window, or of an earlier epoch"),
-            ("unjudged", "group", "the judge ended, and its texts are not why"),
-            ("unknown_member", "request, renewal", "no chain, or of another issuer"),
-            ("unreachable", "request", "no answer"),
-            ("used_up", "chain", "its issuer admits no more"),
-        )
-    ),
-    **dict(
-        _class(
-            Blame.USELESS,
-            ("asleep", "group", "its texts make the judge sleep"),
-            ("environment", "group", "of an environment not here"),
-            ("implausible", "group", "unlikely under this node's policy"),
-            ("no_reply", "group", "the environment fails to reply in it"),
-            ("own_copied", "group", "of a task that this node chose"),
-            ("repeated", "group", "its author's second of this task"),
-            ("slow_task", "group", "its task takes too long to make"),
-            ("too_large", "group, announcement", "too many completions"),
-            ("too_long", "group, announcement", "too long completions"),
-            ("zero_advantage", "group", "all its rewards are equal"),
-        )
-    ),
-    **dict(
-        _class(
-            Blame.VIOLATION,
-            ("author", "envelope", "not by the key expected"),
-            ("content", "group, statement", "its fields contradict each other"),
-            ("encoding", "envelope", "not its one encoding"),
-            ("flood", "request", "sent on and on after refusals"),
-            ("hash", "group", "not the bytes asked for"),
-            ("held_out", "group", "its task is kept for evaluation"),
-            ("judging", "group", "its texts end the judge, or use up its time"),
-            ("key", "envelope, chain", "an unsound public key"),
-            ("kind", "envelope", "of another kind"),
-            ("not_steward", "chain, statement, renewal", "its issuer is no steward"),
-            ("outside_issuer", "chain, statement", "of a time that its issuer may not give"),
-            ("replay", "group", "a dialogue goes on after its end, or stops before it"),
-            ("route", "relayed request, punch", "not to be passed on, or not public"),
-            ("schema", "message, chain", "not the fields of its type"),
-            ("sequence", "group", "not the number announced, or far above the newest"),
-            ("signature", "envelope", "not valid in this swarm"),
-            ("size", "message", "more bytes than allowed or announced"),
-            ("task", "group", "its reference names no task"),
-            ("tokens", "group", "its ids do not spell its text"),
-            ("wrong_issuer", "chain, statement", "not by its issuer's key"),
-            ("wrong_root", "chain, statement", "not by the swarm's root"),
-            ("wrong_subject", "chain", "for another or an unsound key"),
-        )
-    ),
+#: Every reason, a metric label, with its class. docs/troubleshooting.md says what each means, and a
+#: test that none is missing there. tests/p2p/wire/test_reasons.py finds those missing here.
+REASONS: Final[dict[str, Blame]] = {
+    **dict.fromkeys((
+        "altered", "anew", "banned", "capacity", "copied", "duplicate", "elsewhere",
+        "expired", "links", "not_here", "not_served", "not_yet_valid", "outdated", "quota",
+        "rate", "revoked", "stale", "streams", "too_old", "unjudged", "unknown_member",
+        "unreachable", "used_up",
+    ), Blame.NONE),
+    **dict.fromkeys((
+        "asleep", "environment", "implausible", "no_reply", "own_copied", "repeated",
+        "slow_task", "too_large", "too_long", "zero_advantage",
+    ), Blame.USELESS),
+    **dict.fromkeys((
+        "author", "content", "encoding", "flood", "hash", "held_out", "judging", "key",
+        "kind", "not_steward", "outside_issuer", "replay", "route", "schema", "sequence",
+        "signature", "size", "task", "tokens", "wrong_issuer", "wrong_root",
+        "wrong_subject",
+    ), Blame.VIOLATION),
 }  # fmt: skip
 
 
 def blame_of(code: str) -> Blame:
     """The class of a reason."""
-    return REASONS[code].blame if code in REASONS else Blame.USELESS
+    return REASONS.get(code, Blame.USELESS)
 
 
 #: Separator of a refusal's text from what the refusal names, and the pattern of the latter.

@@ -380,7 +380,7 @@ async def test_two_nodes_learn_from_each_others_dialogues(world: World) -> None:
         assert shot.groups.trained_external > 0
         assert shot.faults == {}
         reasons = set(shot.rejected)
-        assert not {each for each in reasons if REASONS[each].blame is Blame.VIOLATION}
+        assert not {each for each in reasons if REASONS[each] is Blame.VIOLATION}
         assert shot.peers[0].received == shot.groups.received
     for node in nodes:
         shown = [row for row in node.samples() if row.author]

@@ -81,12 +81,8 @@ def _literals() -> Iterator[tuple[str, str]]:
             yield path.name, node.value
 
 
-def test_codes_are_short_tokens_and_meanings_sentences_without_a_bar() -> None:
-    for code, reason in REASONS.items():
-        assert code == reason.code
-        assert re.fullmatch("[a-z_]{1,24}", code), code
-        assert reason.meaning
-        assert "|" not in reason.meaning + reason.refuses
+def test_codes_are_short_tokens() -> None:
+    assert all(re.fullmatch("[a-z_]{1,24}", code) for code in REASONS)
     codes = [refusal.code for refusal in REFUSALS]
     assert len(set(codes)) == len(codes)
     assert all(re.fullmatch("[a-z_]{1,24}", code) for code in codes)

@@ -93,7 +93,7 @@ def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> N
     later = pack(Presence(resealed(known.head, OTHER[Kind.HEAD]), known.issuer, known.member))
     heard = Members(SWARM.info, lambda: EPOCH).hear(later)
     assert isinstance(heard, Rejected)
-    assert REASONS[heard.reason].blame is Blame.VIOLATION
+    assert REASONS[heard.reason] is Blame.VIOLATION
 
 
 def test_a_ticket_of_another_version_says_what_to_do() -> None:
