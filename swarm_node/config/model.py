@@ -15,7 +15,6 @@ from swarm_node.p2p.addresses.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 
-Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 #: Marks a field that a running node takes over. `Node.adopt` applies it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
-from swarm_node.policy.models.decoder.lora import Adapter, PublishedAdapter
+from swarm_node.policy.models.decoder.lora import Adapter, PublishedAdapter, TrainedAdapter
 from swarm_node.policy.models.hub import HubModel
 
 if TYPE_CHECKING:
@@ -60,22 +59,6 @@ class PolicyModel(Protocol):
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-class TrainedAdapter(Protocol):
-    """What a trainer needs of adapters. Methods are described at `lora.Adapter`."""
-
-    parameters: dict[str, nn.Parameter]
-
-    def state(self) -> dict[str, Tensor]: ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
-
-    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]: ...
-
-    def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None: ...
-
-    def disabled(self) -> AbstractContextManager[None]: ...
-
-
 def load_model(path: Path) -> CausalLM | TransformersLM:
     """The model in a directory, in float32.
 
@@ -92,7 +75,7 @@ def load_model(path: Path) -> CausalLM | TransformersLM:
 def make_adapter(
     model: PolicyModel, rank: int, *, base: HubModel | None = None, seed: int = 0
 ) -> TrainedAdapter:
-    """New adapters of a model; see `lora.Adapter`.
+    """New adapters of a model.
 
     Raises:
         ModelError: the model has no layers that can have adapters.

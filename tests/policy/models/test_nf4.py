@@ -361,11 +361,7 @@ def get_kernel(*_, **__):
     [
         ("import bitsandbytes", "fetched\n"),
         ("from swarm_node.policy.models.decoder.nf4 import *; bitsandbytes('', '')", ""),
-        (
-            "from swarm_node.policy.models.decoder.lora import *\n"
-            "lora_config(1, [], None, inference=True)",
-            "",
-        ),
+        ("from swarm_node.policy.models.decoder.lora import _peft; _peft()", ""),
     ],
 )
 def test_a_library_of_four_bits_fetches_no_code(tmp_path: Path, line: str, printed: str) -> None:

@@ -5,29 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.by_transformers.config import linear_layers
 from swarm_node.policy.models.by_transformers.language_model import TransformersLM
-from swarm_node.policy.models.decoder.lora import (
-    ADAPTER,
-    PREFIX,
-    check_fits,
-    inject,
-    lora_config,
-    write_adapter,
-)
+from swarm_node.policy.models.decoder.lora import PREFIX, TrainedAdapter
 from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.tensors import on_host
 
 
-class TransformersAdapter:
-    """The adapters of one model; see `lora.Adapter`, whose methods it has."""
+class TransformersAdapter(TrainedAdapter):
+    """The adapters of a model that transformers computes."""
 
     def __init__(
         self, model: TransformersLM, rank: int, *, base: HubModel | None = None, seed: int = 0
@@ -36,53 +25,11 @@ class TransformersAdapter:
         Raises:
             ModelError: peft's names of layers mean others too.
         """
-        self._model = model.requires_grad_(False)
-        self._rank, self._base = rank, base
-        self._targets = _targets(model)
-        inner = model.inner
-        #: The trained parameters, by their names in peft's files.
-        self.parameters = inject(inner, self._config(inference=False), seed)
-        self._layers: dict[str, Any] = {
-            name: module for name, module in inner.named_modules() if hasattr(module, "lora_A")
-        }
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy of the adapters' tensors, in main memory."""
-        return {name: on_host(value) for name, value in self.parameters.items()}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `state` returned.
-
-        Raises:
-            ModelError: it is of another model or another rank; nothing was changed.
-        """
-        check_fits(self.parameters, state, self._rank)
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(state[name])
-
-    @torch.no_grad()
-    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The whole model's weights with the adapters added, under transformers' names."""
-        state: dict[str, Tensor] = {}
-        for name, weight in self._model.hf_weights():
-            layer, total = self._layers.get(name.removesuffix(".weight")), weight.detach()
-            if layer is not None and name.endswith(".weight"):
-                total = weight.float() + layer.get_delta_weight(ADAPTER)
-            state[name] = on_host(total, dtype or weight.dtype)
-        return state
-
-    def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None:
-        """Write the files of an adapter, as peft and vLLM load them."""
-        write_adapter(self.state(), self._config(inference=True), directory, metadata)
+        model.requires_grad_(False)
+        super().__init__(model.hf_weights, model.inner, _targets(model), rank, base=base, seed=seed)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside this context the model computes its base policy."""
         self.switch(on=False)
         try:
             yield
@@ -93,9 +40,6 @@ class TransformersAdapter:
         """Let the model compute with or without the adapters."""
         for layer in self._layers.values():
             layer.enable_adapters(on)
-
-    def _config(self, *, inference: bool) -> Any:
-        return lora_config(self._rank, self._targets, self._base, inference=inference)
 
 
 class PublishedTransformersAdapter:

@@ -9,8 +9,9 @@ products. Names, shapes and configuration are peft's, so an adapter made here lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -43,25 +44,41 @@ ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER, PREFIX = "default", "base_model.model."
 
 
-class Adapter:
+class TrainedAdapter(ABC):
     """The adapters of one model. They freeze the model's weights, and leave their device and type
     as they are. Adapters are float32. At first they add nothing: one factor of each is random (by
     `seed`) and the other zero."""
 
     def __init__(
-        self, model: CausalLM, rank: int, *, base: HubModel | None = None, seed: int = 0
+        self,
+        weights: Callable[[], Iterator[tuple[str, Tensor]]],
+        module: nn.Module,
+        targets: Sequence[str],
+        rank: int,
+        *,
+        base: HubModel | None,
+        seed: int,
     ) -> None:
-        """`rank` is 1 or more. A saved adapter names `base` as its base model, or none."""
-        self._model = model.requires_grad_(False)
-        self._rank = rank
-        self._base = base
-        tree = _tree(model)
+        """Put adapters on the linear layers of a frozen `module` that have the last names
+        `targets`. `rank` is 1 or more. `weights` gives the model's, under transformers' names. A
+        saved adapter names `base` as its base model, or none."""
+        self._weights, self._targets, self._rank, self._base = weights, targets, rank, base
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            _peft().inject_adapter_in_model(
+                self._config(inference=False), module, adapter_name=ADAPTER
+            )
         #: The trained parameters, by their names in peft's files.
-        self.parameters = inject(tree, self._config(inference=False), seed)
-        self._projections: dict[str, Any] = {
-            name: tree.get_submodule(name) for name, *_ in _projections(model)
+        self.parameters = {
+            PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
-        self._attach()
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()  # peft makes them in the base's type
+        self._layers: dict[str, Any] = {
+            name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A")
+        }
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the adapters' tensors, in main memory."""
@@ -73,31 +90,63 @@ class Adapter:
         Raises:
             ModelError: it is of another model or another rank; nothing was changed.
         """
-        check_fits(self.parameters, state, self._rank)
+        if {name: value.shape for name, value in state.items()} != {
+            name: value.shape for name, value in self.parameters.items()
+        }:
+            raise ModelError(
+                f"the adapter does not fit this model at rank {self._rank}: "
+                "use the base model and the rank that it was trained with"
+            )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[name])
 
     @torch.no_grad()
     def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The whole model's weights with the adapters added, as `CausalLM.hf_state` gives them."""
+        """The whole model's weights with the adapters added, under transformers' names."""
         state: dict[str, Tensor] = {}
-        for name, weight in self._model.hf_weights():
-            projection = self._projections.get(name.removesuffix(".weight"))
-            total = weight
-            if projection is not None:
-                total = weight.float() + projection.get_delta_weight(ADAPTER)
+        for name, weight in self._weights():
+            layer, total = self._layers.get(name.removesuffix(".weight")), weight.detach()
+            if layer is not None:
+                total = weight.float() + layer.get_delta_weight(ADAPTER)
             state[name] = on_host(total, dtype or weight.dtype)
         return state
 
     def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None:
         """Write adapter_model.safetensors, with `metadata` in its header, and adapter_config.json,
         as peft and vLLM load them."""
-        write_adapter(self.state(), self._config(inference=True), directory, metadata)
+        header = {"format": "pt", **(metadata or {})}
+        save_file(self.state(), directory / ADAPTER_FILE, metadata=header)
+        self._config(inference=True).save_pretrained(str(directory))
+
+    @abstractmethod
+    def disabled(self) -> AbstractContextManager[None]:
+        """Inside this context the model computes its base policy."""
+
+    def _config(self, *, inference: bool) -> Any:
+        return _peft().LoraConfig(
+            r=self._rank,
+            lora_alpha=SCALE * self._rank,
+            target_modules=list(self._targets),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self._base and self._base.repo,
+            revision=self._base and self._base.revision,
+            inference_mode=inference,
+        )
+
+
+class Adapter(TrainedAdapter):
+    """The adapters of a lean model."""
+
+    def __init__(
+        self, model: CausalLM, rank: int, *, base: HubModel | None = None, seed: int = 0
+    ) -> None:
+        self._model = model.requires_grad_(False)
+        super().__init__(model.hf_weights, _tree(model), TARGETS, rank, base=base, seed=seed)
+        self._attach()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside this context the model computes its base policy."""
         for layer in self._model.blocks():
             layer.added = None
         try:
@@ -109,44 +158,10 @@ class Adapter:
         for index, layer in enumerate(self._model.blocks()):
             prefix = f"model.layers.{index}."
             parts = {
-                site: [self._projections[prefix + path] for path in paths]
+                site: [self._layers[prefix + path] for path in paths]
                 for site, paths in _SITES.items()
             }
             layer.added = partial(_added, parts)
-
-    def _config(self, *, inference: bool) -> Any:
-        return lora_config(self._rank, TARGETS, self._base, inference=inference)
-
-
-def lora_config(
-    rank: int, targets: Sequence[str], base: HubModel | None, *, inference: bool
-) -> Any:
-    """peft's configuration of adapters on the modules with the last names `targets`."""
-    return _peft().LoraConfig(
-        r=rank,
-        lora_alpha=SCALE * rank,
-        target_modules=list(targets),
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base and base.repo,
-        revision=base and base.revision,
-        inference_mode=inference,
-    )
-
-
-def inject(module: nn.Module, config: Any, seed: int) -> dict[str, nn.Parameter]:
-    """Put adapters of peft's `config` into a frozen module, drawn by `seed`. Returns their
-    parameters, in float32, by their names in peft's files."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        _peft().inject_adapter_in_model(config, module, adapter_name=ADAPTER)
-    parameters = {
-        PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
-    for parameter in parameters.values():
-        parameter.data = parameter.data.float()  # peft makes them in the base's type
-    return parameters
 
 
 def _peft() -> Any:
@@ -155,32 +170,6 @@ def _peft() -> Any:
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     with without_kernels():
         return import_module("peft")
-
-
-def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], rank: int) -> None:
-    """
-    Raises:
-        ModelError: `state` has other tensors than `own`.
-    """
-    if {name: value.shape for name, value in state.items()} != {
-        name: value.shape for name, value in own.items()
-    }:
-        raise ModelError(
-            f"the adapter does not fit this model at rank {rank}: "
-            "use the base model and the rank that it was trained with"
-        )
-
-
-def write_adapter(
-    state: Mapping[str, Tensor],
-    config: Any,
-    directory: Path,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write adapter_model.safetensors, with `metadata` in its header, and adapter_config.json."""
-    header = {"format": "pt", **(metadata or {})}
-    save_file(dict(state), directory / ADAPTER_FILE, metadata=header)
-    config.save_pretrained(str(directory))
 
 
 class PublishedAdapter:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 #: Raised when what is written changes, so that older directories are made anew.
 _VERSION: Final = 2
 _NOTE: Final = "gguf.json"
-_CHUNK_BYTES: Final = 1 << 20
 #: Weights that are dequantised at once, in rows: 16 MiB in float32, and a few times that besides.
 _CHUNK_WEIGHTS: Final = 1 << 22
 #: Left free on the disk.

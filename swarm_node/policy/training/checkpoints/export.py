@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from swarm_node.errors import CheckpointError, ModelError, words_of
 from swarm_node.policy.models.config import ModelConfig, read_json
+from swarm_node.policy.models.decoder.lora import TrainedAdapter
 from swarm_node.policy.models.hub import HubModel
-from swarm_node.policy.models.loading import TrainedAdapter, load_model, make_adapter
+from swarm_node.policy.models.loading import load_model, make_adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read

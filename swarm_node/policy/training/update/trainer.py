@@ -20,7 +20,8 @@ from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
-from swarm_node.policy.models.loading import PolicyModel, TrainedAdapter, make_adapter
+from swarm_node.policy.models.decoder.lora import TrainedAdapter
+from swarm_node.policy.models.loading import PolicyModel, make_adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.placement import hardware, place
