@@ -42,6 +42,7 @@ from swarm_node.policy.models.decoder.causal_lm import (
 from swarm_node.policy.models.loading import PolicyModel
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.processes.launching import Rendezvous
+from swarm_node.policy.training.update.ranks import Ranks
 
 #: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
 _PATIENCE = timedelta(days=365)
@@ -52,8 +53,8 @@ _CHUNK_BYTES = 1 << 26
 _log = logging.getLogger(__name__)
 
 
-class Group:
-    """The `Ranks` of several processes that were launched together."""
+class Group(Ranks):
+    """Several processes that were launched together."""
 
     def __init__(self, directory: Path) -> None:
         """Join the other processes through files in `directory`, which is new and private. A store

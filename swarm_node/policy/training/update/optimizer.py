@@ -7,7 +7,6 @@ second of every trainer. The arithmetic is torch's own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,28 +19,13 @@ from swarm_node.policy.training.update.moments import in_eight_bits, in_float32
 _EPSILON = 1e-8
 
 
-class Optimizer(Protocol):
-    """`state` holds named tensors for each parameter that was ever stepped. An optimizer whose
-    `state` is restored continues identically."""
-
-    state: dict[nn.Parameter, dict[str, Tensor]]
-
-    def layout(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A parameter's moments as `state` holds them, whichever optimizer they are of."""
-        ...
-
-    def step(self, learning_rate: float) -> None:
-        """Move every parameter that has a gradient."""
-        ...
-
-
 def make_optimizer(
     name: OptimizerName,
     parameters: Sequence[nn.Parameter],
     betas: tuple[float, float],
     weight_decay: float,
     tables: Collection[nn.Parameter] = (),
-) -> Optimizer:
+) -> AdamW | AdamW8bit:
     """The optimizer that `training.optimizer` names. `tables` are those of the `parameters` that
     have a row for each token of the vocabulary.
 
@@ -55,7 +39,8 @@ def make_optimizer(
 
 class AdamW:
     """AdamW (arXiv 1711.05101). For each parameter that was ever stepped, `state` holds "step" (a
-    count, f32 scalar), "exp_avg" and "exp_avg_sq", as `torch.optim.AdamW` names them."""
+    count, f32 scalar), "exp_avg" and "exp_avg_sq", as `torch.optim.AdamW` names them. An optimizer
+    whose `state` is restored continues identically."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], betas: tuple[float, float], weight_decay: float
@@ -66,6 +51,7 @@ class AdamW:
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
     def layout(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A parameter's moments as `state` holds them, whichever optimizer they are of."""
         return in_float32(moments)
 
     @torch.no_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -19,11 +18,12 @@ from swarm_node.policy.placement import Placement
 from swarm_node.policy.training.objective.packing import micro_batches, sequences, shared_length
 
 
-class Ranks(Protocol):
-    """Process number `index` of `count`. All processes call every method, in the same order."""
+class Ranks:
+    """Process number `index` of `count`. All processes call every method, in the same order. This
+    is one process that trains alone; `sharded.Group` is of several, and overrides all of it."""
 
-    index: int
-    count: int
+    index: int = 0
+    count: int = 1
 
     def agree_on(self, placement: Placement) -> None:
         """Prepare this process's device.
@@ -31,44 +31,42 @@ class Ranks(Protocol):
         Raises:
             ModelError: other processes compute in another way.
         """
-        ...
 
     def trained(self, directory: Path, placement: Placement) -> PolicyModel:
         """`load_model` on its device, sharded: each process reads and holds a part of
         every parameter."""
-        ...
+        return load_model(directory).to(placement.device)
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
         """This process's part of `parameter`, in the same memory; may be empty."""
-        ...
+        return parameter
 
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """This process's part of the gradient."""
-        ...
+        return parameter.grad
 
     def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
         """The whole tensor. Each process gives the `part` that matches its part of `parameter`."""
-        ...
+        return part
 
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         """This process's part of `whole`; the inverse of `gather`. No other part is read."""
-        ...
+        return whole
 
     def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
         """`CausalLM.load_hf_state` for a model that may be sharded; see `cut`."""
-        ...
+        model.load_hf_state(weights)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of the parameters that every process holds whole."""
-        ...
 
     def norm(self, value: Tensor) -> float:
         """`value`, a norm over the gradients of all processes, as a number."""
-        ...
+        return float(value)
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """The sum of each number over all processes."""
-        ...
+        return list(values)
 
     def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
         """Return to all processes the directory of files that `find` gives in the first. A process
@@ -77,64 +75,17 @@ class Ranks(Protocol):
         Raises:
             CheckpointError: `find` raised one, in the first process.
         """
-        ...
-
-    def token_budget(self, wanted: int) -> int:
-        """Tokens per micro-batch: `wanted`, or fewer after a process ran out of memory."""
-        ...
-
-    def shrink(self, token_budget: int) -> None:
-        """Store a smaller `token_budget` for the processes that start after this one ends."""
-        ...
-
-
-class Alone:
-    """One process that trains alone."""
-
-    index = 0
-    count = 1
-
-    def agree_on(self, placement: Placement) -> None:
-        pass
-
-    def trained(self, directory: Path, placement: Placement) -> PolicyModel:
-        return load_model(directory).to(placement.device)
-
-    def local(self, parameter: nn.Parameter) -> nn.Parameter:
-        return parameter
-
-    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        return parameter.grad
-
-    def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
-        return part
-
-    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        return whole
-
-    def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
-        model.load_hf_state(weights)
-
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        pass
-
-    def norm(self, value: Tensor) -> float:
-        return float(value)
-
-    def sums(self, values: Sequence[float]) -> list[float]:
-        return list(values)
-
-    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
         return find()
 
     def token_budget(self, wanted: int) -> int:
+        """Tokens per micro-batch: `wanted`, or fewer after a process ran out of memory."""
         return wanted
 
     def shrink(self, token_budget: int) -> None:
-        pass
+        """Store a smaller `token_budget` for the processes that start after this one ends."""
 
 
-ALONE = Alone()
+ALONE = Ranks()
 
 
 def rounds(

@@ -14,7 +14,7 @@ from builders import ROOT, train_rows, trainer_settings, update_with_gradient, w
 
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.training.objective.logprobs import completion_logprobs
-from swarm_node.policy.training.update.ranks import Alone
+from swarm_node.policy.training.update.ranks import Ranks
 from swarm_node.policy.training.update.trainer import TrainerCore
 
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def test_layers_run_again_give_the_same_gradient_from_less_memory(random_qwen2: 
 
 
 @dataclass
-class One(Alone):
+class One(Ranks):
     """Process number `index` of `count`, which adds nothing of the others."""
 
     index: int

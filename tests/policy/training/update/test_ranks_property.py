@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.training.objective.packing import padded_tokens, sequences, shared_length
-from swarm_node.policy.training.update.ranks import Alone, rounds, split
+from swarm_node.policy.training.update.ranks import Ranks, rounds, split
 from swarm_node.rollout import Provenance
 
 
 @dataclass
-class One(Alone):
+class One(Ranks):
     """Process number `index` of `count`, as far as dealing goes."""
 
     index: int
