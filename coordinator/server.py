@@ -7,7 +7,8 @@ import logging
 import random
 import secrets
 import tomllib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,9 @@ from pathlib import Path
 import msgspec
 import structlog
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from coordinator.metrics import exposition
 from coordinator.redemptions import Redemptions
 from coordinator.routes import ADMIN, PUBLIC
 from coordinator.service import Service
@@ -43,6 +45,16 @@ _MAX_SWARM_FILE = 8192
 #: aiohttp logs what clients send wrong with a traceback each; here it is counted.
 _UNHEARD = logging.getLogger("coordinator.http")
 _UNHEARD.disabled = True
+#: Prefix of the names of metrics, and the gauges.
+_METRICS = "swarm_coordinator_"
+_GAUGES = {
+    "members": "Members that were here.",
+    "introductions": "Presences that are given to others.",
+    "reports": "Members with a report.",
+    "batch_number": "Number of the newest signed batch.",
+    "revocation_list_number": "Number of the revocation list held.",
+    "tickets_left": "Tickets that no code was redeemed for.",
+}
 _USED = Rejected("token", "this key was used, or is too old")
 _log = structlog.get_logger(__name__)
 
@@ -214,3 +226,37 @@ def _token(path: Path) -> str:
     made = secrets.token_urlsafe(32)
     replace_private(path, made.encode())
     return made
+
+
+def exposition(gauges: Mapping[str, float], *served: Api) -> str:
+    """The text of `GET /metrics`, for Prometheus. No name or id of a member is a label."""
+    registry = CollectorRegistry()
+    registry.register(_CoordinatorCollector(gauges, served))
+    return generate_latest(registry).decode()
+
+
+class _CoordinatorCollector:
+    def __init__(self, gauges: Mapping[str, float], served: Iterable[Api]) -> None:
+        self._gauges = gauges
+        self._served = list(served)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, said in _GAUGES.items():
+            yield GaugeMetricFamily(_METRICS + name, said, value=self._gauges[name])
+        requests = _counter("requests", "Requests.", "operation", "status")
+        seconds = _counter("request_seconds", "From a request's head to its answer.", "operation")
+        refused = _counter("refused", "Requests that were refused.", "reason")
+        reasons: Counter[str] = Counter()
+        for application in self._served:
+            for (operation, status), count in sorted(application.served.items()):
+                requests.add_metric([operation, str(status)], count)
+            for operation, taken in sorted(application.seconds.items()):
+                seconds.add_metric([operation], taken)
+            reasons.update(application.refused)
+        for reason, count in sorted(reasons.items()):
+            refused.add_metric([reason], count)
+        yield from (requests, seconds, refused)
+
+
+def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(_METRICS + name, said, labels=labels)

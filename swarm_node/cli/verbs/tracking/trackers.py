@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 _PROJECT: Final = "swarm-node"
 _FILE: Final = "checkpoint.json"
@@ -65,19 +65,6 @@ class Lineage(NamedTuple):
     rank: int
 
 
-class Tracker(Protocol):
-    """Receiver of a node's figures. `step` is the node's number of updates, `when` is in Unix
-    seconds."""
-
-    def log(self, figures: Mapping[str, float], step: int, when: float) -> None: ...
-
-    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None: ...
-
-    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class TrackerName(StrEnum):
     """The trackers by what people type."""
 
@@ -88,7 +75,8 @@ class TrackerName(StrEnum):
 
 class TensorBoard:
     """Event files, which `tensorboard --logdir` shows. It has no tables and no artifacts: both are
-    texts, as code, because it would load an image that a text names."""
+    texts, as code, because it would load an image that a text names. `step` is the node's number
+    of updates, `when` is in Unix seconds."""
 
     def __init__(self, into: Path, run: RunName) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -164,6 +152,8 @@ def _trackio(into: Path, run: RunName) -> LoggedRun:
     return LoggedRun(trackio, run, "policy-{}", **options)
 
 
+#: Receivers of a node's figures.
+Tracker = TensorBoard | LoggedRun
 TRACKERS: Final[Mapping[TrackerName, Callable[[Path, RunName], Tracker]]] = {
     TrackerName.TENSORBOARD: TensorBoard,
     TrackerName.WANDB: _wandb,
