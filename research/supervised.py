@@ -53,9 +53,6 @@ class SupervisedTrainer:
     async def start(self) -> tuple[Path, int]:
         return await self._trainer.start()
 
-    async def restart(self) -> tuple[Path, int]:
-        return await self._trainer.restart()
-
     async def update(self, batch: Batch) -> UpdateResult:
         if self.version >= self._lesson.updates:
             return await self._trainer.update(batch)

@@ -123,10 +123,6 @@ class PacedTrainer:
         self._weights, version = await self._trainer.start()
         return self._weights, version
 
-    async def restart(self) -> tuple[Path, int]:
-        self._weights, version = await self._trainer.restart()
-        return self._weights, version
-
     async def update(self, batch: Batch) -> UpdateResult:
         if self._left == 0:
             await asyncio.Event().wait()  # the whole swarm's stop cancels it

@@ -96,9 +96,6 @@ class ProgramPolicy:
             self.version, self.extra = kept.version, kept.extra
         return self._home.path, self.version
 
-    async def restart(self) -> tuple[Path, int]:
-        return await self.start()
-
     async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
         self._home.save(_FILE, msgspec.msgpack.encode(PolicyState(self.version, dict(extra))))
         return self._home.path / _FILE

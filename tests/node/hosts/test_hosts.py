@@ -292,7 +292,7 @@ def test_two_hosts_learn_as_one_process_does_and_go_on_after_one_was_killed(
         with pytest.raises(ChildError, match=r"died|running"):
             await site.trainer.update(batch(3))
         second = site.start_host()
-        await site.trainer.restart()
+        await site.trainer.start()
         assert site.trainer.extra == {"stored": 3}
         await updates(range(3, 5))
         assert site.trainer.pid is not None
@@ -301,9 +301,9 @@ def test_two_hosts_learn_as_one_process_does_and_go_on_after_one_was_killed(
         await until(lambda: site.trainer.pid is None)
         with pytest.raises(ChildError, match=r"died|running"):
             await site.trainer.update(batch(5))
-        await site.trainer.restart()
+        await site.trainer.start()
         assert second.poll() is None
-        await alone.restart()
+        await alone.start()
         await updates(range(5, 6))
         await site.trainer.close()
         assert await asyncio.to_thread(second.wait, 60) == 0

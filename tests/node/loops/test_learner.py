@@ -90,11 +90,11 @@ class Unsteady(InlineTrainer):
             raise ChildError("the trainer died")
         return await super().update(batch)
 
-    async def restart(self) -> tuple[Path, int]:
-        if self.refusals:
+    async def start(self) -> tuple[Path, int]:
+        if self.refusals and self._host is not None:
             self.refusals -= 1
             raise ModelError("out of memory")
-        return await super().restart()
+        return await super().start()
 
 
 class Sharing(Unsteady):
@@ -112,9 +112,10 @@ class Sharing(Unsteady):
         self.base = weakref.ref(self._sampler._model)
         return await super().update(batch)
 
-    async def restart(self) -> tuple[Path, int]:
-        self.mapped = self.base() is not None
-        return await super().restart()
+    async def start(self) -> tuple[Path, int]:
+        if self._host is not None:
+            self.mapped = self.base() is not None
+        return await super().start()
 
 
 class Resting(Sampler):
@@ -135,9 +136,10 @@ class Fleeting(Unsteady):
 
     gone = False
 
-    async def restart(self) -> tuple[Path, int]:
-        weights, version = await super().restart()
-        if not self.gone:
+    async def start(self) -> tuple[Path, int]:
+        is_first = self._host is None
+        weights, version = await super().start()
+        if not (is_first or self.gone):
             self.gone = True
             weights.unlink()
         return weights, version

@@ -235,7 +235,7 @@ class Learner:
                 # one's.
                 await self._parts.sampler.let_go()
             try:
-                weights, version = await self._parts.trainer.restart()
+                weights, version = await self._parts.trainer.start()
                 # Memory that sampler and trainer share is gone if the trainer ends again meanwhile.
                 await self._parts.sampler.load(weights, version)
                 return

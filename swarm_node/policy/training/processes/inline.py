@@ -55,9 +55,6 @@ class InlineTrainer:
         self._version = self._host.core.version
         return self._host.published, self._version
 
-    async def restart(self) -> tuple[Path, int]:
-        return await self.start()
-
     async def update(self, batch: Batch) -> UpdateResult:
         result = self._running.update(batch)
         self._version = result.stats.version

@@ -82,7 +82,8 @@ class Trainer(Protocol):
 
     async def start(self) -> tuple[Path, int]:
         """Resume from the newest valid checkpoint, or else from the base model. Returns the file
-        with the weights and their version.
+        with the weights and their version. After an error the state in memory is dropped: the
+        weights fall back to the checkpoint, and the version does not.
 
         Raises:
             ChildError, ModelError, CheckpointError: it cannot start from either.
@@ -90,16 +91,11 @@ class Trainer(Protocol):
         """
         ...
 
-    async def restart(self) -> tuple[Path, int]:
-        """Drop the state in memory after an error, and `start` again. The weights fall back to the
-        checkpoint; the version does not."""
-        ...
-
     async def update(self, batch: Batch) -> UpdateResult:
         """One step on `batch`; see `TrainerCore.update`.
 
         Raises:
-            ChildError, ModelError: it failed; call `restart` before anything else.
+            ChildError, ModelError: it failed; call `start` before anything else.
             WeightsError: the new weights cannot be written for the sampler.
         """
         ...
@@ -191,9 +187,6 @@ class ProcessTrainer:
         if not self._hosts.complete:  # one was lost before the child ran
             await end()
             raise ChildError("a trainer host went while the trainer started")
-
-    async def restart(self) -> tuple[Path, int]:
-        return await self.start()
 
     async def update(self, batch: Batch) -> UpdateResult:
         reply = await self._ask(Update(pack_batch(batch)), Updated)

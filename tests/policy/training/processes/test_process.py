@@ -138,7 +138,7 @@ async def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides
         with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
             await trainer.update(batch_of(1))
         with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
-            await trainer.restart()
+            await trainer.start()
 
 
 @pytest.mark.slow(reason="starts two trainer processes, which import torch")
@@ -161,7 +161,7 @@ async def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_th
         assert "died" in failing.result()
         with pytest.raises(ChildError, match="not running"):
             await trainer.update(batch_of(3))
-        path, version = await trainer.restart()
+        path, version = await trainer.start()
         assert trainer.pid not in (None, first)
         assert version == trainer.version == 2
         assert trainer.extra == {"drawn": 5}
@@ -185,7 +185,7 @@ async def test_killed_while_it_writes_it_resumes_from_what_was_acknowledged_or_n
             assert trainer.pid is not None
             await asyncio.sleep(0.005 * kill)
             os.kill(trainer.pid, signal.SIGKILL)
-            await trainer.restart()
+            await trainer.start()
             assert trainer.extra == (
                 {"begun": kill} if written.exists() else {"acknowledged": kill}
             )
@@ -235,7 +235,7 @@ async def test_resumed_in_a_process_it_trains_as_in_line_without_having_stopped(
         for seed in (1, 2, 3):
             if seed == 3:
                 await stopped.checkpoint({})
-                await stopped.restart()
+                await stopped.start()
             wanted = await straight.update(batch_of(seed))
             result = await stopped.update(batch_of(seed))
             assert result.stats.version == seed
@@ -318,4 +318,4 @@ async def test_damaged_checkpoints_stop_the_start_instead_of_starting_over(
         path = await trainer.checkpoint({})
         (path / "state.msgpack").unlink()
         with pytest.raises(CheckpointError, match="no checkpoint"):
-            await trainer.restart()
+            await trainer.start()

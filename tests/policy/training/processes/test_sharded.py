@@ -249,7 +249,7 @@ async def test_when_one_is_killed_all_end_and_start_again_from_the_checkpoint(
         for version, victim in enumerate(victims, start=2):
             assert (await running.update(batch(1))).stats.version == version
             await kill(victim)
-            path, published = await running.restart()
+            path, published = await running.start()
             assert published == running.version == version
             assert running.extra == {"drawn": 5}
             resumed = load_file(path)
@@ -290,7 +290,7 @@ async def test_out_of_memory_it_goes_on_with_smaller_micro_batches(
         resource.prlimit(second.pid, resource.RLIMIT_AS, (free, free))
         with pytest.raises(ChildError, match="died"):
             await running.update(large)
-        await running.restart()
+        await running.start()
         stats = (await running.update(large)).stats
         assert stats.rows == 1000
         assert 1000 < stats.micro_batch_tokens < 30_000
