@@ -201,15 +201,15 @@ class PrivateDirectory:
                     fcntl.flock(file, fcntl.LOCK_UN)
 
     @contextmanager
-    def editing(self) -> Iterator[None]:
-        """Hold the lock under which a command reads a small file and writes it anew. Other commands
-        wait. Not to be nested.
+    def editing(self, lock: str = "editing") -> Iterator[None]:
+        """Hold the lock under which a command reads a small file and writes it anew. Others that
+        want the same `lock`, a file's name, wait. Not to be nested.
 
         Raises:
             HomeError: the home cannot be written.
         """
         try:
-            file = open_lock(self.path / "editing")
+            file = open_lock(self.path / lock)
         except OSError as error:
             raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
         with file:

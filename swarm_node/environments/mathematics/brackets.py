@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from swarm_node.environments.mathematics.notation import Token
@@ -89,16 +89,22 @@ def closes(tokens: Sequence[Token]) -> bool:
     return len(tokens) > 1 and partners(tokens).get(0) == len(tokens) - 1
 
 
-def split(tokens: Sequence[Token], parts_at: Callable[[Token], bool]) -> list[tuple[Token, ...]]:
-    """The parts between separators outside of brackets, without the empty ones."""
-    parts: list[list[Token]] = [[]]
+def outside(tokens: Iterable[Token]) -> Iterator[tuple[Token, bool]]:
+    """The tokens, each with whether it is outside of brackets."""
     depth = 0
     for token in tokens:
         if token.text in OPENING or token.text.startswith("b:"):
             depth += 1
         elif token.text in CLOSING or token.text.startswith("e:"):
             depth -= 1
-        if depth <= 0 and parts_at(token):
+        yield token, depth <= 0
+
+
+def split(tokens: Sequence[Token], parts_at: Callable[[Token], bool]) -> list[tuple[Token, ...]]:
+    """The parts between separators outside of brackets, without the empty ones."""
+    parts: list[list[Token]] = [[]]
+    for token, is_outside in outside(tokens):
+        if is_outside and parts_at(token):
             parts.append([])
         else:
             parts[-1].append(token)

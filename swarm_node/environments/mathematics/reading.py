@@ -16,6 +16,7 @@ from swarm_node.environments.mathematics.brackets import (
     OPENING,
     closes,
     key_of,
+    outside,
     split,
     stripped,
 )
@@ -221,7 +222,11 @@ def _matrix(tokens: tuple[Token, ...], depth: int) -> Matrix | None:
 
 
 def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
-    signs = [part[0].text for part in _signs(tokens)]
+    signs = [
+        token.text
+        for token, is_outside in outside(tokens)
+        if is_outside and token.text in _RELATIONS
+    ]
     if not signs:
         return None
     sides = split(tokens, lambda token: token.text in _RELATIONS)
@@ -239,19 +244,6 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
         names = names or ()
     left = Words(()) if names else read(stripped(sides[0]), depth + 1)
     return Relation(tokens, "=", names, read(value, depth + 1), left, len(sides))
-
-
-def _signs(tokens: Sequence[Token]) -> list[tuple[Token]]:
-    """The relation signs outside of brackets."""
-    depth, found = 0, []
-    for token in tokens:
-        if token.text in OPENING or token.text.startswith("b:"):
-            depth += 1
-        elif token.text in CLOSING or token.text.startswith("e:"):
-            depth -= 1
-        elif depth <= 0 and token.text in _RELATIONS:
-            found.append((token,))
-    return found
 
 
 def _names(tokens: Sequence[Token]) -> tuple[str, ...] | None:

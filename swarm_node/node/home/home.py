@@ -20,7 +20,6 @@ control.json  metrics.token  openai.token  prometheus.json  where the node answe
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from pathlib import Path
 import msgpack
 import msgspec
 
-from swarm_node.durable import open_lock, open_regular, replace_private
+from swarm_node.durable import open_regular, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
@@ -52,6 +51,8 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.program.private_directory import PrivateDirectory, content_of
 
 _MAX_SMALL_FILE = 8192
+#: The lock of home.json, which a node and a command may change at once.
+_RECORDING = "recording"
 OWNER_MEMBER_SECONDS = 10 * 365 * 86_400
 
 
@@ -127,7 +128,7 @@ class Home(PrivateDirectory):
         _refuse(self.path, judged)
         if judged.state == "new":
             self.create()
-            with self._recording():
+            with self.editing(_RECORDING):
                 self._write(Record(RECORD_VERSION, False, []))
         return Identity.load_or_create(self.path / "node.key")
 
@@ -137,7 +138,7 @@ class Home(PrivateDirectory):
         Raises:
             HomeError: it cannot be written.
         """
-        with self._recording():
+        with self.editing(_RECORDING):
             names = present(take_stock(self.path).files)
             self._write(Record(RECORD_VERSION, True, names))
 
@@ -179,7 +180,7 @@ class Home(PrivateDirectory):
         # Without a record this is no node's home, or one before its first start.
         if name in self._recorded or name not in FILES or not (self.path / RECORD).exists():
             return
-        with self._recording():
+        with self.editing(_RECORDING):
             try:
                 held = msgspec.json.decode(self.load(RECORD) or b"", type=Record)
             except (ValueError, RecursionError):  # the next start names it
@@ -191,17 +192,6 @@ class Home(PrivateDirectory):
 
     def _write(self, record: Record) -> None:
         super().save(RECORD, msgspec.json.encode(record))
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Hold the lock of home.json, which a node and a command may change at once."""
-        try:
-            file = open_lock(self.path / "recording")
-        except OSError as error:
-            raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def site_key(self) -> bytes:
         """Return the key for the other hosts of this node's trainer; the first call makes it.

@@ -9,6 +9,7 @@ from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.home.home import Membership
 from swarm_node.node.members.ledger import IssuedTicket
+from swarm_node.p2p.addresses.addresses import is_peer_id
 from swarm_node.p2p.wire.identity import public_key_of
 
 #: Characters of a peer id's end that suffice if only one peer has it; all ids begin alike.
@@ -31,7 +32,7 @@ def whom(text: str, admissions: Sequence[IssuedTicket], peers: Sequence[PeerRow]
     Raises:
         HomeError: nobody, or more than one.
     """
-    if _is_peer_id(text):
+    if is_peer_id(text):
         return Meant((text,))
     issuers = {entry.issuer_key: None for entry in admissions if entry.name == text}
     issuers = issuers or {
@@ -69,11 +70,3 @@ def keys_of(meant: Meant, own: Membership) -> list[bytes]:
     if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
         raise HomeError("this would expel the node of this home itself")
     return keys
-
-
-def _is_peer_id(text: str) -> bool:
-    try:
-        public_key_of(text)
-    except ValueError:
-        return False
-    return True

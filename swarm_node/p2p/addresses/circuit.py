@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from swarm_node.p2p.wire.identity import public_key_of
+from swarm_node.p2p.addresses.addresses import is_peer_id
 from swarm_node.p2p.wire.wire import MAX_ADDRESS_CHARS, MAX_HEARTBEAT_ADDRESS_CHARS
 
 _CIRCUIT = "/p2p-circuit"
@@ -39,7 +39,7 @@ def parse(text: str) -> Circuit | None:
     circuit = Circuit(address, relay, target.removeprefix(_PEER))
     if str(circuit) != text or not endpoint.startswith("/") or _PEER in endpoint:
         return None
-    known = _is_peer(relay) and (not circuit.target or _is_peer(circuit.target))
+    known = is_peer_id(relay) and (not circuit.target or is_peer_id(circuit.target))
     return circuit if known and relay != circuit.target else None
 
 
@@ -94,11 +94,3 @@ def is_private(address: str) -> bool:
         return not ipaddress.ip_address(host_of(address)).is_global
     except ValueError:
         return False  # a name
-
-
-def _is_peer(text: str) -> bool:
-    try:
-        public_key_of(text)
-    except ValueError:
-        return False
-    return True
