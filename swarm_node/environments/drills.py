@@ -199,7 +199,7 @@ PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "graded-reasoning": _LEVELS,
 }
 #: Instructions of presets that have one. That of "graded" is among the wordings that
-#: SmolLM2-135M-Instruct followed best (docs/environments.md).
+#: SmolLM2-135M-Instruct followed about equally well (docs/environments.md).
 INSTRUCTIONS = {
     "chat": "Think step by step. Then give the final answer alone inside <answer></answer>.",
     "graded": "Reply with just the number.",

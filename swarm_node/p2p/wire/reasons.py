@@ -119,7 +119,7 @@ REFUSED: Final = Refusal(
     "refused",
     "refused",
     "revoked, secret, renew, probe, probe-for, punch, relayed",
-    "the statement or request fails",
+    "the statement or request fails; renew: no such member is renewed; relayed: its time or nonce",
     "reason",
 )
 RATE: Final = Refusal(
