@@ -89,6 +89,11 @@ class Talk:
                     pass
                 line = judge.ReplayedLine([], True, judge.TextVerdict(1.0))
                 judge.replay_dialogue = lambda *_: line
+            case "go on":
+                from swarm_node.environments.judging import judge
+
+                line = judge.ReplayedLine(["x"] * self.turns, False)
+                judge.replay_dialogue = lambda *_: line
             case "loop":
                 while True:
                     pass
@@ -216,6 +221,15 @@ async def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
         found = await host.replay(REF, [said("forge"), said("a", "done")], "peers")
     assert (found.lost, found.dialogues) == ("forged", ())
     assert found.seconds >= 0.2, "two judges worked for it, which counts against its author"
+
+
+async def test_a_dialogue_that_goes_on_after_its_last_turn_is_forged(talk: str) -> None:
+    """An evaluation would ask the policy for turns without end."""
+    host = ProcessEnvironmentHost(talk, {})
+    async with started(host):
+        found = await host.replay(REF, [said("go on", "b", "c", "d"), said("a", "b", "c", "d")])
+    assert all(each.over for each in found.dialogues)
+    assert "forged" in {each.fault for each in found.dialogues}
 
 
 async def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: str) -> None:

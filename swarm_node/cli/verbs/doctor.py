@@ -252,7 +252,7 @@ def find_network(settings: Settings) -> list[Finding]:
     """
     from swarm_node.node.control.control import ControlClient
     from swarm_node.node.home.home import Home
-    from swarm_node.node.loops.peers.coordinating import try_coordinator
+    from swarm_node.node.loops.peers.coordinator_client import try_coordinator
     from swarm_node.node.preflight.network import (
         judge_addresses,
         judge_network,

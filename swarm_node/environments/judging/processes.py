@@ -123,6 +123,8 @@ class EnvironmentProcess:
         #: Number of starts of the process.
         self.generation = 0
         self.shares_memory = False
+        #: The most turns of a dialogue.
+        self.turns = 1
 
     @property
     def pid(self) -> int | None:
@@ -155,7 +157,7 @@ class EnvironmentProcess:
             if isinstance(error, ReportedError) and error.kind == ConfigError.__name__:
                 raise ConfigError(error.why) from error
             raise
-        self.shares_memory = reply.shares_memory
+        self.shares_memory, self.turns = reply.shares_memory, reply.turns
         return reply
 
     async def fork(self, niceness: int) -> tuple[int, socket.socket]:
@@ -310,9 +312,9 @@ class JudgeProcess:
             JudgeLostError: the judge ended instead.
             ConfigError, ChildError: no judge can be started.
         """
-        request = Replay(list(dialogues), seconds)
+        request, most = Replay(list(dialogues), seconds), self._environment.turns
         reply = await self._call(
-            request, Replayed, seconds, lambda reply: _all_replayed(reply.lines, dialogues)
+            request, Replayed, seconds, lambda reply: _all_replayed(reply.lines, dialogues, most)
         )
         await self._judged_groups(1)
         return reply.lines
@@ -451,18 +453,22 @@ class JudgeProcess:
         return JudgeLostError(reason, how, used)
 
 
-def _all_replayed(lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript]) -> bool:
-    """Check that there is one line for each dialogue, with one reply to each turn that has one."""
+def _all_replayed(
+    lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript], most: int
+) -> bool:
+    """Check that there is one line for each dialogue of at most `most` turns, with one reply to
+    each turn that has one."""
     return len(lines) == len(dialogues) and all(
-        _agree(line, len(each.texts)) for line, each in zip(lines, dialogues, strict=True)
+        _agree(line, len(each.texts), most) for line, each in zip(lines, dialogues, strict=True)
     )
 
 
-def _agree(line: ReplayedLine, turns: int) -> bool:
-    """Check that a line has as many replies as a dialogue of `turns` turns can have with that end.
-    Rows are built from the replies, and need one between every two turns."""
+def _agree(line: ReplayedLine, turns: int, most: int) -> bool:
+    """Check that a line has as many replies as a dialogue of `turns` turns can have with that end,
+    and that one of `most` turns is over. Rows are built from the replies, and need one between
+    every two turns. A judge that was taken over could make a policy talk for ever."""
     if not line.over:
-        return len(line.replies) == turns and line.verdict is None
+        return turns < most and len(line.replies) == turns and line.verdict is None
     if line.verdict is None or line.verdict.fault == "reply":
         return len(line.replies) < turns
     return len(line.replies) == turns - 1

@@ -20,7 +20,7 @@ from swarm_node.policy.sampling.sampler import (
     Sampler,
     SampleRequest,
     SelectiveSampler,
-    continued_seed,
+    continued,
 )
 from swarm_node.rollout import Completion, Finish, Ranking
 
@@ -150,7 +150,12 @@ class Guests:
             return
         before, began = self._spent(), self._now()
         try:
-            found = await self._sampler.sample([_slice(each, place) for each, place in turn])
+            found = await self._sampler.sample(
+                [
+                    continued(each.request, place, each.rows[place].ids, SLICE)
+                    for each, place in turn
+                ]
+            )
         except (SwarmNodeError, ValueError) as error:
             own = error if isinstance(error, SwarmNodeError) else ModelError(str(error))
             for answers, _ in turn:
@@ -184,19 +189,6 @@ class Guests:
         for answers in [each for each in self._waiting if each.over]:
             self._waiting.remove(answers)
             answers.tell()
-
-
-def _slice(answers: GuestAnswers, place: int) -> SampleRequest:
-    """The request for the next tokens of a row. They depend on the request's seed, the row and the
-    tokens before, and not on the rest of the slice."""
-    request, done = answers.request, answers.rows[place].ids
-    return replace(
-        request,
-        prompt_ids=(*request.prompt_ids, *done),
-        n=1,
-        seed=continued_seed(request.seed, place, len(done)),
-        max_new_tokens=min(SLICE, request.max_new_tokens - len(done)),
-    )
 
 
 def _grow(answers: GuestAnswers, place: int, completion: Completion) -> None:

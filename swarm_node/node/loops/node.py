@@ -205,7 +205,7 @@ class Node:
         attempts = [] if self._dials is None else await self._dials.try_all()
         rows = await try_peers(self._shared.local, self._work.exchange.asker, attempts)
         if url := self.settings.network.coordinator:
-            from swarm_node.node.loops.peers.coordinating import try_coordinator
+            from swarm_node.node.loops.peers.coordinator_client import try_coordinator
 
             rows.append(await try_coordinator(url))
         return rows

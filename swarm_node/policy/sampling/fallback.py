@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,7 +22,7 @@ from swarm_node.policy.sampling.sampler import (
     SampleRequest,
     SelectiveSampler,
     SharingSampler,
-    continued_seed,
+    continued,
     extended,
 )
 from swarm_node.rollout import Completion
@@ -143,7 +142,7 @@ class FallbackSampler:
         if not places or (cut is not None and cut.is_set()):
             return rows
         if any(len(row.token_ids) for row in rows):
-            asked = [_continued(request, place, rows[place]) for place in places]
+            asked = [continued(request, place, rows[place].token_ids.tolist()) for place in places]
         else:
             asked = [request]
         for place, one in zip(places, await self._ask(asked), strict=True):
@@ -226,15 +225,3 @@ class FallbackSampler:
                     own, groups = groups[: len(one.requests)], groups[len(one.requests) :]
                     one.answer.set_result([completion for group in own for completion in group])
         return mine.answer.result()
-
-
-def _continued(request: SampleRequest, place: int, row: Row) -> SampleRequest:
-    """The request for the rest of row number `place` of `request`."""
-    done = row.token_ids.tolist()
-    return replace(
-        request,
-        prompt_ids=(*request.prompt_ids, *done),
-        n=1,
-        seed=continued_seed(request.seed, place, len(done)),
-        max_new_tokens=request.max_new_tokens - len(done),
-    )

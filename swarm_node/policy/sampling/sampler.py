@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
@@ -102,6 +102,21 @@ def continued_seed(seed: int, place: int, done: int) -> int:
     """Seed (63 bits) for the rest of row `place` of a group after `done` tokens."""
     digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def continued(
+    request: SampleRequest, place: int, done: Sequence[int], most: int | None = None
+) -> SampleRequest:
+    """The request for the rest of row number `place` of `request` after the tokens `done`, or for
+    `most` tokens of it. They depend on the request's seed, the row and the tokens before."""
+    left = request.max_new_tokens - len(done)
+    return replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *done),
+        n=1,
+        seed=continued_seed(request.seed, place, len(done)),
+        max_new_tokens=left if most is None else min(most, left),
+    )
 
 
 def extended(

@@ -18,8 +18,8 @@ from swarm_keys import Swarm
 from virtual import virtual_time
 
 from swarm_node.clock import Clock
-from swarm_node.node.loops.peers import coordinating
-from swarm_node.node.loops.peers.coordinating import try_coordinator
+from swarm_node.node.loops.peers import coordinator_client
+from swarm_node.node.loops.peers.coordinator_client import try_coordinator
 from swarm_node.node.loops.peers.dialing import DialCheck, link_up, try_peers
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import OF_OUTCOME, told_here
@@ -148,7 +148,7 @@ async def _saying(words: bytes, url: str = "") -> str:
 async def test_a_coordinator_answers_only_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinating, "PEER_SECONDS", 1.0)
+    monkeypatch.setattr(coordinator_client, "PEER_SECONDS", 1.0)
     async with coordinator(tmp_path, Swarm(), Hand()) as running:
         assert (await try_coordinator(running.url)).cause is None
     closed = (await try_coordinator(running.url)).cause

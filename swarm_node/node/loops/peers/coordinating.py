@@ -13,20 +13,17 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgpack
 import structlog
-from aiohttp import ClientConnectorDNSError, ClientResponseError, ClientSSLError
 from msgspec.structs import replace
 
-from swarm_node.errors import CoordinatorError, Rejected, reason_of
-from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot, TriedRow
+from swarm_node.errors import CoordinatorError, Rejected
+from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
 from swarm_node.node.loops.parts import Tally
 from swarm_node.node.loops.peers.coordinator_client import CoordinatorClient
-from swarm_node.node.loops.peers.dialing import PEER_SECONDS
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import (
     MAX_REASONS,
@@ -42,11 +39,10 @@ from swarm_node.p2p.exchange.meeting import FEW, Meeting
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Keeper
-from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.conduct import LEAST_HINT
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import public_key_of
-from swarm_node.p2p.wire.wire import pack, printable
+from swarm_node.p2p.wire.wire import pack
 from swarm_node.version import __version__
 
 #: Seconds between two rounds, give or take a fifth: at first, and at most. The pause grows slowly
@@ -252,34 +248,3 @@ def _finding(row: PeerRow) -> PeerFigures:
 def _label(text: str) -> str:
     """Replace the characters of `text` that a label may not have."""
     return re.sub(r"[^A-Za-z0-9 _.:+@=,-]", "_", text)[:64] or "unknown"
-
-
-async def try_coordinator(url: str) -> TriedRow:
-    """Ask a coordinator now whether it runs.
-
-    Raises:
-        ConfigError: the URL cannot be used.
-    """
-    client, begun, code, detail = CoordinatorClient(url, None, time.time), time.monotonic(), "", ""
-    try:
-        async with asyncio.timeout(PEER_SECONDS):
-            await client.health()
-    except TimeoutError:
-        code = "no_answer"
-    except CoordinatorError as error:
-        code, detail = _of_coordinator(error.__cause__)
-    seconds = time.monotonic() - begun
-    cause = Cause(code, where=url, detail=detail, seconds=seconds) if code else None
-    return TriedRow("coordinator", url, seconds, cause)
-
-
-def _of_coordinator(error: BaseException | None) -> tuple[str, str]:
-    """Return code and detail of the cause for which a coordinator gave no answer. Without an error
-    of the connection the answer was another one."""
-    if isinstance(error, ClientConnectorDNSError):
-        return "no_address", printable(reason_of(error))
-    if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
-        return "nobody_listens", ""
-    if error is None or isinstance(error, (ClientSSLError, ClientResponseError)):
-        return "no_coordinator", ""
-    return "no_answer", ""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import (
+    ClientConnectorDNSError,
     ClientError,
+    ClientResponseError,
     ClientSession,
+    ClientSSLError,
     ClientTimeout,
     DummyCookieJar,
     TCPConnector,
@@ -23,12 +28,15 @@ from msgspec import Struct
 from yarl import URL
 
 from swarm_node.errors import ConfigError, CoordinatorError, TicketError, reason_of, words_of
+from swarm_node.node.figures.snapshot import TriedRow
+from swarm_node.node.loops.peers.dialing import PEER_SECONDS
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.addresses.internet import is_embedding, is_internet
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import Call, show_call
 from swarm_node.p2p.membership.membership import Chain
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
+from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import printable
 
@@ -201,3 +209,34 @@ def _may_be_own(host: str) -> bool:
         return _is_own(host)
     except ValueError:
         return True
+
+
+async def try_coordinator(url: str) -> TriedRow:
+    """Ask a coordinator now whether it runs.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+    client, begun, code, detail = CoordinatorClient(url, None, time.time), time.monotonic(), "", ""
+    try:
+        async with asyncio.timeout(PEER_SECONDS):
+            await client.health()
+    except TimeoutError:
+        code = "no_answer"
+    except CoordinatorError as error:
+        code, detail = _of_coordinator(error.__cause__)
+    seconds = time.monotonic() - begun
+    cause = Cause(code, where=url, detail=detail, seconds=seconds) if code else None
+    return TriedRow("coordinator", url, seconds, cause)
+
+
+def _of_coordinator(error: BaseException | None) -> tuple[str, str]:
+    """Return code and detail of the cause for which a coordinator gave no answer. Without an error
+    of the connection the answer was another one."""
+    if isinstance(error, ClientConnectorDNSError):
+        return "no_address", printable(reason_of(error))
+    if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+        return "nobody_listens", ""
+    if error is None or isinstance(error, (ClientSSLError, ClientResponseError)):
+        return "no_coordinator", ""
+    return "no_answer", ""

@@ -1,7 +1,7 @@
 """The processes that train together, and the split of an update's rows among them.
 
-`Alone` is one process, the usual case; `sharded.Group` is several. Every process gets the whole
-batch, so each can compute every other's share without communication.
+`Ranks` itself is one process, the usual case; `sharded.Group` is several. Every process gets the
+whole batch, so each can compute every other's share without communication.
 """
 
 from __future__ import annotations
