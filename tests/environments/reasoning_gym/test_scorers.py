@@ -218,7 +218,7 @@ def test_own_scorers_evaluate_nothing(module: types.ModuleType) -> None:
 CANARY = """
 import json, re, subprocess, sys  # a payload looks for Popen among the classes that are loaded
 from hostile import payloads
-from swarm_node.environments import answers
+from swarm_node.environments.answers.scoring import score_math
 from swarm_node.environments.reasoning_gym import scorers
 from swarm_node.environments.reasoning_gym.environment import choosable, create
 from swarm_node.rollout import TaskRef
@@ -289,8 +289,8 @@ forms = ("{}", "${}$", "\\boxed{{{}}}", "{} = 2 + 3*4", "answer: ({})")
 for text in [] if PACKAGE else payloads(file):
     for answer in (form.format(text) for form in forms):
         for right in ("42", "x^2"):
-            answers.score_math("1/3", right, ())
-            watched(answers.score_math, ["math", answer], answer, right, ())
+            score_math("1/3", right, ())
+            watched(score_math, ["math", answer], answer, right, ())
 print(json.dumps([seen, "this" in sys.modules]))
 """
 
