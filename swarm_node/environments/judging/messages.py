@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-#: Signals that a judge cannot send itself, so that whom they end was ended by somebody else.
+#: Signals that a judge cannot send itself: somebody else ended a judge that one of them ended.
 FROM_OUTSIDE = frozenset(
     {
         *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM),
