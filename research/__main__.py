@@ -233,6 +233,31 @@ def flood(
         Flood(raw, seeds).run()
 
 
+@app.command(name="real-model", epilog="Runs whose files are in --raw are not repeated.")
+def real_model(
+    model: Annotated[str, typer.Option(help="SmolLM2-135M-Instruct: a file or directory.")],
+    stage: Annotated[str, typer.Option(help="pilot or final.")] = "final",
+    regimes: Annotated[str, typer.Option(help="Of same, rare, private.")] = "same,rare,private",
+    sizes: Annotated[str, typer.Option(help="Numbers of nodes.")] = "4,2",
+    arms: Annotated[str | None, typer.Option(help="Arms, comma-separated; default all.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many declared seeds.")] = 8,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    raw: RawOption = _RESULTS / "real-model",
+    pack: PackOption = False,
+) -> None:
+    """Compare a swarm of a language model with a node alone and a central learner. The plan is
+    docs/research/real-model.md."""
+    from research.frontier_raw import pack as pack_runs
+    from research.real_model import RealModel
+
+    chosen, names = tuple(regimes.split(",")), tuple(arms.split(",")) if arms else ()
+    whole = RealModel(stage, chosen, _whole_numbers("--sizes", sizes), names, raw, model, seeds)
+    if pack:
+        print(f"wrote {pack_runs(raw)}")
+    else:
+        whole.run(jobs)
+
+
 def _flags(assign: list[str] | None) -> dict[str, Any]:
     from swarm_node.config import parse_assignments
 

@@ -142,6 +142,13 @@ class PacedTrainer:
 
     async def close(self) -> None:
         if self._weights is not None and self._weights.exists():
-            with self._weights.open("rb") as file:
-                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self.digest = _digest(self._weights)
         await self._trainer.close()
+
+
+def _digest(weights: Path) -> str:
+    """sha256 of a file of weights, or of the files of an adapter's directory, in hex."""
+    hashed = hashlib.sha256()
+    for file in sorted(weights.iterdir()) if weights.is_dir() else [weights]:
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()

@@ -1,0 +1,239 @@
+"""`python -m research real-model`: a swarm of a language model that people use, beside one node.
+
+The plan is docs/research/real-model.md. The pilot tries the recipes of a node alone on one seed of
+its own, and the best one in each regime is the rival of the final. A run leaves a small file; the
+tables read these files alone. SmolLM2-135M-Instruct comes by `make setup-real`.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from research.arms import batch_of
+from research.estimates import declared_seeds
+from research.frontier_choice import by_arm, reward_at
+from research.frontier_raw import RunKey, all_raw, claimed, commit_of, make_run, packed
+from research.scenario import StudyScenario
+from swarm_node.environments import drills
+from swarm_node.environments.base import Environment
+from swarm_node.errors import ConfigError
+from swarm_node.process import die_with_parent
+from swarm_node.simulation.run import quiet, simulation_settings
+
+STAGES = ("pilot", "final")
+_SEEDS = {"pilot": "real-model-pilot", "final": "real-model"}
+#: Seeds of the comparison that is claimed, and of arms that are described.
+SEEDS, DESCRIBED_SEEDS = 8, 3
+#: Answers of a group, updates of a member, and the size of the swarm that is claimed.
+GROUP, ROUNDS, SIZE = 8, 30, 4
+#: Answers that a node alone makes: more than a member's, so that the rival is known beyond them.
+SOLO_ANSWERS = 768
+EVAL_TASKS = 32
+_SHARED: Mapping[str, Any] = {
+    "environment.name": "research.real_model:create",
+    "sampling.temperature": 0.7,
+    "sampling.max_new_tokens": 12,
+    "training.lora_rank": 16,
+}
+_EASIEST = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
+
+
+def create(families: Sequence[str]) -> Environment:
+    """The graded drills with these families alone, so that no other is measured.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    environment = drills.create("graded")
+    unknown = sorted(set(families) - set(environment.families))
+    if unknown:
+        raise ConfigError(f"there is no family {unknown[0]}")
+    environment.families = tuple(families)
+    return environment
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """`families` of the swarm, of which a node samples `specialised` (0: all). A solo run has
+    `alone` nodes that share nothing, in the pilot `tried`: several where nodes are unlike."""
+
+    families: tuple[str, ...]
+    specialised: int = 0
+    alone: int = 1
+    tried: int = 1
+
+
+REGIMES: Mapping[str, Regime] = {
+    "same": Regime(_EASIEST),
+    "rare": Regime(("addition-3", "division-2", "subtraction-2", "word-problems-2")),
+    "private": Regime(_EASIEST, specialised=1, alone=4, tried=2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm. `kind` is solo, swarm or central. A solo arm and a central learner have batches of
+    `own` groups."""
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    own: int = 0
+
+
+def _solo(rate: float, own: int, past: int) -> Arm:
+    name = f"solo-{own}x{GROUP}" + "-past" * (past > 0) + f"-{rate:.0e}".replace("e-0", "e-")
+    settings = {**batch_of(own, 0, GROUP), "experience.past": past}
+    settings |= {"sampling.tasks_per_call": own, "training.learning_rate": rate}
+    return Arm(name, "solo", settings, own)
+
+
+#: What a node alone does by default, at two rates, and the toy's best: small batches and the past.
+SOLO = tuple(_solo(rate, own, past) for rate in (1e-4, 3e-4) for own, past in ((4, 0), (2, 2)))
+DEFAULT = Arm("default", "swarm")
+CENTRAL = Arm("central", "central", batch_of(8, 0, GROUP), own=8)
+ARMS = {arm.name: arm for arm in (*SOLO, DEFAULT, CENTRAL)}
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """Runs of one stage in these `regimes` with the `model`, of swarms of these `sizes`. Files go
+    to `raw`.
+
+    Raises:
+        ConfigError: there is no such stage, regime or arm.
+    """
+
+    stage: str
+    regimes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    arms: tuple[str, ...]
+    raw: Path
+    model: str
+    seeds: int = SEEDS
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            *((regime, REGIMES) for regime in self.regimes),
+            *((arm, ARMS) for arm in self.arms),
+            (self.stage, dict.fromkeys(STAGES)),
+        ):
+            if name not in known:
+                raise ConfigError(f"there is no {name}: choose from {', '.join(known)}")
+
+    def run(self, jobs: int = 1) -> None:
+        """Make the missing runs, in `jobs` processes.
+
+        Raises:
+            SwarmNodeError: a file cannot be written, or the pilot is not there.
+        """
+        context = multiprocessing.get_context("spawn")
+        helpers = [context.Process(target=self._help, args=(os.getpid(),)) for _ in range(jobs - 1)]
+        for helper in helpers:
+            helper.start()
+        self._work()
+        for helper in helpers:
+            helper.join()
+        if any(helper.exitcode for helper in helpers):
+            raise SystemExit("a process that made runs ended early: its error stands above")
+
+    def places(self) -> Iterator[tuple[RunKey, Arm]]:
+        """The runs asked for, all arms of one seed before the next seed.
+
+        Raises:
+            ConfigError: the pilot of a regime is not there.
+        """
+        pilot = self.stage == "pilot"
+        count = 1 if pilot else self.seeds
+        for index, seed in enumerate(declared_seeds(count, _SEEDS[self.stage])):
+            for regime in self.regimes:
+                for arm, nodes in self._cases(regime, index):
+                    if not self.arms or arm.name in self.arms:
+                        yield RunKey(self.stage, regime, arm.name, nodes, index, seed), arm
+
+    def _cases(self, regime: str, index: int) -> Iterator[tuple[Arm, int]]:
+        if self.stage == "pilot":
+            yield from ((arm, REGIMES[regime].tried) for arm in SOLO)
+            return
+        yield best_solo(self.raw, regime), REGIMES[regime].alone
+        yield from ((DEFAULT, n) for n in self.sizes if n == SIZE or index < DESCRIBED_SEEDS)
+        if index < DESCRIBED_SEEDS:
+            yield CENTRAL, SIZE
+
+    def _help(self, parent: int) -> None:
+        die_with_parent(parent)  # or it goes on after a kill, beside the next start
+        self._work()
+
+    def _work(self) -> None:
+        quiet()
+        commit, made = commit_of(Path(__file__).parents[1]), packed(self.raw)
+        for place, arm in self.places():
+            if place.file in made:
+                continue
+            with claimed(self.raw / place.file) as mine:
+                if mine:
+                    self._make(place, arm, commit)
+
+    def _make(self, place: RunKey, arm: Arm, commit: str) -> None:
+        regime = REGIMES[place.regime]
+        scenario = scenario_of(arm, regime, place.nodes, place.seed, self.model)
+        rate = {}
+        if arm.kind != "solo":
+            best = best_solo(self.raw, place.regime)
+            rate = {"training.learning_rate": best.settings["training.learning_rate"]}
+        settings = simulation_settings(place.seed, {**settings_of(arm, regime), **rate})
+        make_run(self.raw, place, scenario, settings, commit)
+
+
+def settings_of(arm: Arm, regime: Regime) -> dict[str, Any]:
+    """The settings of the nodes by dotted key. A member's are the defaults of a pretrained model on
+    a CPU; the simulator takes them from here."""
+    asked = {**_SHARED, "environment.options.families": list(regime.families)}
+    if arm.kind == "swarm":
+        member = {"experience.own": 2, "sampling.group_size": GROUP, "sampling.tasks_per_call": 4}
+        return {**asked, **member}
+    turns = {"experience.max_lag": 0} if arm.kind == "central" else {}
+    return {**asked, **arm.settings, **turns}
+
+
+def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> StudyScenario:
+    """The scenario of a run in a swarm of `nodes`, or of the rival of such a swarm."""
+    central = arm.kind == "central"
+    specialised = regime.specialised * (not central)
+    if arm.kind == "solo":
+        rounds = math.ceil(SOLO_ANSWERS / (arm.own * GROUP))
+        at = tuple(math.ceil(rounds * share) for share in (1 / 4, 1 / 2, 3 / 4))
+    else:
+        rounds, at = ROUNDS, (ROUNDS // 3, 2 * ROUNDS // 3)
+    return StudyScenario(
+        nodes=1 if central else nodes,
+        rounds=rounds,
+        seed=seed,
+        specialised=specialised,
+        samplers=nodes if central else 0,
+        eval_at=at,
+        eval_tasks=EVAL_TASKS,
+        # Nodes with all families are alike, those with one are not.
+        eval_nodes=0 if specialised else 2,
+        models=(model,),
+        fresh_tasks=True,
+    )
+
+
+def best_solo(raw: Path, regime: str) -> Arm:
+    """The recipe that had the highest reward at equal answers in the pilot of a regime.
+
+    Raises:
+        ConfigError: the pilot is not whole.
+    """
+    runs = by_arm(all_raw(raw, "pilot", regime))
+    if runs.keys() != {arm.name for arm in SOLO}:
+        raise ConfigError(f"the pilot of {regime} is not whole: --stage pilot makes it")
+    answers = ROUNDS * 2 * GROUP
+    return ARMS[max(runs, key=lambda arm: reward_at(runs[arm][0], answers))]
