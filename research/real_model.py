@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from research.estimates import declared_seeds
 from research.frontier_choice import by_arm, reward_at
 from research.frontier_raw import RunKey, all_raw, claimed, commit_of, make_run, packed
 from research.scenario import StudyScenario
-from swarm_node.environments import drills
-from swarm_node.environments.base import Environment
 from swarm_node.errors import ConfigError
 from swarm_node.process import die_with_parent
 from swarm_node.simulation.run import quiet, simulation_settings
@@ -36,26 +34,12 @@ GROUP, ROUNDS, SIZE = 8, 30, 4
 SOLO_ANSWERS = 768
 EVAL_TASKS = 32
 _SHARED: Mapping[str, Any] = {
-    "environment.name": "research.real_model:create",
+    "environment.name": "research.few_families:create",
     "sampling.temperature": 0.7,
     "sampling.max_new_tokens": 12,
     "training.lora_rank": 16,
 }
 _EASIEST = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
-
-
-def create(families: Sequence[str]) -> Environment:
-    """The graded drills with these families alone, so that no other is measured.
-
-    Raises:
-        ConfigError: there is no such family.
-    """
-    environment = drills.create("graded")
-    unknown = sorted(set(families) - set(environment.families))
-    if unknown:
-        raise ConfigError(f"there is no family {unknown[0]}")
-    environment.families = tuple(families)
-    return environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,23 @@
+"""The graded drills with some of their families, so that no other is measured. A module of its own,
+because TRL imports it in an environment that has little else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swarm_node.environments import drills
+from swarm_node.environments.base import Environment
+from swarm_node.errors import ConfigError
+
+
+def create(families: Sequence[str]) -> Environment:
+    """
+    Raises:
+        ConfigError: there is no such family.
+    """
+    environment = drills.create("graded")
+    unknown = sorted(set(families) - set(environment.families))
+    if unknown:
+        raise ConfigError(f"there is no family {unknown[0]}")
+    environment.families = tuple(families)
+    return environment
