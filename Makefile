@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests setup-real demo demo-real test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier flood image clean
+.PHONY: setup setup-reasoning-gym setup-tests setup-real demo demo-real test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier real-model exam flood image clean
 .PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
 .PHONY: gpu-call rehearse-gpu gpu-table
 .PHONY: real-defaults campaigns campaign-coverage chaos mutants fuzz-coordinator
@@ -197,6 +197,17 @@ frontier: setup
 		$(FRONTIER) --stage pilot --regimes $$regime && \
 		{ grep -q "\"$$regime\"" research/results/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
 		$(FRONTIER) --stage final --regimes $$regime || exit; done
+
+# The plan is docs/research/real-model.md: some hours of two cores. A run whose file is there is not made again.
+REAL_MODEL_STUDY = OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m research real-model --jobs 2 --model "$$($(BIN)/python .ci/tools/real_model.py)"
+real-model: setup-real
+	$(REAL_MODEL_STUDY) --stage pilot
+	$(REAL_MODEL_STUDY) --stage final
+
+# A real model before and after it learnt in a node, on the questions of FILE and on plain text.
+exam: setup-real
+	@test -n "$(FILE)" || { echo "make exam FILE=questions.jsonl" >&2; exit 2; }
+	$(BIN)/python benchmarks/exam.py --model "$$($(BIN)/python .ci/tools/real_model.py)" --file "$(FILE)" $(EXAM)
 
 # The plan and the results are in docs/research/flood.md; a run whose file is there is not made again.
 flood: setup

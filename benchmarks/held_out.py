@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed
@@ -16,14 +19,24 @@ from swarm_node.rollout import TaskRef
 
 
 class HeldOutTasks:
-    """`tasks` held-out tasks of each family of the short preset, one completion each at
-    temperature 1 (pass@1), always drawn with the same random numbers."""
+    """`tasks` held-out tasks of each family of an environment, by default the short preset of the
+    drills, one completion each (pass@1), always drawn with the same random numbers."""
 
-    def __init__(self, tasks: int, max_new_tokens: int) -> None:
-        model = resolve("tiny")
+    def __init__(
+        self,
+        tasks: int,
+        max_new_tokens: int,
+        *,
+        model: Path | None = None,
+        environment: str = "drills",
+        options: Mapping[str, Any] = MappingProxyType({"preset": "short"}),
+        temperature: float = 1.0,
+    ) -> None:
+        model = model or resolve("tiny")
         self._sampler = TorchSampler.from_directory(model, threads=1)
         self._codec = Codec.from_directory(model)
-        self._environment = create_environment("drills", {"preset": "short"})
+        self._environment = create_environment(environment, options)
+        self._temperature = temperature
         names = self._environment.name, self._environment.version
         self._tasks = [
             self._environment.derive(TaskRef(*names, family, held_out_seed(family, index)))
@@ -33,7 +46,8 @@ class HeldOutTasks:
         self._max_new_tokens = max_new_tokens
 
     def reward(self, weights: Path | None) -> float:
-        """Mean over tasks of the tiny model with these weights, or with its own for None."""
+        """Mean over tasks of the model with these weights or this adapter's directory. None stands
+        for its own weights, before any others."""
         return statistics.fmean(asyncio.run(self._rewards(weights)))
 
     def families(self, weights: Path | None) -> dict[str, float]:
@@ -53,6 +67,7 @@ class HeldOutTasks:
                 1,
                 task.ref.seed,
                 self._max_new_tokens,
+                self._temperature,
             )
             for task in self._tasks
         ]

@@ -3,7 +3,7 @@
 Runs in the environment of `benchmarks/trl-requirements.txt`, with this repository on PYTHONPATH for
 the tasks and their scorer alone. Writes one JSON line to stdout after the first update and one at
 each mark: CPU seconds since then without those spent on saving, updates, samples, the mean length
-of the newest answers, and the weights' file where all weights are trained.
+of the newest answers, and the weights' file or the adapter's directory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.rollout import TaskRef
 
 
-def environment_of(name: str) -> Environment:
+def environment_of(name: str, **options: Any) -> Environment:
     """The environment that the node calls `name`, whose entry points are not installed here. It is
     split as the node's, so no held-out text is trained on."""
     if name == "drills":
         return SplitEnvironment(drills.create("short"))
     module, _, function = name.partition(":")
-    return SplitEnvironment(getattr(import_module(module), function)())
+    return SplitEnvironment(getattr(import_module(module), function)(**options))
 
 
 class Rewards:
@@ -95,13 +95,14 @@ def tasks(
 
 
 class Marks(TrainerCallback):  # type: ignore[misc]
-    """Reports each mark of CPU seconds, and ends the run at the last one. Saves the weights then,
-    except with adapters."""
+    """Reports each mark of CPU seconds, and ends the run at the last one. Saves the weights
+    then."""
 
     def __init__(self, arguments: argparse.Namespace, rewards: Rewards) -> None:
         self._marks, self._directory = list(arguments.marks), arguments.directory
         self._samples = arguments.groups * arguments.group_size
-        self._saves, self._rewards = not arguments.lora, rewards
+        self._rewards = rewards
+        self._lora = arguments.lora > 0
         self._started = 0.0
 
     def on_step_end(self, _args: object, state: Any, control: Any, **kept: Any) -> None:
@@ -113,9 +114,10 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         spent = time.process_time() - self._started
         if spent < self._marks[0]:
             return
-        mark, path = self._marks.pop(0), None
-        if self._saves:
-            path = str(self._directory / f"trl-{mark:g}.safetensors")
+        path = str(self._directory / f"trl-{self._marks.pop(0):g}.safetensors")
+        if self._lora:
+            kept["model"].save_pretrained(path)
+        else:
             # The output matrix is the embedding's, and not stored twice.
             weights = kept["model"].state_dict()
             save_file({k: v.clone() for k, v in weights.items() if k != "lm_head.weight"}, path)
@@ -159,7 +161,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--environment", required=True)
+    parser.add_argument("--options", type=json.loads, required=True, help="of the environment")
     parser.add_argument("--prompts", type=int, required=True)
+    parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--lora", type=int, required=True, help="rank; 0 trains all weights")
@@ -171,7 +175,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.model)
-    environment = environment_of(arguments.environment)
+    environment = environment_of(arguments.environment, **arguments.options)
     rewards = Rewards(environment)
     dtype = getattr(torch, arguments.dtype)
     trainer = GRPOTrainer(
@@ -189,7 +193,7 @@ def main() -> None:
             per_device_train_batch_size=arguments.groups * arguments.group_size,
             num_generations=arguments.group_size,
             max_completion_length=arguments.max_new_tokens,
-            temperature=1.0,
+            temperature=arguments.temperature,
             beta=0.0,
             epsilon=0.2,
             epsilon_high=0.28,

@@ -11,16 +11,23 @@ one evaluator here, on the same held-out tasks.
 With a `--shape`, both train adapters of all projections of a model of random weights, on
 questions in the style of GSM8K with hashed rewards: one group per update, and no held-out reward.
 
+With a `--model`, such as SmolLM2's file, both train adapters of it on the easiest sums, products,
+differences and quotients, at temperature 0.7, by the rules of docs/research/real-model.md. The CPU
+seconds to each of the `--levels` of reward on unseen texts are printed, between two marks by
+interpolation. With `--hashed` its rewards are hashed: all groups are mixed, and nothing is learnt.
+
 TRL needs an environment of its own: `make bench-trl` makes it.
 
     python benchmarks/trl_grpo.py [--trl-python PATH] [--marks 30 60] [--repetitions N]
     python benchmarks/trl_grpo.py --shape qwen2.5-0.5b --marks 200 [--dtype bfloat16] [--new 200]
+    python benchmarks/trl_grpo.py --model FILE.gguf [--hashed] [--new 12] [--only trl] [--groups 2]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -29,9 +36,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from held_out import HeldOutTasks
@@ -40,17 +48,20 @@ from real_shapes import make_model
 from safetensors.torch import save_file
 
 from swarm_node.node.figures.snapshot import Snapshot
+from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 
 GROUP_SIZE, MAX_NEW_TOKENS = 8, 24
+#: The environment of docs/research/real-model.md, and the families of its regime "same".
+FEW = "research.few_families:create"
+FAMILIES = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
 POLL_SECONDS = 0.5
 REPOSITORY = Path(__file__).resolve().parent.parent
 NODE_SETTINGS = (
     "experience.external=0",  # nobody else is there
-    f"sampling.group_size={GROUP_SIZE}",
     "run.threads=1",
     "run.eval_seconds=86400",
     "run.eval_tasks=1",
@@ -67,8 +78,14 @@ class Setup:
     learning_rate: float
     prompts: int  # more than TRL takes
     environment: str = "drills"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float = 1.0
     dtype: str = "float32"
     rank: int = 0
+    #: The rewards are not drawn by a hash.
+    learns: bool = True
+    #: A checkpoint has the weights of a mark as often as this many updates.
+    checkpoints: int = 50
 
     def node(self) -> list[str]:
         """The node's settings."""
@@ -76,12 +93,16 @@ class Setup:
             *NODE_SETTINGS,
             f"model={self.model}",
             f"environment.name={self.environment}",
+            *(f"environment.options.{key}={json.dumps(at)}" for key, at in self.options.items()),
+            f"sampling.temperature={self.temperature}",
             f"experience.own={self.groups}",
+            f"sampling.group_size={GROUP_SIZE}",
             f"sampling.tasks_per_call={2 * self.groups}",  # larger batches cost less per answer
             f"sampling.max_new_tokens={self.tokens}",
             f"training.learning_rate={self.learning_rate}",
             f"training.dtype={self.dtype}",
             f"training.lora_rank={self.rank}",
+            f"run.checkpoint_updates={self.checkpoints}",
         ]
 
     def trl(self) -> list[str]:
@@ -90,7 +111,9 @@ class Setup:
             *("--model", str(self.model), "--groups", str(self.groups)),
             *("--group-size", str(GROUP_SIZE), "--max-new-tokens", str(self.tokens)),
             *("--learning-rate", str(self.learning_rate), "--prompts", str(self.prompts)),
-            *("--environment", self.environment, "--dtype", self.dtype, "--lora", str(self.rank)),
+            *("--environment", self.environment, "--options", json.dumps(dict(self.options))),
+            *("--temperature", str(self.temperature)),
+            *("--dtype", self.dtype, "--lora", str(self.rank)),
         ]
 
 
@@ -159,6 +182,16 @@ def at_update(node: NodeProcess, mark: float) -> tuple[float, int, Snapshot]:
             return spent, done, now
 
 
+def keep_weights(checkpoints: Path, path: Path, *, adapter: bool) -> None:
+    """Write the weights of the newest checkpoint to `path`, or its adapter to that directory."""
+    newest = newest_valid(checkpoints)
+    assert newest is not None, "the first mark is too early: there is no checkpoint yet"
+    if adapter:
+        path.mkdir()
+        path /= ADAPTER_FILE
+    save_file(dict(read(newest).weights), path)
+
+
 def run_node(
     setup: Setup, marks: list[float], seed: int, more: list[str], directory: Path
 ) -> ProgramRun:
@@ -178,11 +211,9 @@ def run_node(
                 assert now.update is not None
                 tokens = now.update.tokens / (setup.groups * GROUP_SIZE)
                 path = None
-                if not setup.rank:
-                    newest = newest_valid(node.home.checkpoints)
-                    assert newest is not None, "a checkpoint is written every 50 updates"
+                if setup.learns:
                     path = directory / f"node-{mark:g}.safetensors"
-                    save_file(dict(read(newest).weights), path)
+                    keep_weights(node.home.checkpoints, path, adapter=setup.rank > 0)
                 run.marks.append(
                     Mark(spent - run.start_cpu, done - skipped, trained * GROUP_SIZE, path, tokens)
                 )
@@ -235,21 +266,13 @@ def run_trl(
     return run
 
 
-def reward_at(place: int) -> Callable[[ProgramRun], float]:
-    return lambda run: run.marks[place].reward
-
-
-def show(runs: list[ProgramRun], marks: list[float], start: float | None) -> None:
+def show(runs: list[ProgramRun], start: float | None) -> None:
     """One row per program, medians over its runs, then the ratios."""
     columns: dict[str, tuple[str, Callable[[ProgramRun], float]]] = {
         "samples/CPU-s": (",.3g", lambda run: run.samples_per_cpu_second),
         "tokens": (".1f", lambda run: run.marks[-1].tokens),
         "updates": (",.0f", lambda run: run.marks[-1].updates),
-        **{
-            f"reward@{mark:g}s": (".3f", reward_at(place))
-            for place, mark in enumerate(marks)
-            if start is not None
-        },
+        **({} if start is None else {"reward": (".3f", lambda run: run.marks[-1].reward)}),
         "RSS MiB": (",.0f", lambda run: run.memory.rss),
         "PSS MiB": (",.0f", lambda run: run.memory.pss),
         "processes": (".0f", lambda run: run.memory.processes),
@@ -258,25 +281,59 @@ def show(runs: list[ProgramRun], marks: list[float], start: float | None) -> Non
     }
     print(f"{'':12}", *(f"{heading:>13}" for heading in columns))
     medians: dict[str, dict[str, float]] = {}
-    for name in ("swarm-node", "TRL"):
+    for name in dict.fromkeys(run.name for run in runs):
         of = [run for run in runs if run.name == name]
         medians[name] = {key: statistics.median(map(get, of)) for key, (_, get) in columns.items()}
         cells = [f"{format(value, columns[key][0]):>13}" for key, value in medians[name].items()]
         print(f"{name:12}", *cells)
-    ratios = {key: value / medians["TRL"][key] for key, value in medians["swarm-node"].items()}
+    if len(medians) == 2:
+        ours, theirs = medians["swarm-node"], medians["TRL"]
+        ratios = {key: value / theirs[key] for key, value in ours.items() if theirs[key]}
+        print(
+            f"ratios, node to TRL: samples per CPU second {ratios['samples/CPU-s']:.2f}, "
+            f"RSS {ratios['RSS MiB']:.2f}, PSS {ratios['PSS MiB']:.2f}"
+        )
     if start is not None:
         print(f"held-out reward at the start: {start:.3f}")
-    print(
-        f"ratios, node to TRL: samples per CPU second {ratios['samples/CPU-s']:.2f}, "
-        f"RSS {ratios['RSS MiB']:.2f}, PSS {ratios['PSS MiB']:.2f}"
-    )
     for run in runs:
-        rewards = ", ".join(f"{mark.reward:.3f}" for mark in run.marks)
+        rewards = ", ".join(f"{mark.cpu:.0f}s {mark.reward:.3f}" for mark in run.marks)
         print(f"  {run.name:11} {run.samples_per_cpu_second:8,.3f} samples/CPU-s  {rewards}")
 
 
+def seconds_to(run: ProgramRun, start: float, level: float) -> float:
+    """CPU seconds to a level of held-out reward: 0 if it starts there, infinite if it was not
+    reached."""
+    before = (0.0, start)
+    for mark in run.marks if start < level else ():
+        after = mark.cpu, mark.reward
+        if after[1] >= level:
+            share = (level - before[1]) / (after[1] - before[1])
+            return before[0] + share * (after[0] - before[0])
+        before = after
+    return math.inf if start < level else 0.0
+
+
+def show_levels(runs: list[ProgramRun], start: float, levels: list[float]) -> None:
+    """CPU seconds to each level: median over runs, and the ratio."""
+    for level in levels:
+        found = {
+            name: [seconds_to(run, start, level) for run in runs if run.name == name]
+            for name in dict.fromkeys(run.name for run in runs)
+        }
+        median = {name: statistics.median(values) for name, values in found.items()}
+        cells = [
+            f"{name} {median[name]:.0f} ({', '.join(f'{each:.0f}' for each in values)})"
+            for name, values in found.items()
+        ]
+        if len(median) == 2 and 0 < median["swarm-node"] < math.inf:
+            cells.append(f"ratio {median['TRL'] / median['swarm-node']:.2f}")
+        print(f"CPU seconds to {level:g}: {'; '.join(cells)}")
+
+
 def setup_of(arguments: argparse.Namespace, marks: list[float]) -> Setup:
-    """The tiny model with all its weights, or adapters of a model of random weights."""
+    """The tiny model with all its weights, or adapters of a model of random weights or a file."""
+    if arguments.model is not None:
+        return _real(arguments)
     if arguments.shape is None:
         return Setup(resolve("tiny"), 8, MAX_NEW_TOKENS, 3e-4, int(max(marks) * 400))
     shape = known_shape(arguments.shape)
@@ -284,42 +341,92 @@ def setup_of(arguments: argparse.Namespace, marks: list[float]) -> Setup:
     return Setup(
         make_model((arguments.models / arguments.shape).absolute(), shape),
         groups=1,
-        tokens=arguments.new,
+        tokens=arguments.new or 200,
         learning_rate=1e-5,
         prompts=1000,
         environment="hashed_questions:create",
         dtype=arguments.dtype,
         rank=arguments.lora,
+        learns=False,
+    )
+
+
+def _real(arguments: argparse.Namespace) -> Setup:
+    hashed = {"kind": "sum"} if arguments.hashed else {"families": FAMILIES}
+    return Setup(
+        resolve(arguments.model),
+        groups=arguments.groups,
+        tokens=arguments.new or 12,
+        learning_rate=arguments.rate,
+        prompts=20_000,
+        environment="hashed_questions:create" if arguments.hashed else FEW,
+        options=hashed,
+        temperature=0.7,
+        dtype=arguments.dtype,
+        rank=arguments.lora,
+        learns=not arguments.hashed,
+        checkpoints=1,
+    )
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trl-python", type=Path, default=REPOSITORY / ".venv-trl/bin/python")
+    parser.add_argument("--shape", help="a model of random weights and this shape")
+    parser.add_argument("--model", help="a language model: a file or directory")
+    parser.add_argument("--hashed", action="store_true", help="rewards of a --model by a hash")
+    parser.add_argument("--groups", type=int, default=4, help="of an update of a --model")
+    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate of a --model")
+    parser.add_argument("--levels", type=float, nargs="*", default=[], help="of reward")
+    parser.add_argument("--only", choices=("node", "trl"), help="run one of the programs")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--lora", type=int, default=16, help="rank of the adapters")
+    parser.add_argument("--new", type=int, help="tokens of an answer; default 200, of a --model 12")
+    parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
+    parser.add_argument("--marks", type=float, nargs="+", default=[30.0, 60.0])
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--eval-tasks", type=int, default=64, help="held-out tasks per family")
+    parser.add_argument("--set", action="append", default=[], help="one more setting of the node")
+    return parser.parse_args()
+
+
+def evaluator(setup: Setup, tasks: int) -> HeldOutTasks | None:
+    """What judges the weights of both."""
+    if not setup.learns:
+        return None
+    if not setup.rank:
+        return HeldOutTasks(tasks, MAX_NEW_TOKENS)
+    return HeldOutTasks(
+        tasks,
+        setup.tokens,
+        model=setup.model,
+        environment=setup.environment,
+        options=setup.options,
+        temperature=setup.temperature,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trl-python", type=Path, default=REPOSITORY / ".venv-trl/bin/python")
-    parser.add_argument("--shape", help="a model of random weights and this shape")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--lora", type=int, default=16, help="rank of the adapters of a --shape")
-    parser.add_argument("--new", type=int, default=200, help="tokens of an answer of a --shape")
-    parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
-    parser.add_argument("--marks", type=float, nargs="+", default=[30.0, 60.0])
-    parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--eval-tasks", type=int, default=64, help="held-out tasks per family")
-    parser.add_argument("--set", action="append", default=[], help="one more setting of the node")
-    arguments = parser.parse_args()
-    if not arguments.trl_python.is_file():
+    arguments = options()
+    if not arguments.trl_python.is_file() and arguments.only != "node":
         sys.exit(f"no {arguments.trl_python}: run `make bench-trl`, which makes it")
     marks = sorted(arguments.marks)
     setup = setup_of(arguments, marks)
-    held_out = None if setup.rank else HeldOutTasks(arguments.eval_tasks, MAX_NEW_TOKENS)
+    held_out = evaluator(setup, arguments.eval_tasks)
     start = None if held_out is None else held_out.reward(None)
     runs: list[ProgramRun] = []
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, one thread; "
-        f"{setup.dtype}, {setup.groups} prompts of {GROUP_SIZE} completions per update; load "
-        f"{os.getloadavg()[0]:.1f} at the start; median of {arguments.repetitions} run(s) each"
+        f"{setup.dtype}, {setup.groups} prompts of {GROUP_SIZE} completions per update, rate "
+        f"{setup.learning_rate:g}; load {os.getloadavg()[0]:.1f} at the start; median of "
+        f"{arguments.repetitions} run(s) each",
+        flush=True,
     )
-    for seed in range(arguments.repetitions):
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.repetitions):
         for run_one in ("node", "trl"):
+            if arguments.only not in (None, run_one):
+                continue
             with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as name:
                 directory = Path(name)
                 if run_one == "node":
@@ -330,7 +437,9 @@ def main() -> None:
                     for mark in run.marks:
                         mark.reward = held_out.reward(mark.weights)
                 runs.append(run)
-    show(runs, marks, start)
+    show(runs, start)
+    if start is not None:
+        show_levels(runs, start, arguments.levels)
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def flood(
 
 @app.command(name="real-model", epilog="Runs whose files are in --raw are not repeated.")
 def real_model(
-    model: Annotated[str, typer.Option(help="SmolLM2-135M-Instruct: a file or directory.")],
+    model: Annotated[str, typer.Option(help="A file or directory.")] = "smollm2-135m",
     stage: Annotated[str, typer.Option(help="pilot or final.")] = "final",
     regimes: Annotated[str, typer.Option(help="Of same, rare, private.")] = "same,rare,private",
     sizes: Annotated[str, typer.Option(help="Numbers of nodes.")] = "4,2",
@@ -243,17 +243,25 @@ def real_model(
     seeds: Annotated[int, typer.Option(min=1, help="How many declared seeds.")] = 8,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     raw: RawOption = _RESULTS / "real-model",
+    table: Annotated[
+        bool, typer.Option("--table", help="Print the tables from the files; makes no runs.")
+    ] = False,
     pack: PackOption = False,
 ) -> None:
     """Compare a swarm of a language model with a node alone and a central learner. The plan is
     docs/research/real-model.md."""
+    from rich.console import Console
+
     from research.frontier_raw import pack as pack_runs
-    from research.real_model import RealModel
+    from research.real_model import RealModel, tables
 
     chosen, names = tuple(regimes.split(",")), tuple(arms.split(",")) if arms else ()
     whole = RealModel(stage, chosen, _whole_numbers("--sizes", sizes), names, raw, model, seeds)
     if pack:
         print(f"wrote {pack_runs(raw)}")
+    elif table:
+        for each in tables(raw):
+            Console(highlight=False).print(each)
     else:
         whole.run(jobs)
 

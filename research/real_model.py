@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from research.arms import batch_of
-from research.estimates import declared_seeds
+from research.estimates import declared_seeds, estimate, holm, p_different
 from research.frontier_choice import by_arm, reward_at
-from research.frontier_raw import RunKey, all_raw, claimed, commit_of, make_run, packed
+from research.frontier_raw import Raw, RunKey, all_raw, claimed, commit_of, make_run, packed
+from research.prediction import between
 from research.scenario import StudyScenario
+from research.skeleton import results_table
 from swarm_node.errors import ConfigError
 from swarm_node.process import die_with_parent
 from swarm_node.simulation.run import quiet, simulation_settings
@@ -221,3 +225,71 @@ def best_solo(raw: Path, regime: str) -> Arm:
         raise ConfigError(f"the pilot of {regime} is not whole: --stage pilot makes it")
     answers = ROUNDS * 2 * GROUP
     return ARMS[max(runs, key=lambda arm: reward_at(runs[arm][0], answers))]
+
+
+def tables(raw: Path) -> Iterator[Table]:
+    """Rewards of each arm by regime, then the claims."""
+    for regime in REGIMES:
+        runs = by_arm_and_nodes(all_raw(raw, "final", regime))
+        swarms = {run.index: run for run in runs.get((DEFAULT.name, SIZE), [])}
+        if not swarms:
+            continue
+        title = f"{regime}: unseen texts, as a member of {SIZE} at as many answers or CPU seconds"
+        headings = ("nodes", "end", "equal answers", "equal CPU", "answers", "CPU s", "seeds")
+        table = results_table(title, ("arm",), headings)
+        for (arm, nodes), found in runs.items():
+            compared = [(run, swarms[run.index]) for run in found if run.index in swarms]
+            table.add_row(
+                arm,
+                str(nodes),
+                f"{estimate([run.unseen[-1] for run in found]):.3f}",
+                f"{estimate([reward_at(run, other.answers[-1]) for run, other in compared]):.3f}",
+                f"{estimate([at_equal_cpu(run, other) for run, other in compared]):.3f}",
+                f"{estimate([run.answers[-1] for run in found]).mean:.0f}",
+                f"{estimate([run.cpu / run.learners for run in found]).mean:.0f}",
+                str(len(found)),
+            )
+        yield table
+    yield claims_table(raw)
+
+
+def claims_table(raw: Path) -> Table:
+    """A member of the swarm of SIZE less the solo arm, and p after Holm's correction over the
+    regimes that have two seeds."""
+    gains: dict[str, dict[str, list[float]]] = {}
+    for regime in REGIMES:
+        runs = all_raw(raw, "final", regime)
+        swarms = {run.index: run for run in runs if (run.arm, run.nodes) == (DEFAULT.name, SIZE)}
+        pairs = [
+            (swarms[run.index], run)
+            for run in runs
+            if ARMS[run.arm].kind == "solo" and run.index in swarms
+        ]
+        if len(pairs) > 1:
+            gains[regime] = {
+                "answers": [s.unseen[-1] - reward_at(run, s.answers[-1]) for s, run in pairs],
+                "CPU": [s.unseen[-1] - at_equal_cpu(run, s) for s, run in pairs],
+            }
+    corrected = holm({regime: p_different(of["answers"]) for regime, of in gains.items()})
+    headings = ("at equal answers", "p, corrected", "at equal CPU", "seeds")
+    table = results_table("a member less the best node alone", ("regime",), headings)
+    for regime, of in gains.items():
+        equal, cpu = estimate(of["answers"]), estimate(of["CPU"])
+        seeds = str(len(of["answers"]))
+        table.add_row(regime, f"{equal:+.3f}", f"{corrected[regime]:.2g}", f"{cpu:+.3f}", seeds)
+    return table
+
+
+def at_equal_cpu(run: Raw, member: Raw) -> float:
+    """Reward of a learner of `run` after the CPU seconds of a learner of `member`. Beyond the last
+    measurement the last one stands."""
+    spent = [seconds / run.learners for seconds in run.seconds]
+    return between(spent, run.unseen, member.cpu / member.learners)
+
+
+def by_arm_and_nodes(runs: Sequence[Raw]) -> dict[tuple[str, int], list[Raw]]:
+    """The runs of each arm and number of nodes, in the order of their seeds."""
+    found: dict[tuple[str, int], list[Raw]] = {}
+    for run in sorted(runs, key=lambda run: (run.arm, run.nodes, run.index)):
+        found.setdefault((run.arm, run.nodes), []).append(run)
+    return found

@@ -142,13 +142,6 @@ class PacedTrainer:
 
     async def close(self) -> None:
         if self._weights is not None and self._weights.exists():
-            self.digest = _digest(self._weights)
+            files = sorted(self._weights.rglob("*")) or [self._weights]  # an adapter's directory
+            self.digest = hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()
         await self._trainer.close()
-
-
-def _digest(weights: Path) -> str:
-    """sha256 of a file of weights, or of the files of an adapter's directory, in hex."""
-    hashed = hashlib.sha256()
-    for file in sorted(weights.iterdir()) if weights.is_dir() else [weights]:
-        hashed.update(file.read_bytes())
-    return hashed.hexdigest()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from builders import ROOT
@@ -19,6 +21,7 @@ SHORT = {
     "coordinator_load": "--members 20 --seconds 5",
     "dialogues": "--updates 2 --every 2 --tasks 4 --groups 2",
     "envelope": "--seconds 0.1",
+    "exam": "--model tiny --file {questions} --minutes 0.2 --limit 1 --new 8",
     "kept_cache": "--rates 1e-3 --updates 1 --new 16",
     "judging": "--families products --groups 2",
     "links": "--seconds 2 --stacks libp2p",
@@ -84,13 +87,17 @@ def test_every_benchmark_has_a_short_run_or_a_reason() -> None:
 @pytest.mark.slow(reason="a benchmark of real parts")
 @pytest.mark.parametrize("name", SHORT)
 @pytest.mark.nightly(reason="a benchmark")
-def test_a_benchmark_runs_to_its_end(name: str) -> None:
+def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
     if name == "page" and shutil.which("chromium") is None:
         pytest.skip("NOT RUN: needs chromium")
     if name == "vllm_dispatch" and importlib.util.find_spec("vllm") is None:
         pytest.skip("NOT RUN: needs vLLM")
+    questions = tmp_path / "questions.jsonl"
+    rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(200)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = SHORT[name].format(questions=questions).split()
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / f"{name}.py", *SHORT[name].split()],
+        [sys.executable, ROOT / "benchmarks" / f"{name}.py", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -20,3 +20,16 @@ def test_sums_are_of_one_thread_whatever_the_caller_had_set() -> None:
     finally:
         torch.set_num_threads(before)
     assert (seen, after) == ({1}, 2)
+
+
+def test_a_node_that_trains_an_adapter_reports_its_weights() -> None:
+    flags = {"experience.own": 1, "experience.external": 0, "sampling.tasks_per_call": 1}
+    scenario = Scenario(nodes=1, rounds=2, eval_rounds=2, eval_tasks=1)
+    found = [
+        simulate(scenario, simulation_settings(seed, {**flags, "training.lora_rank": 2}))
+        for seed in (0, 0, 1)
+    ]
+    once, again, other = (report.nodes[0].weights for report in found)
+    assert len(once) == 64
+    assert once == again
+    assert once != other
