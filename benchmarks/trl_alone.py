@@ -8,6 +8,7 @@ environment of `make .venv-trl/.ready-with-member`.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from trl import GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from trl_child import Rewards, environment_of, tasks
-from trl_member import Progress, grpo
+from trl_member import Progress, adapter, grpo
 
 
 def main() -> None:
@@ -29,6 +30,10 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--lora", type=int, required=True)
+    parser.add_argument("--temperature", type=float, required=True)
+    parser.add_argument("--environment", required=True)
+    parser.add_argument("--options", type=json.loads, required=True)
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
@@ -36,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(given.model)
-    environment = environment_of("drills")
+    environment = environment_of(given.environment, **given.options)
     rewards = Rewards(environment)
     count = given.updates * given.groups
     alone = SimpleNamespace(drawn=0, published=0)
@@ -46,6 +51,7 @@ def main() -> None:
         reward_funcs=rewards,
         train_dataset=tasks(environment, rewards, tokenizer, count, given.seed, given.families),
         callbacks=[Progress(alone, given.seconds, given.save)],
+        peft_config=adapter(given.lora),
         args=grpo(
             given.save / "trl",
             given.groups,
@@ -54,6 +60,7 @@ def main() -> None:
             given.updates,
             given.learning_rate,
             given.seed,
+            given.temperature,
         ),
     )
     trainer.train()

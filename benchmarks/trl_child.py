@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from trl_member import adapter
 
 from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
@@ -134,24 +136,6 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = not self._marks
 
 
-def adapters(rank: int) -> LoraConfig:
-    """The node's adapters: all seven projections, and twice the rank as factor."""
-    return LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules=[
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-        ],
-        task_type="CAUSAL_LM",
-    )
-
-
 def tell(message: dict[str, object]) -> None:
     print(json.dumps(message), file=sys.__stdout__, flush=True)
 
@@ -184,7 +168,7 @@ def main() -> None:
         reward_funcs=rewards,
         train_dataset=tasks(environment, rewards, tokenizer, arguments.prompts, arguments.seed),
         callbacks=[Marks(arguments, rewards)],
-        peft_config=adapters(arguments.lora) if arguments.lora else None,
+        peft_config=adapter(arguments.lora),
         args=GRPOConfig(
             output_dir=str(arguments.directory / "trl"),
             use_cpu=True,

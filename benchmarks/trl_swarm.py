@@ -8,9 +8,11 @@ texts.
 Prints by seed, for both: mean reward on unseen texts of the families that only nodes sample, and of
 TRL's own; and the CPU seconds of an update, of the whole tree of processes between the first line
 of progress and the last. Of the nodes it prints what they learnt of TRL's families, which they
-never sample. TRL needs an environment of its own: `make bench-trl-member` makes it.
+never sample. With a `--model`, all train adapters of it on a family each: the easiest sums,
+products and quotients. TRL needs an environment of its own: `make bench-trl-member` makes it.
 
     python benchmarks/trl_swarm.py [--seeds 0 1 2] [--updates 1000] [--seconds 600]
+    python benchmarks/trl_swarm.py --model FILE.gguf --updates 40 --seconds 3600
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from held_out import HeldOutTasks
 from node_process import cpu_seconds
@@ -40,12 +42,72 @@ from swarm_node.policy.models.model import resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LISTEN = "/ip4/127.0.0.1/tcp/0"
-OWN = ("largest", "reversal", "sorting")
-NODES = (("alphabet", "doubling", "initials"), ("position", "removal", "successors"))
-OTHERS = tuple(family for families in NODES for family in families)
-GROUPS, GROUP_SIZE, TOKENS, LEARNING_RATE = 8, 4, 24, 3e-4
 #: Imports and the start of a child, and its end, on a machine with other work.
 START_AND_END_SECONDS = 400.0
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The model and what all train on. TRL samples the families `own`, each node one of `nodes`."""
+
+    model: Path
+    own: Sequence[str]
+    nodes: Sequence[Sequence[str]]
+    environment: str = "drills"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    groups: int = 8
+    size: int = 4
+    tokens: int = 24
+    temperature: float = 1.0
+    rate: float = 3e-4
+    lora: int = 0
+
+    @property
+    def others(self) -> list[str]:
+        """The families that TRL never samples."""
+        return [family for families in self.nodes for family in families]
+
+    def settings(self) -> dict[str, Any]:
+        """Those of a node and a member."""
+        return {
+            "environment.name": self.environment,
+            **{f"environment.options.{key}": value for key, value in self.options.items()},
+        }
+
+    def held_out(self, tasks: int) -> HeldOutTasks:
+        """What judges the weights of all."""
+        return HeldOutTasks(
+            tasks,
+            self.tokens,
+            model=self.model,
+            environment=self.environment,
+            options=self.options or {"preset": "short"},
+            temperature=self.temperature,
+        )
+
+
+def ground_of(model: str | None) -> Ground:
+    """That of a language model, or of the tiny one."""
+    if model is None:
+        return Ground(
+            resolve("tiny"),
+            own=("largest", "reversal", "sorting"),
+            nodes=(("alphabet", "doubling", "initials"), ("position", "removal", "successors")),
+        )
+    families = ("addition-1", "division-1", "multiplication-1")
+    return Ground(
+        resolve(model),
+        own=families[:1],
+        nodes=[(family,) for family in families[1:]],
+        environment="research.few_families:create",
+        options={"families": list(families)},
+        groups=4,
+        size=8,
+        tokens=12,
+        temperature=0.7,
+        rate=1e-4,
+        lora=16,
+    )
 
 
 class Mark(NamedTuple):
@@ -73,7 +135,9 @@ class Training:
 
     @property
     def weights(self) -> Path:
-        return self.directory / "model.safetensors"
+        """The file of the weights, or the directory of the adapter."""
+        file = self.directory / "model.safetensors"
+        return file if file.exists() else self.directory
 
     @property
     def cpu_per_update(self) -> float:
@@ -106,12 +170,17 @@ class Plan:
     updates: int
     seconds: float
     seed: int
+    ground: Ground
 
     def shared(self) -> list[str]:
         """Arguments of both children."""
+        ground = self.ground
         return [
-            *("--families", *OWN, "--groups", str(GROUPS), "--group-size", str(GROUP_SIZE)),
-            *("--tokens", str(TOKENS), "--learning-rate", str(LEARNING_RATE)),
+            *("--model", str(ground.model), "--lora", str(ground.lora)),
+            *("--environment", ground.environment, "--options", json.dumps(dict(ground.options))),
+            *("--families", *ground.own, "--group-size", str(ground.size)),
+            *("--groups", str(ground.groups), "--temperature", str(ground.temperature)),
+            *("--tokens", str(ground.tokens), "--learning-rate", str(ground.rate)),
             *("--updates", str(self.updates), "--seconds", str(self.seconds)),
             *("--seed", str(self.seed)),
         ]
@@ -138,16 +207,18 @@ class Plan:
             process.wait()
 
 
-def node(seed: int, families: Sequence[str], ticket: Path | None) -> StartedNode:
+def node(ground: Ground, seed: int, families: Sequence[str], ticket: Path | None) -> StartedNode:
     """A node that samples these families, and measures only when it is asked."""
     settings = {
+        **ground.settings(),
+        "sampling.max_new_tokens": ground.tokens,
         "network.listen": [LISTEN],
         "environment.families": list(families),
         "run.threads": 1,
         "run.seed": seed,
         "run.eval_seconds": 86_400,
     }
-    return swarm_node.start("tiny", settings, ticket=ticket)
+    return swarm_node.start(str(ground.model), settings, ticket=ticket)
 
 
 def invited(owner: StartedNode, name: str, place: Path) -> Path:
@@ -182,19 +253,19 @@ def mean(rewards: dict[str, float], families: Sequence[str]) -> float:
 
 def run(plan: Plan, held_out: HeldOutTasks, place: Path) -> tuple[float, float]:
     """One seed. Returns reward on the nodes' families above TRL alone, and the ratio of costs."""
-    with node(10 * plan.seed + 1, NODES[0], None) as first:
+    ground = plan.ground
+    with node(ground, 10 * plan.seed + 1, ground.nodes[0], None) as first:
         second_ticket = invited(first, "second", place)
-        with node(10 * plan.seed + 2, NODES[1], second_ticket) as second:
+        with node(ground, 10 * plan.seed + 2, ground.nodes[1], second_ticket) as second:
             nodes = (first, second)
             before = [dict(each.evaluate().families) for each in nodes]
             ticket, home = invited(first, "trainer", place), place / "home"
             as_member = ["--ticket-file", str(ticket), "--home", str(home), "--listen", LISTEN]
             example = REPOSITORY / "examples" / "trl_member.py"
-            by_itself = ["--model", str(resolve("tiny"))]
             child = REPOSITORY / "benchmarks" / "trl_alone.py"
             with (
                 plan.trained("member", example, place, as_member) as member,
-                plan.trained("alone", child, place, by_itself) as alone,
+                plan.trained("alone", child, place, []) as alone,
             ):
                 wait_for((member, alone), plan.seconds + START_AND_END_SECONDS)
             trainer = Home(home).identity().peer_id
@@ -206,20 +277,21 @@ def run(plan: Plan, held_out: HeldOutTasks, place: Path) -> tuple[float, float]:
     rewards = {each.name: held_out.families(each.weights) for each in (member, alone)}
     for each in (member, alone):
         last, found = each.marks[-1], rewards[each.name]
+        others, own = mean(found, ground.others), mean(found, ground.own)
         print(
-            f"seed {plan.seed}, TRL {each.name:6}: unseen reward {mean(found, OTHERS):.3f} on the "
-            f"nodes' families, {mean(found, OWN):.3f} on its own; {last.updates} updates in "
+            f"seed {plan.seed}, TRL {each.name:6}: unseen reward {others:.3f} on the "
+            f"nodes' families, {own:.3f} on its own; {last.updates} updates in "
             f"{last.seconds:.0f} s, {1000 * each.cpu_per_update:.1f} CPU ms an update; "
             f"{last.drawn} groups of peers, {last.published} published",
             flush=True,
         )
     for number, (then, now) in enumerate(zip(before, after, strict=True), 1):
         print(
-            f"seed {plan.seed}, node {number}: unseen reward {mean(then, OWN):.3f} to "
-            f"{mean(now, OWN):.3f} on TRL's families, by {taught[number - 1]} groups of TRL's"
+            f"seed {plan.seed}, node {number}: unseen reward {mean(then, ground.own):.3f} to "
+            f"{mean(now, ground.own):.3f} on TRL's families, by {taught[number - 1]} of its groups"
         )
     ratio = member.cpu_per_update / alone.cpu_per_update
-    above = mean(rewards["member"], OTHERS) - mean(rewards["alone"], OTHERS)
+    above = mean(rewards["member"], ground.others) - mean(rewards["alone"], ground.others)
     print(
         f"seed {plan.seed}: {above:+.3f} above TRL alone (goal .4), an update costs {ratio:.2f} of "
         "its CPU (goal 1.15)",
@@ -234,23 +306,25 @@ def main() -> None:
         "--trl-python", type=Path, default=REPOSITORY / ".venv-trl" / "bin" / "python"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--model", help="a language model, a file or directory")
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--eval-tasks", type=int, default=128, help="unseen tasks per family")
     given = parser.parse_args()
     if not given.trl_python.is_file():
         sys.exit(f"no {given.trl_python}: run `make bench-trl-member`, which makes it")
-    held_out = HeldOutTasks(given.eval_tasks, TOKENS)
+    ground = ground_of(given.model)
+    held_out = ground.held_out(given.eval_tasks)
     start = held_out.families(None)
     print(
-        f"start: unseen reward {mean(start, OTHERS):.3f} on the nodes' families, "
-        f"{mean(start, OWN):.3f} on TRL's; load {os.getloadavg()[0]:.1f}",
+        f"start: unseen reward {mean(start, ground.others):.3f} on the nodes' families, "
+        f"{mean(start, ground.own):.3f} on TRL's; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
     results = []
     for seed in given.seeds:
         with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as place:
-            plan = Plan(given.trl_python, given.updates, given.seconds, seed)
+            plan = Plan(given.trl_python, given.updates, given.seconds, seed, ground)
             results.append(run(plan, held_out, Path(place)))
     above, ratio = (fmean(values) for values in zip(*results, strict=True))
     print(f"mean of {len(results)} seed(s): {above:+.3f} above TRL alone, {ratio:.2f} of its CPU")

@@ -8,7 +8,8 @@ own groups as fill the batch, and publishes those. The swarm's judge gives all r
 treats all tokens as its own (ratio 1), and leaves out peers' answers that are no better than their
 group's mean, as nodes do: lowering what this policy hardly says has no bound.
 
-With `--peers 0` it trains alone, on the same tasks and with the same judge.
+With `--peers 0` it trains alone, on the same tasks and with the same judge; with `--lora 16`, an
+adapter as nodes train it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -148,8 +150,17 @@ class Progress(TrainerCallback):
             model.save_pretrained(self.save)
 
 
-def grpo(directory, groups, size, tokens, updates, rate, seed):
-    """Return TRL's settings: those of a node that trains the tiny model."""
+def adapter(rank):
+    """Return peft's settings of a node's adapter, None for all weights."""
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    modules = [*attention, "gate_proj", "up_proj", "down_proj"]
+    if not rank:
+        return None
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules, task_type="CAUSAL_LM")
+
+
+def grpo(directory, groups, size, tokens, updates, rate, seed, temperature=1.0):
+    """Return TRL's settings: those of a node."""
     return GRPOConfig(
         output_dir=str(directory),
         use_cpu=True,
@@ -158,7 +169,7 @@ def grpo(directory, groups, size, tokens, updates, rate, seed):
         per_device_train_batch_size=groups * size,
         num_generations=size,
         max_completion_length=tokens,
-        temperature=1.0,
+        temperature=temperature,
         beta=0.0,
         epsilon=0.2,
         epsilon_high=0.28,
@@ -182,12 +193,16 @@ def main():
     parser.add_argument("--ticket-file", type=Path, help="needed by a home that joined no swarm")
     parser.add_argument("--home", type=Path, help="kept; without one a temporary home")
     parser.add_argument("--model", default="tiny", help="as of `swarm-node join --model`")
+    parser.add_argument("--environment", default="drills", help="of the swarm's tasks")
+    parser.add_argument("--options", type=json.loads, default={}, help="its options, as JSON")
     parser.add_argument("--families", nargs="*", default=[], help="of own tasks; all by default")
     parser.add_argument("--groups", type=int, default=8, help="groups of a batch")
     parser.add_argument("--peers", type=int, default=4, help="the most of them that peers made")
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=24, help="longest answer")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--lora", type=int, default=0, help="rank of an adapter; 0: all weights")
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--updates", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -196,9 +211,12 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settings = {
+        "environment.name": arguments.environment,
+        **{f"environment.options.{key}": value for key, value in arguments.options.items()},
         "environment.families": arguments.families,
         "sampling.group_size": arguments.group_size,
         "sampling.max_new_tokens": arguments.tokens,
+        "sampling.temperature": arguments.temperature,
         "experience.own": arguments.groups,
         "experience.external": max(1, arguments.peers),
         "run.seed": arguments.seed,
@@ -218,6 +236,7 @@ def main():
             # Tasks come from the swarm: the rows only say how many there are in a batch.
             train_dataset=Dataset.from_list([{"prompt": ""}] * arguments.groups),
             callbacks=[Progress(rollouts, arguments.seconds, arguments.save)],
+            peft_config=adapter(arguments.lora),
             args=grpo(
                 swarm.home / "trl",
                 arguments.groups,
@@ -226,6 +245,7 @@ def main():
                 arguments.updates,
                 arguments.learning_rate,
                 arguments.seed,
+                arguments.temperature,
             ),
         )
         trainer.train()

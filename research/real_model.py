@@ -35,7 +35,7 @@ SEEDS, DESCRIBED_SEEDS = 8, 3
 #: Answers of a group, updates of a member, and the size of the swarm that is claimed.
 GROUP, ROUNDS, SIZE = 8, 30, 4
 #: Answers that a node alone makes: more than a member's, so that the rival is known beyond them.
-SOLO_ANSWERS = 768
+SOLO_ANSWERS = 576
 EVAL_TASKS = 32
 _SHARED: Mapping[str, Any] = {
     "environment.name": "research.few_families:create",
@@ -49,18 +49,17 @@ _EASIEST = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
 @dataclass(frozen=True, slots=True)
 class Regime:
     """`families` of the swarm, of which a node samples `specialised` (0: all). A solo run has
-    `alone` nodes that share nothing, in the pilot `tried`: several where nodes are unlike."""
+    `alone` nodes that share nothing: several where nodes are unlike."""
 
     families: tuple[str, ...]
     specialised: int = 0
     alone: int = 1
-    tried: int = 1
 
 
 REGIMES: Mapping[str, Regime] = {
     "same": Regime(_EASIEST),
     "rare": Regime(("addition-3", "division-2", "subtraction-2", "word-problems-2")),
-    "private": Regime(_EASIEST, specialised=1, alone=4, tried=2),
+    "private": Regime(_EASIEST, specialised=1, alone=2),
 }
 
 
@@ -146,10 +145,11 @@ class RealModel:
                         yield RunKey(self.stage, regime, arm.name, nodes, index, seed), arm
 
     def _cases(self, regime: str, index: int) -> Iterator[tuple[Arm, int]]:
+        alone = REGIMES[regime].alone
         if self.stage == "pilot":
-            yield from ((arm, REGIMES[regime].tried) for arm in SOLO)
+            yield from ((arm, alone) for arm in SOLO)
             return
-        yield best_solo(self.raw, regime), REGIMES[regime].alone
+        yield best_solo(self.raw, regime), alone
         yield from ((DEFAULT, n) for n in self.sizes if n == SIZE or index < DESCRIBED_SEEDS)
         if index < DESCRIBED_SEEDS:
             yield CENTRAL, SIZE
@@ -207,8 +207,7 @@ def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> 
         samplers=nodes if central else 0,
         eval_at=at,
         eval_tasks=EVAL_TASKS,
-        # Nodes with all families are alike, those with one are not.
-        eval_nodes=0 if specialised else 2,
+        eval_nodes=2,
         models=(model,),
         fresh_tasks=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from swarm_node.simulation.run import simulation_settings
@@ -22,14 +23,13 @@ def test_sums_are_of_one_thread_whatever_the_caller_had_set() -> None:
     assert (seen, after) == ({1}, 2)
 
 
+@pytest.mark.slow(reason="imports peft")
 def test_a_node_that_trains_an_adapter_reports_its_weights() -> None:
     flags = {"experience.own": 1, "experience.external": 0, "sampling.tasks_per_call": 1}
-    scenario = Scenario(nodes=1, rounds=2, eval_rounds=2, eval_tasks=1)
-    found = [
+    scenario = Scenario(nodes=1, rounds=1, eval_rounds=1, eval_tasks=1)
+    one, other = (
         simulate(scenario, simulation_settings(seed, {**flags, "training.lora_rank": 2}))
-        for seed in (0, 0, 1)
-    ]
-    once, again, other = (report.nodes[0].weights for report in found)
-    assert len(once) == 64
-    assert once == again
-    assert once != other
+        for seed in (0, 1)
+    )
+    assert len(one.nodes[0].weights) == 64
+    assert one.nodes[0].weights != other.nodes[0].weights
