@@ -37,29 +37,30 @@ GROUP, ROUNDS, SIZE = 8, 30, 4
 #: Answers that a node alone makes: more than a member's, so that the rival is known beyond them.
 SOLO_ANSWERS = 576
 EVAL_TASKS = 32
+FAMILIES = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
 _SHARED: Mapping[str, Any] = {
     "environment.name": "research.few_families:create",
+    "environment.options.families": list(FAMILIES),
     "sampling.temperature": 0.7,
-    "sampling.max_new_tokens": 12,
     "training.lora_rank": 16,
 }
-_EASIEST = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
 
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """`families` of the swarm, of which a node samples `specialised` (0: all). A solo run has
-    `alone` nodes that share nothing: several where nodes are unlike."""
+    """A node samples `specialised` of the families (0: all). An answer has `tokens` at most. A solo
+    run has `alone` nodes that share nothing: several where nodes are unlike."""
 
-    families: tuple[str, ...]
+    tokens: int = 12
     specialised: int = 0
     alone: int = 1
 
 
 REGIMES: Mapping[str, Regime] = {
-    "same": Regime(_EASIEST),
-    "rare": Regime(("addition-3", "division-2", "subtraction-2", "word-problems-2")),
-    "private": Regime(_EASIEST, specialised=1, alone=2),
+    "same": Regime(),
+    # Only a model that does not repeat the question has room for the number.
+    "rare": Regime(tokens=6),
+    "private": Regime(specialised=1, alone=2),
 }
 
 
@@ -182,7 +183,7 @@ class RealModel:
 def settings_of(arm: Arm, regime: Regime) -> dict[str, Any]:
     """The settings of the nodes by dotted key. A member's are the defaults of a pretrained model on
     a CPU; the simulator takes them from here."""
-    asked = {**_SHARED, "environment.options.families": list(regime.families)}
+    asked = {**_SHARED, "sampling.max_new_tokens": regime.tokens}
     if arm.kind == "swarm":
         member = {"experience.own": 2, "sampling.group_size": GROUP, "sampling.tasks_per_call": 4}
         return {**asked, **member}

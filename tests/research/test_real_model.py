@@ -15,6 +15,7 @@ from research.real_model import (
     ARMS,
     CENTRAL,
     DESCRIBED_SEEDS,
+    FAMILIES,
     REGIMES,
     ROUNDS,
     SEEDS,
@@ -74,10 +75,9 @@ def test_the_runs_are_those_that_the_plan_declared() -> None:
     assert f"mean over {real_model.EVAL_TASKS} tasks" in plan
     assert (SEEDS, DESCRIBED_SEEDS) == (8, 3)
     assert "eight seeds of the solo arm and the swarm of four, three of the swarm" in plan
-    for regime in ("same", "rare", "private"):
-        assert f"| {regime} |" in plan
-    for family in REGIMES["rare"].families:
-        assert family in plan
+    for name, regime in REGIMES.items():
+        assert f"\n| {name} | {regime.tokens}" in plan
+    assert f"{', '.join(FAMILIES[:3])} and subtraction, level 1".replace("-1", "") in plan
 
 
 def test_a_final_has_the_best_recipe_and_the_other_sizes_on_three_seeds(tmp_path: Path) -> None:
