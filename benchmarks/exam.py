@@ -5,8 +5,8 @@
 
 `swarm-node join` trains by its defaults for `--minutes`, or a `--home` has a newest checkpoint
 already. Then the model as it was, and that checkpoint, answer each question of the file once, at
-the temperature of training: share of right answers (scoring "math") with Wilson's 95% interval. The
-node trains on its own drills, so it saw none of them.
+the temperature of training: share of right answers (scoring "math") with Wilson's 95% interval. By
+its defaults a node trains on drills and sees none of them; a `--home` may have trained on others.
 
 So that a model that learnt sums does not lose its language unseen, both also read the paragraphs of
 this project's pages, which are no part of any training here: perplexity by token, and the 95%
@@ -48,12 +48,12 @@ STOP_SECONDS = 600.0
 
 def paragraphs() -> list[str]:
     """Paragraphs of plain text of the pages: no headings, tables, lists or code."""
-    found = []
+    texts = []
     for page in sorted((REPOSITORY / "docs").rglob("*.md")):
         for number, part in enumerate(page.read_text(encoding="utf-8").split("```")):
             if number % 2 == 0:
-                found += [" ".join(each.split()) for each in part.split("\n\n")]
-    return [text for text in found if len(text) >= LETTERS and text[0].isalpha()]
+                texts += [" ".join(each.split()) for each in part.split("\n\n")]
+    return [text for text in texts if len(text) >= LETTERS and text[0].isalpha()]
 
 
 def losses(model: Path, home: Path | None, texts: Sequence[str]) -> list[tuple[float, int]]:
@@ -67,14 +67,14 @@ def losses(model: Path, home: Path | None, texts: Sequence[str]) -> list[tuple[f
             make_adapter(policy, rank).load_state(state.weights)
         else:
             policy.load_hf_state(state.weights)
-    found = []
+    sums = []
     with torch.no_grad():
         for text in texts:
             ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids[:TOKENS]])
             logits = policy(ids[:, :-1]).float()
             nats = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum")
-            found.append((float(nats), ids.shape[1] - 1))
-    return found
+            sums.append((float(nats), ids.shape[1] - 1))
+    return sums
 
 
 def perplexities(before: list[tuple[float, int]], after: list[tuple[float, int]]) -> dict[str, Any]:
@@ -121,27 +121,26 @@ def tell(progress: Progress) -> None:
     print(f"{progress.checkpoint}: {progress.done} of {progress.tasks}", file=sys.stderr)
 
 
-def examine(given: argparse.Namespace, home: Path) -> Iterator[tuple[str, Any]]:
-    asked = {
+def examine(arguments: argparse.Namespace, home: Path) -> Iterator[tuple[str, Any]]:
+    settings = {
         "environment.options.scoring": "math",
-        "environment.options.answer": "answer",
-        "sampling.max_new_tokens": given.new,
+        "sampling.max_new_tokens": arguments.new,
     }
     for name, checkpoint in (("before", "base"), ("after", None)):
         report = asyncio.run(
             measure(
-                str(given.file),
+                str(arguments.file),
                 checkpoint,
                 answers=1,
-                limit=given.limit,
+                limit=arguments.limit,
                 home=home,
-                model=given.model,
-                assigned=asked,
+                model=arguments.model,
+                assigned=settings,
                 tell=tell,
             )
         )
         yield name, right(report.checkpoints[0])
-    model, texts = resolve(given.model), paragraphs()
+    model, texts = resolve(arguments.model), paragraphs()
     yield "perplexity", perplexities(losses(model, None, texts), losses(model, home, texts))
 
 
@@ -155,20 +154,20 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="questions of each part of the file")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
     parser.add_argument("--results", type=Path, help="append the result as a line of JSON")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with ExitStack() as stack:
-        found: dict[str, Any] = {"model": Path(given.model).name, "file": given.file.name}
-        if given.home is None:
+        result: dict[str, Any] = {"model": Path(arguments.model).name, "file": arguments.file.name}
+        if arguments.home is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exam-")))
-            found["seed"] = given.seed
-            found |= train(given.model, given.seed, given.minutes, directory)
-            given.home = directory / "node"
-        for name, value in examine(given, given.home):
-            found[name] = value
+            result["seed"] = arguments.seed
+            result |= train(arguments.model, arguments.seed, arguments.minutes, directory)
+            arguments.home = directory / "node"
+        for name, value in examine(arguments, arguments.home):
+            result[name] = value
             print(f"{name}: {json.dumps(value)}", flush=True)
-        if given.results is not None:
-            with given.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
+        if arguments.results is not None:
+            with arguments.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

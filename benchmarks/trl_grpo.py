@@ -42,11 +42,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from held_out import HeldOutTasks
 from node_process import Memory, NodeProcess, cpu_seconds
 from real_shapes import make_model
 from safetensors.torch import save_file
 
+from research.few_families import EASIEST
 from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import resolve
@@ -55,9 +59,8 @@ from swarm_node.policy.training.checkpoints.checkpoint import read
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 
 GROUP_SIZE, MAX_NEW_TOKENS = 8, 24
-#: The environment of docs/research/real-model.md, and the families of its regime "same".
+#: The environment of docs/research/real-model.md.
 FEW = "research.few_families:create"
-FAMILIES = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
 POLL_SECONDS = 0.5
 REPOSITORY = Path(__file__).resolve().parent.parent
 NODE_SETTINGS = (
@@ -352,7 +355,7 @@ def setup_of(arguments: argparse.Namespace, marks: list[float]) -> Setup:
 
 
 def _real(arguments: argparse.Namespace) -> Setup:
-    hashed = {"kind": "sum"} if arguments.hashed else {"families": FAMILIES}
+    hashed = {"kind": "sum"} if arguments.hashed else {"families": EASIEST}
     return Setup(
         resolve(arguments.model),
         groups=arguments.groups,

@@ -32,10 +32,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from held_out import HeldOutTasks
 from node_process import cpu_seconds
 
 import swarm_node
+from research.few_families import EASIEST
 from swarm_node.library.starting import StartedNode
 from swarm_node.node.home.home import Home
 from swarm_node.policy.models.model import resolve
@@ -94,7 +97,9 @@ def ground_of(model: str | None) -> Ground:
             own=("largest", "reversal", "sorting"),
             nodes=(("alphabet", "doubling", "initials"), ("position", "removal", "successors")),
         )
-    families = ("addition-1", "division-1", "multiplication-1")
+    # Nodes are processes, which import the environment too.
+    os.environ["PYTHONPATH"] = str(REPOSITORY)
+    families = EASIEST[:3]
     return Ground(
         resolve(model),
         own=families[:1],

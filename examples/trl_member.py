@@ -188,6 +188,24 @@ def grpo(directory, groups, size, tokens, updates, rate, seed, temperature=1.0):
     )
 
 
+def member_settings(arguments):
+    """Return the settings of the member in the swarm."""
+    settings = {
+        "environment.name": arguments.environment,
+        **{f"environment.options.{key}": value for key, value in arguments.options.items()},
+        "environment.families": arguments.families,
+        "sampling.group_size": arguments.group_size,
+        "sampling.max_new_tokens": arguments.tokens,
+        "sampling.temperature": arguments.temperature,
+        "experience.own": arguments.groups,
+        "experience.external": max(1, arguments.peers),
+        "run.seed": arguments.seed,
+    }
+    if arguments.listen:
+        settings["network.listen"] = arguments.listen
+    return settings
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ticket-file", type=Path, help="needed by a home that joined no swarm")
@@ -210,21 +228,11 @@ def main():
     parser.add_argument("--save", type=Path, help="a directory for the trained model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {
-        "environment.name": arguments.environment,
-        **{f"environment.options.{key}": value for key, value in arguments.options.items()},
-        "environment.families": arguments.families,
-        "sampling.group_size": arguments.group_size,
-        "sampling.max_new_tokens": arguments.tokens,
-        "sampling.temperature": arguments.temperature,
-        "experience.own": arguments.groups,
-        "experience.external": max(1, arguments.peers),
-        "run.seed": arguments.seed,
-    }
-    if arguments.listen:
-        settings["network.listen"] = arguments.listen
     with swarm_node.member(
-        arguments.ticket_file, settings, model=arguments.model, home=arguments.home
+        arguments.ticket_file,
+        member_settings(arguments),
+        model=arguments.model,
+        home=arguments.home,
     ) as swarm:
         directory = swarm.model_directory
         rollouts = SwarmRollouts(swarm, arguments.peers)

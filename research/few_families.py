@@ -9,6 +9,9 @@ from swarm_node.environments import drills
 from swarm_node.environments.base import Environment
 from swarm_node.errors import ConfigError
 
+#: Those that a small language model is sometimes right about.
+EASIEST = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
+
 
 def create(families: Sequence[str]) -> Environment:
     """

@@ -7,8 +7,6 @@ tables and pictures read these files alone.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +42,9 @@ from research.frontier_raw import (
     commit_of,
     make_run,
     packed,
+    run_in_processes,
 )
-from swarm_node.errors import ConfigError, SwarmNodeError
-from swarm_node.process import die_with_parent
+from swarm_node.errors import ConfigError
 from swarm_node.simulation.run import quiet, simulation_settings
 
 STAGES = ("pilot", "final")
@@ -92,15 +90,7 @@ class Frontier:
         """
         for regime in self.regimes:
             GROUNDS[regime].models(self.models)  # before several processes want it
-        context = multiprocessing.get_context("spawn")
-        helpers = [context.Process(target=self._help, args=(os.getpid(),)) for _ in range(jobs - 1)]
-        for helper in helpers:
-            helper.start()
-        self._work()
-        for helper in helpers:
-            helper.join()
-        if any(helper.exitcode for helper in helpers):
-            raise SwarmNodeError("a process that made runs ended early: its error stands above")
+        run_in_processes(self._work, jobs)
 
     def decide(self, levels: Sequence[float] = ()) -> Path:
         """Write what the pilot decides for the final; `levels` take the place of the rule's.
@@ -156,10 +146,6 @@ class Frontier:
         yield SUPERVISED, 1
         yield from ((rival, nodes) for rival in CENTRAL for nodes in self.sizes)
         yield from ((rival, SIZE) for rival in LATE)
-
-    def _help(self, parent: int) -> None:
-        die_with_parent(parent)  # or it goes on after a kill, beside the next start
-        self._work()
 
     def _work(self) -> None:
         quiet()

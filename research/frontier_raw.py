@@ -10,10 +10,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import lzma
+import multiprocessing
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
@@ -26,6 +27,7 @@ from research.scenario import StudyScenario
 from research.swarm import attack_figures, simulate
 from swarm_node.config import Settings
 from swarm_node.errors import SwarmNodeError, reason_of, words_of
+from swarm_node.process import die_with_parent
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.swarm import describe
 
@@ -261,6 +263,30 @@ def _write(path: Path, content: bytes) -> None:
         temporary.replace(path)
     except OSError as error:
         raise SwarmNodeError(f"cannot write {path}: {reason_of(error)}") from error
+
+
+def run_in_processes(work: Callable[[], None], jobs: int) -> None:
+    """Run `work` in this process and in `jobs` - 1 others, and wait for all of them. It claims each
+    run that it makes.
+
+    Raises:
+        SwarmNodeError: another process ended early.
+    """
+    context = multiprocessing.get_context("spawn")
+    arguments = (work, os.getpid())
+    helpers = [context.Process(target=_help, args=arguments) for _ in range(jobs - 1)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    if any(helper.exitcode for helper in helpers):
+        raise SwarmNodeError("a process that made runs ended early: its error stands above")
+
+
+def _help(work: Callable[[], None], parent: int) -> None:
+    die_with_parent(parent)  # or it goes on after a kill, beside the next start
+    work()
 
 
 @contextmanager

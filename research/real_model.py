@@ -8,8 +8,6 @@ tables read these files alone. SmolLM2-135M-Instruct comes by `make setup-real`.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +17,22 @@ from rich.table import Table
 
 from research.arms import batch_of
 from research.estimates import declared_seeds, estimate, holm, p_different
+from research.few_families import EASIEST
 from research.frontier_choice import by_arm, reward_at
-from research.frontier_raw import Raw, RunKey, all_raw, claimed, commit_of, make_run, packed
+from research.frontier_raw import (
+    Raw,
+    RunKey,
+    all_raw,
+    claimed,
+    commit_of,
+    make_run,
+    packed,
+    run_in_processes,
+)
 from research.prediction import between
 from research.scenario import StudyScenario
 from research.skeleton import results_table
 from swarm_node.errors import ConfigError
-from swarm_node.process import die_with_parent
 from swarm_node.simulation.run import quiet, simulation_settings
 
 STAGES = ("pilot", "final")
@@ -37,10 +44,9 @@ GROUP, ROUNDS, SIZE = 8, 30, 4
 #: Answers that a node alone makes: more than a member's, so that the rival is known beyond them.
 SOLO_ANSWERS = 576
 EVAL_TASKS = 32
-FAMILIES = ("addition-1", "division-1", "multiplication-1", "subtraction-1")
 _SHARED: Mapping[str, Any] = {
     "environment.name": "research.few_families:create",
-    "environment.options.families": list(FAMILIES),
+    "environment.options.families": list(EASIEST),
     "sampling.temperature": 0.7,
     "training.lora_rank": 16,
 }
@@ -121,15 +127,7 @@ class RealModel:
         Raises:
             SwarmNodeError: a file cannot be written, or the pilot is not there.
         """
-        context = multiprocessing.get_context("spawn")
-        helpers = [context.Process(target=self._help, args=(os.getpid(),)) for _ in range(jobs - 1)]
-        for helper in helpers:
-            helper.start()
-        self._work()
-        for helper in helpers:
-            helper.join()
-        if any(helper.exitcode for helper in helpers):
-            raise SystemExit("a process that made runs ended early: its error stands above")
+        run_in_processes(self._work, jobs)
 
     def places(self) -> Iterator[tuple[RunKey, Arm]]:
         """The runs asked for, all arms of one seed before the next seed.
@@ -154,10 +152,6 @@ class RealModel:
         yield from ((DEFAULT, n) for n in self.sizes if n == SIZE or index < DESCRIBED_SEEDS)
         if index < DESCRIBED_SEEDS:
             yield CENTRAL, SIZE
-
-    def _help(self, parent: int) -> None:
-        die_with_parent(parent)  # or it goes on after a kill, beside the next start
-        self._work()
 
     def _work(self) -> None:
         quiet()

@@ -9,13 +9,12 @@ from builders import ROOT
 from rich.console import Console
 
 from research import real_model
-from research.few_families import create
+from research.few_families import EASIEST, create
 from research.frontier_raw import Raw, all_raw, write_raw
 from research.real_model import (
     ARMS,
     CENTRAL,
     DESCRIBED_SEEDS,
-    FAMILIES,
     REGIMES,
     ROUNDS,
     SEEDS,
@@ -77,7 +76,7 @@ def test_the_runs_are_those_that_the_plan_declared() -> None:
     assert "eight seeds of the solo arm and the swarm of four, three of the swarm" in plan
     for name, regime in REGIMES.items():
         assert f"\n| {name} | {regime.tokens}" in plan
-    assert f"{', '.join(FAMILIES[:3])} and subtraction, level 1".replace("-1", "") in plan
+    assert f"{', '.join(EASIEST[:3])} and subtraction, level 1".replace("-1", "") in plan
 
 
 def test_a_final_has_the_best_recipe_and_the_other_sizes_on_three_seeds(tmp_path: Path) -> None:
