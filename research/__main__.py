@@ -236,7 +236,7 @@ def flood(
 @app.command(name="real-model", epilog="Runs whose files are in --raw are not repeated.")
 def real_model(
     model: Annotated[str, typer.Option(help="A file or directory.")] = "smollm2-135m",
-    stage: Annotated[str, typer.Option(help="pilot or final.")] = "final",
+    stage: Annotated[str, typer.Option(help="pilot, changes or final.")] = "final",
     regimes: Annotated[str, typer.Option(help="Of same, rare, private.")] = "same,rare,private",
     sizes: Annotated[str, typer.Option(help="Numbers of nodes.")] = "4,2",
     arms: Annotated[str | None, typer.Option(help="Arms, comma-separated; default all.")] = None,

@@ -35,8 +35,8 @@ from research.skeleton import results_table
 from swarm_node.errors import ConfigError
 from swarm_node.simulation.run import quiet, simulation_settings
 
-STAGES = ("pilot", "final")
-_SEEDS = {"pilot": "real-model-pilot", "final": "real-model"}
+STAGES = ("pilot", "changes", "final")
+_SEEDS = {"pilot": "real-model-pilot", "changes": "real-model-changes", "final": "real-model"}
 #: Seeds of the comparison that is claimed, and of arms that are described.
 SEEDS, DESCRIBED_SEEDS = 8, 3
 #: Answers of a group, updates of a member, and the size of the swarm that is claimed.
@@ -73,12 +73,13 @@ REGIMES: Mapping[str, Regime] = {
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One arm. `kind` is solo, swarm or central. A solo arm and a central learner have batches of
-    `own` groups."""
+    `own` groups. A node of the others makes `longer` times ROUNDS updates."""
 
     name: str
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     own: int = 0
+    longer: float = 1.0
 
 
 def _solo(rate: float, own: int, past: int) -> Arm:
@@ -92,7 +93,15 @@ def _solo(rate: float, own: int, past: int) -> Arm:
 SOLO = tuple(_solo(rate, own, past) for rate in (1e-4, 3e-4) for own, past in ((4, 0), (2, 2)))
 DEFAULT = Arm("default", "swarm")
 CENTRAL = Arm("central", "central", batch_of(8, 0, GROUP), own=8)
-ARMS = {arm.name: arm for arm in (*SOLO, DEFAULT, CENTRAL)}
+#: What could help a member where all have all families: a lower rate, fewer own answers in an
+#: update, more of peers', the own past.
+CHANGES = (
+    Arm("rate-1e-4", "swarm", {"training.learning_rate": 1e-4}),
+    Arm("1-own-3-external", "swarm", {"experience.own": 1, "experience.external": 3}, longer=1.5),
+    Arm("6-external", "swarm", {"experience.external": 6}),
+    Arm("2-past", "swarm", {"experience.past": 2}),
+)
+ARMS = {arm.name: arm for arm in (*SOLO, DEFAULT, CENTRAL, *CHANGES)}
 
 
 @dataclass(frozen=True)
@@ -135,8 +144,7 @@ class RealModel:
         Raises:
             ConfigError: the pilot of a regime is not there.
         """
-        pilot = self.stage == "pilot"
-        count = 1 if pilot else self.seeds
+        count = self.seeds if self.stage == "final" else 1
         for index, seed in enumerate(declared_seeds(count, _SEEDS[self.stage])):
             for regime in self.regimes:
                 for arm, nodes in self._cases(regime, index):
@@ -147,6 +155,9 @@ class RealModel:
         alone = REGIMES[regime].alone
         if self.stage == "pilot":
             yield from ((arm, alone) for arm in SOLO)
+            return
+        if self.stage == "changes":
+            yield from ((arm, SIZE) for arm in (DEFAULT, *CHANGES))
             return
         yield best_solo(self.raw, regime), alone
         yield from ((DEFAULT, n) for n in self.sizes if n == SIZE or index < DESCRIBED_SEEDS)
@@ -170,7 +181,7 @@ class RealModel:
         if arm.kind != "solo":
             best = best_solo(self.raw, place.regime)
             rate = {"training.learning_rate": best.settings["training.learning_rate"]}
-        settings = simulation_settings(place.seed, {**settings_of(arm, regime), **rate})
+        settings = simulation_settings(place.seed, {**rate, **settings_of(arm, regime)})
         make_run(self.raw, place, scenario, settings, commit)
 
 
@@ -180,7 +191,7 @@ def settings_of(arm: Arm, regime: Regime) -> dict[str, Any]:
     asked = {**_SHARED, "sampling.max_new_tokens": regime.tokens}
     if arm.kind == "swarm":
         member = {"experience.own": 2, "sampling.group_size": GROUP, "sampling.tasks_per_call": 4}
-        return {**asked, **member}
+        return {**asked, **member, **arm.settings}
     turns = {"experience.max_lag": 0} if arm.kind == "central" else {}
     return {**asked, **arm.settings, **turns}
 
@@ -193,7 +204,8 @@ def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> 
         rounds = math.ceil(SOLO_ANSWERS / (arm.own * GROUP))
         at = tuple(math.ceil(rounds * share) for share in (1 / 4, 1 / 2, 3 / 4))
     else:
-        rounds, at = ROUNDS, (ROUNDS // 3, 2 * ROUNDS // 3)
+        rounds = round(arm.longer * ROUNDS)
+        at = rounds // 3, 2 * rounds // 3
     return StudyScenario(
         nodes=1 if central else nodes,
         rounds=rounds,
@@ -244,7 +256,28 @@ def tables(raw: Path) -> Iterator[Table]:
                 str(len(found)),
             )
         yield table
+    yield changes_table(raw)
     yield claims_table(raw)
+
+
+def changes_table(raw: Path) -> Table:
+    """Rewards of a member with each of CHANGES, at as many answers as one without made."""
+    title = f"changes of a member of {SIZE}: unseen texts at as many answers as the default"
+    headings = ("regime", "end", "equal answers", "answers", "CPU s")
+    table = results_table(title, ("arm",), headings)
+    for regime in REGIMES:
+        runs = by_arm(all_raw(raw, "changes", regime))
+        for arm in [DEFAULT.name, *(arm.name for arm in CHANGES)] if DEFAULT.name in runs else ():
+            for run, other in zip(runs.get(arm, []), runs[DEFAULT.name], strict=False):
+                table.add_row(
+                    arm,
+                    regime,
+                    f"{run.unseen[-1]:.3f}",
+                    f"{reward_at(run, other.answers[-1]):.3f}",
+                    f"{run.answers[-1]:.0f}",
+                    f"{run.cpu / run.learners:.0f}",
+                )
+    return table
 
 
 def claims_table(raw: Path) -> Table:

@@ -14,6 +14,7 @@ from research.frontier_raw import Raw, all_raw, write_raw
 from research.real_model import (
     ARMS,
     CENTRAL,
+    CHANGES,
     DESCRIBED_SEEDS,
     REGIMES,
     ROUNDS,
@@ -24,6 +25,7 @@ from research.real_model import (
     RealModel,
     at_equal_cpu,
     best_solo,
+    changes_table,
     claims_table,
     scenario_of,
     settings_of,
@@ -108,6 +110,24 @@ def test_arms_differ_as_the_plan_says() -> None:
         assert simulation_settings(1, settings_of(arm, private)).experience.external == 0
     central = scenario_of(CENTRAL, private, 4, 1, "tiny")
     assert (central.nodes, central.samplers, central.specialised) == (1, 4, 0)
+
+
+def test_a_change_differs_from_the_default_in_one_thing(tmp_path: Path) -> None:
+    pilot(tmp_path, "same")
+    places = list(study(tmp_path, "changes").places())
+    assert [(key.arm, key.nodes, key.index) for key, _ in places] == [
+        (arm.name, SIZE, 0) for arm in (ARMS["default"], *CHANGES)
+    ]
+    assert len({key.seed for key, _ in places}) == 1
+    default = settings_of(ARMS["default"], REGIMES["same"])
+    for arm in CHANGES:
+        changed = settings_of(arm, REGIMES["same"])
+        assert {key for key in changed if changed[key] != default.get(key)} == set(arm.settings)
+    for end, arm in ((0.6, "default"), (0.9, "6-external")):
+        write_raw(raw("changes", "same", arm, SIZE, 0, end), tmp_path)
+    table = changes_table(tmp_path)
+    assert list(table.columns[0].cells) == ["default", "6-external"]
+    assert list(table.columns[3].cells) == ["0.600", "0.900"]
 
 
 def test_the_environment_has_the_families_asked_for() -> None:
