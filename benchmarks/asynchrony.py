@@ -2,10 +2,11 @@
 
 Both are real nodes, a swarm of one, on the nine short families at a temperature that makes answers
 long-tailed: most end after a few tokens, some run to the limit, and a batch takes as long as its
-longest answer. The synchronous arm differs in one setting, `experience.max_lag=0`: an own group
-must be trained on at the version that sampled it, so sampling waits for the update under way and
-the update for the batch. The arms alternate; medians are printed. Overlap needs two cores: where
-other work shares them, wall time says little, so the CPU seconds of both arms are printed too.
+longest answer. The synchronous arm differs in one setting, `experience.max_staleness=0`: an own
+group must be trained on at the version that sampled it, so sampling waits for the update under way
+and the update for the batch. The arms alternate; medians are printed. Overlap needs two cores:
+where other work shares them, wall time says little, so the CPU seconds of both arms are printed
+too.
 
     python benchmarks/asynchrony.py [--seconds 40] [--repetitions 3] [--set KEY=VALUE ...]
 """
@@ -25,7 +26,7 @@ import torch
 from node_process import NodeProcess, cpu_seconds
 
 SETTINGS = (
-    "experience.own=8",
+    "experience.local=8",
     "experience.external=0",  # nobody else is there
     "sampling.max_new_tokens=128",
     "sampling.temperature=1.5",
@@ -33,7 +34,7 @@ SETTINGS = (
     "run.eval_seconds=86400",
     "run.eval_tasks=1",
 )
-ARMS = {"asynchronous": "experience.max_lag=8", "synchronous": "experience.max_lag=0"}
+ARMS = {"asynchronous": "experience.max_staleness=8", "synchronous": "experience.max_staleness=0"}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from swarm_node.policy.weights.base import make_base
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 SETTINGS = (
-    "experience.own=16",
+    "experience.local=16",
     "experience.external=0",  # nobody else is there
     "run.threads=1",
     "run.eval_seconds=86400",
@@ -101,7 +101,7 @@ class BareLoop:
         """Sample one batch and train on it."""
         environment, codec, sampling = self._environment, self._codec, self._settings.sampling
         tasks = []
-        for _ in range(self._settings.experience.own):
+        for _ in range(self._settings.experience.local):
             self._tasks += 1
             family, seed = self._rng.choice(environment.families), task_seed("bare", self._tasks)
             ref = TaskRef(environment.name, environment.version, family, seed)
@@ -143,7 +143,7 @@ class BareLoop:
         while time.process_time() - began < seconds:
             tokens += (await self.step()).tokens
             updates += 1
-        samples = updates * self._settings.experience.own * self._settings.sampling.group_size
+        samples = updates * self._settings.experience.local * self._settings.sampling.group_size
         cpu = time.process_time() - began
         return LoopFigures(cpu, updates, samples, tokens / samples, time.monotonic() - wall)
 
@@ -263,7 +263,7 @@ def main() -> None:
         figures = asyncio.run(BareLoop(settings).run(arguments.seconds))
         print(json.dumps(asdict(figures)))
         return
-    sampling, own = settings.sampling, settings.experience.own
+    sampling, own = settings.sampling, settings.experience.local
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, one thread; {own} groups "
         f"of {sampling.group_size} per update; load {os.getloadavg()[0]:.1f} at the start; "

@@ -48,7 +48,7 @@ def pair(place: Path, stack: ExitStack) -> tuple[list[RunningNode], list[FaultPr
         announced = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
         node = RunningNode(
             place / str(index),
-            [*arguments, "--announce", announced],
+            [*arguments, "--advertise", announced],
             listen=f"/ip4/127.0.0.1/tcp/{port}",
         )
         stack.callback(node.end)

@@ -57,23 +57,23 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs/research/real-defaults.jso
 JOINED = RESULTS.with_name("real-join.jsonl")
 DEFAULTS = "defaults"
 #: The groups of the defaults when the campaign began.
-THEN: Mapping[str, Any] = {"experience.own": 4, "sampling.tasks_per_call": 8}
-#: Settings that a candidate changes. A node alone trains on twice `experience.own` groups.
+THEN: Mapping[str, Any] = {"experience.local": 4, "sampling.max_concurrent_groups": 8}
+#: Settings that a candidate changes. A node alone trains on twice `experience.local` groups.
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     DEFAULTS: {},
     "temperature 1.0": {"sampling.temperature": 1.0},
-    "4 groups of 8": {"experience.own": 2, "sampling.tasks_per_call": 4},
+    "4 groups of 8": {"experience.local": 2, "sampling.max_concurrent_groups": 4},
     "adapters' rate 3e-5": {"training.learning_rate": 3e-5},
     "adapters' rate 3e-4": {"training.learning_rate": 3e-4},
     "all weights, rate 1e-5": {"training.lora_rank": 0, "training.learning_rate": 1e-5},
     "4 groups of 8, adapters' rate 3e-4": {
-        "experience.own": 2,
-        "sampling.tasks_per_call": 4,
+        "experience.local": 2,
+        "sampling.max_concurrent_groups": 4,
         "training.learning_rate": 3e-4,
     },
     "4 groups of 16": {
-        "experience.own": 2,
-        "sampling.tasks_per_call": 4,
+        "experience.local": 2,
+        "sampling.max_concurrent_groups": 4,
         "sampling.group_size": 16,
     },
     "48 tokens": {"sampling.max_new_tokens": 48},

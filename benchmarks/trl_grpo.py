@@ -98,14 +98,14 @@ class Setup:
             f"environment.name={self.environment}",
             *(f"environment.options.{key}={json.dumps(at)}" for key, at in self.options.items()),
             f"sampling.temperature={self.temperature}",
-            f"experience.own={self.groups}",
+            f"experience.local={self.groups}",
             f"sampling.group_size={GROUP_SIZE}",
-            f"sampling.tasks_per_call={2 * self.groups}",  # larger batches cost less per answer
+            f"sampling.max_concurrent_groups={2 * self.groups}",  # larger calls cost less
             f"sampling.max_new_tokens={self.tokens}",
             f"training.learning_rate={self.learning_rate}",
             f"training.dtype={self.dtype}",
             f"training.lora_rank={self.rank}",
-            f"run.checkpoint_updates={self.checkpoints}",
+            f"run.save_steps={self.checkpoints}",
         ]
 
     def trl(self) -> list[str]:

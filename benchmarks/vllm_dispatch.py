@@ -70,7 +70,7 @@ async def run_arm(
     sampler: VllmSampler, prompt: tuple[int, ...], arm: str, calls: int, seed: int
 ) -> Rates:
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
-    harvest = Harvest(sampler, over_provision=ARMS[arm], max_lag=1 << 30)
+    harvest = Harvest(sampler, over_provision=ARMS[arm], max_staleness=1 << 30)
     tasks, made = TaskStream(prompt, seed), list[PendingGroup]()
 
     async def deliver(job: PendingGroup) -> None:

@@ -197,7 +197,7 @@ def member_settings(arguments):
         "sampling.group_size": arguments.group_size,
         "sampling.max_new_tokens": arguments.tokens,
         "sampling.temperature": arguments.temperature,
-        "experience.own": arguments.groups,
+        "experience.local": arguments.groups,
         "experience.external": max(1, arguments.peers),
         "run.seed": arguments.seed,
     }

@@ -68,7 +68,7 @@ def sapo(
 
     flags = _flags(assign)
     if correction is not None:
-        flags["experience.correction"] = correction
+        flags["experience.external_correction"] = correction
     names = tuple(arms.split(",")) if arms else ()
     ratio = CostRatio(*range_of("--cost-ratio", cost_ratio, ":"))
     Sapo(nodes, rounds, seeds, flags, regime, names, model, first_seed, ratio).run(report)

@@ -19,8 +19,8 @@ from swarm_node.simulation.report import SimulationReport
 
 def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
     """Settings of a batch of `own` own and `external` peers' groups, each of `size` answers."""
-    mixture = {"experience.own": own, "experience.external": external}
-    calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
+    mixture = {"experience.local": own, "experience.external": external}
+    calls = {"sampling.group_size": size, "sampling.max_concurrent_groups": 64 // size}
     return {**mixture, **calls}
 
 

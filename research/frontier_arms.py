@@ -118,12 +118,12 @@ CANDIDATES = (
     Rival(
         "groups-of-two",
         "candidate",
-        {"sampling.group_size": 2, "sampling.tasks_per_call": 32},
+        {"sampling.group_size": 2, "sampling.max_concurrent_groups": 32},
         size=2,
     ),
-    Rival("smaller-batches", "candidate", {"experience.own": 2}),
-    Rival("smaller-batches+past", "candidate", {"experience.own": 2}, past=PAST),
-    Rival("larger-batches", "candidate", {"experience.own": 8}),
+    Rival("smaller-batches", "candidate", {"experience.local": 2}),
+    Rival("smaller-batches+past", "candidate", {"experience.local": 2}, past=PAST),
+    Rival("larger-batches", "candidate", {"experience.local": 8}),
 )
 SUPERVISED = Rival("supervised", "supervised", batch_of(1, 0, 2), size=2)
 RIVALS = {
@@ -172,13 +172,13 @@ def settings_of(rival: Rival, ground: Ground, nodes: int, answers: float) -> dic
     """The settings of the nodes, by dotted key; `answers` are those of `central_groups`."""
     preset = ground.regime.preset
     chosen = {} if preset == "short" else {"environment.options.preset": preset}
-    past = {"experience.past": rival.past}
+    past = {"experience.replay": rival.past}
     if rival.kind != "central":
         return {**chosen, **rival.settings, **past}
     groups = rival.own or central_groups(nodes, answers)
     # Without a lag, sampling and training take turns.
-    turns = {} if rival.lag else {"experience.max_lag": 0}
-    calls = {"sampling.tasks_per_call": groups}
+    turns = {} if rival.lag else {"experience.max_staleness": 0}
+    calls = {"sampling.max_concurrent_groups": groups}
     return {**chosen, **batch_of(groups, 0, GROUP), **calls, **turns, **past}
 
 

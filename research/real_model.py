@@ -84,8 +84,8 @@ class Arm:
 
 def _solo(rate: float, own: int, past: int) -> Arm:
     name = f"solo-{own}x{GROUP}" + "-past" * (past > 0) + f"-{rate:.0e}".replace("e-0", "e-")
-    settings = {**batch_of(own, 0, GROUP), "experience.past": past}
-    settings |= {"sampling.tasks_per_call": own, "training.learning_rate": rate}
+    settings = {**batch_of(own, 0, GROUP), "experience.replay": past}
+    settings |= {"sampling.max_concurrent_groups": own, "training.learning_rate": rate}
     return Arm(name, "solo", settings, own)
 
 
@@ -97,9 +97,9 @@ CENTRAL = Arm("central", "central", batch_of(8, 0, GROUP), own=8)
 #: update, more of peers', the own past.
 CHANGES = (
     Arm("rate-1e-4", "swarm", {"training.learning_rate": 1e-4}),
-    Arm("1-own-3-external", "swarm", {"experience.own": 1, "experience.external": 3}, longer=1.5),
+    Arm("1-own-3-external", "swarm", {"experience.local": 1, "experience.external": 3}, longer=1.5),
     Arm("6-external", "swarm", {"experience.external": 6}),
-    Arm("2-past", "swarm", {"experience.past": 2}),
+    Arm("2-past", "swarm", {"experience.replay": 2}),
 )
 ARMS = {arm.name: arm for arm in (*SOLO, DEFAULT, CENTRAL, *CHANGES)}
 
@@ -190,9 +190,13 @@ def settings_of(arm: Arm, regime: Regime) -> dict[str, Any]:
     a CPU; the simulator takes them from here."""
     asked = {**_SHARED, "sampling.max_new_tokens": regime.tokens}
     if arm.kind == "swarm":
-        member = {"experience.own": 2, "sampling.group_size": GROUP, "sampling.tasks_per_call": 4}
+        member = {
+            "experience.local": 2,
+            "sampling.group_size": GROUP,
+            "sampling.max_concurrent_groups": 4,
+        }
         return {**asked, **member, **arm.settings}
-    turns = {"experience.max_lag": 0} if arm.kind == "central" else {}
+    turns = {"experience.max_staleness": 0} if arm.kind == "central" else {}
     return {**asked, **arm.settings, **turns}
 
 

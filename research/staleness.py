@@ -1,9 +1,9 @@
 """`python -m research staleness`: training on old groups over a bad network.
 
-At a lag of L a node trains on no own group older than L updates (`experience.max_lag`). Its sampler
-gets the weights L − 1 updates late, and one more update passes while a group is made, as in any
-asynchronous node. Most own groups are therefore as old as they may be. The network delays, reorders
-and loses messages. The table shows the lags that were counted.
+At a lag of L a node trains on no own group older than L updates (`experience.max_staleness`). Its
+sampler gets the weights L − 1 updates late, and one more update passes while a group is made, as in
+any asynchronous node. Most own groups are therefore as old as they may be. The network delays,
+reorders and loses messages. The table shows the lags that were counted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ _WITHOUT_DEVIATION = ("dr_grpo", "tba")
 #: Corrections of old samples: as a node does by default, as by default but with weights for
 #: peers' log-probs, and not at all. The name of a loss stands for that loss, as it is published.
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
-    "positive": {"training.loss": "decoupled", "experience.correction": "positive"},
-    "sampler": {"training.loss": "decoupled", "experience.correction": "sampler"},
-    "none": {"training.loss": "reinforce", "experience.correction": "own"},
+    "positive": {"training.loss": "decoupled", "experience.external_correction": "positive_only"},
+    "sampler": {
+        "training.loss": "decoupled",
+        "experience.external_correction": "importance_sampling",
+    },
+    "none": {"training.loss": "reinforce", "experience.external_correction": "none"},
     **{
         loss: {
             "training.loss": loss,
@@ -114,7 +117,7 @@ class Staleness(Experiment[Setting]):
             behind=max(0, lag - 1),
             eval_rounds=max(1, self.rounds // 3),
         )
-        flags = {"experience.max_lag": lag, **batch_of(4, 4), **self.flags}
+        flags = {"experience.max_staleness": lag, **batch_of(4, 4), **self.flags}
         flags |= CORRECTIONS[correction]
         return Case(f"{correction}-lag-{lag}", scenario, flags)
 

@@ -199,7 +199,7 @@ def write_model(path: Path, **shape: Any) -> Path:
 
 def replay_settings(**changes: Any) -> ReplaySettings:
     """Settings of a replay buffer: four groups of each kind, and `changes`."""
-    return ReplaySettings(**{"own": 4, "external": 4, "max_lag": 8} | changes)
+    return ReplaySettings(**{"own": 4, "external": 4, "max_staleness": 8} | changes)
 
 
 def trainer_settings(**changes: Any) -> TrainerSettings:

@@ -32,13 +32,13 @@ from swarm_node.storage import Storage
 
 _TOKEN_SECONDS = 0.01
 _SMALL = {
-    "experience.own": 2,
+    "experience.local": 2,
     "experience.external": 0,
     "network.poll_seconds": 1.0,
     "run.eval_seconds": 86_400,
     "run.eval_tasks": 1,
     "sampling.group_size": 4,
-    "sampling.tasks_per_call": 2,
+    "sampling.max_concurrent_groups": 2,
 }
 
 

@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "swarm_node"]
 COORDINATOR = [sys.executable, "-c", "from coordinator.main import app; app()"]
 FAST = [
     *("--set", "network.poll_seconds=0.3"),
-    *("--set", "run.eval_seconds=5", "--set", "run.checkpoint_updates=10"),
+    *("--set", "run.eval_seconds=5", "--set", "run.save_steps=10"),
 ]
 
 

@@ -53,7 +53,7 @@ def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
     rounds = 3
     scenario = Scenario(nodes=2, rounds=rounds, pace=pace, eval_rounds=rounds, eval_tasks=1)
     # Batches of sixteen, as many as a call makes: one of two batches fills a slow sampler's buffer.
-    report = simulate(scenario, simulation_settings(0, {"experience.own": 8}))
+    report = simulate(scenario, simulation_settings(0, {"experience.local": 8}))
     assert len(peak.seen) == 2
     settings = peak.seen[0].settings
     waiting = 2 * (settings.own + settings.external)

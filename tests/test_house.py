@@ -68,7 +68,8 @@ TAKES_ALL_SETTINGS = {
 }
 #: What the house may hold at most: what it held when the bounds were set.
 BUDGET = {
-    "product lines": 70_420,
+    # Raised by 80 when settings got the names of the field, which are longer.
+    "product lines": 70_500,
     "commands": 43,
     "settings": 43,
     "stream protocols": 14,

@@ -17,17 +17,17 @@ _HEAD = """\
 
 The first of these sources that names a setting decides:
 
-| source | how `experience.own` is written there |
+| source | how `experience.local` is written there |
 | --- | --- |
-| command line | `--set experience.own=6`; the common ones have a flag of their own (`--own 6`) |
-| environment variable | `SWARM_NODE_EXPERIENCE__OWN=6` |
-| TOML file (`--config FILE`, `SWARM_NODE_CONFIG`) | `[experience]`, below it `own = 6` |
-| the home | what earlier starts were given: `swarm-node config set experience.own=6` |
+| command line | `--set experience.local=6`; common ones have a flag (`--local 6`) |
+| environment variable | `SWARM_NODE_EXPERIENCE__LOCAL=6` |
+| TOML file (`--config FILE`, `SWARM_NODE_CONFIG`) | `[experience]`, below it `local = 6` |
+| the home | what earlier starts were given: `swarm-node config set experience.local=6` |
 | default | the column below, and what a model, a machine or a ticket brings |
 
 A home remembers the flags of `join`, `--set`, and the values of a settings file, so that
 `swarm-node join` alone goes on as before, also on its port. It does not remember variables,
-tickets, `verbose`, `log_format` and `run.updates`. A settings file that is given stands for all
+tickets, `verbose`, `log_format` and `run.max_steps`. A settings file that is given stands for all
 that one said before. `swarm-node join --forget KEY` returns to the default.
 If its `settings.json` is lost, `doctor`, `config` and the next start say so.
 

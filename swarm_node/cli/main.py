@@ -125,18 +125,18 @@ def join(
     accept: AcceptOption = None,
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
-    bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
+    advertise: Annotated[list[str] | None, typer.Option(help="Address to advertise.")] = None,
+    bootstrap: Annotated[list[str] | None, typer.Option(help="Address of a further peer.")] = None,
     coordinator: CoordinatorOption = None,
     code: CodeOption = None,
-    own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
-    external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
+    local: Annotated[int | None, typer.Option(help="Local groups per step (I).")] = None,
+    external: Annotated[str | None, typer.Option(help="External groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
     question: QuestionFieldOption = None,
     answer: AnswerFieldOption = None,
     choices: ChoicesFieldOption = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
-    updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: AssignOption = None,
     verbose: VerboseOption = None,
     log_format: LogFormatOption = None,
@@ -146,7 +146,7 @@ def join(
 
     Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
     next node. The home remembers what it was given: `join` alone goes on as before. Options are
-    also variables (SWARM_NODE_EXPERIENCE__OWN) and TOML keys: see `swarm-node config`.
+    also variables (SWARM_NODE_EXPERIENCE__LOCAL) and TOML keys: see `swarm-node config`.
     """
     from swarm_node.cli.views.live import live_screen
     from swarm_node.config import Sources, parse_assignments
@@ -158,14 +158,14 @@ def join(
         "ticket": ticket if ticket_file is None else f"@{ticket_file}",
         **task_flags(environment, families, preset, question, answer, choices, accept),
         "network.listen": listen,
-        "network.announce": announce,
+        "network.advertise": advertise,
         "network.bootstrap": bootstrap,
         "network.coordinator": coordinator,
-        "experience.own": own,
+        "experience.local": local,
         "experience.external": external,
         "sampling.engine": sampler,
         "training.learning_rate": learning_rate,
-        "run.updates": updates,
+        "run.max_steps": steps,
         "verbose": verbose,
         "log_format": log_format,
         **parse_assignments(assign or []),

@@ -56,7 +56,7 @@ ChoicesFieldOption = Annotated[
 ]
 AcceptOption = Annotated[
     bool | None,
-    typer.Option("--accept", help="Take a list whose right answers fail."),
+    typer.Option("--allow-invalid", help="Take a list whose right answers fail."),
 ]
 ForgetOption = Annotated[
     list[str] | None, typer.Option(help="A setting that returns to its default.")
@@ -111,5 +111,5 @@ def task_flags(
         "environment.options.question": question,
         "environment.options.answer": answer,
         "environment.options.choices": choices,
-        "environment.accept": accept,
+        "environment.allow_invalid": accept,
     }

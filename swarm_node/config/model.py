@@ -28,7 +28,7 @@ class Table(BaseModel):
 class Network(Table):
     """Transport, addresses and limits of the exchange with peers."""
 
-    stack: Literal["hivemind", "libp2p"] = Field(
+    backend: Literal["hivemind", "libp2p"] = Field(
         "hivemind", description="What carries the streams (docs/networking.md); one swarm has both."
     )
     listen: list[Text] = Field(
@@ -37,11 +37,11 @@ class Network(Table):
         max_length=4,
         description="Addresses to listen on; port 0 picks one and keeps it.",
     )
-    announce: list[Text] = Field(
-        [], max_length=4, description="Addresses to tell peers instead of `listen`."
+    advertise: list[Text] = Field(
+        [], max_length=4, description="Addresses to advertise to peers instead of `listen`."
     )
     bootstrap: list[Text] = Field(
-        [], max_length=64, description="Peers to dial besides those of the ticket."
+        [], max_length=64, description="Peers to connect to besides those of the ticket."
     )
     poll_seconds: Seconds = Field(
         2.0,
@@ -69,7 +69,7 @@ class EnvironmentTable(Table):
         {},
         description="Options of it: preset, families, datasets, path, … (docs/environments.md)",
     )
-    accept: bool = Field(
+    allow_invalid: bool = Field(
         False, description="Take a list although over 1% of its right answers do not score 1."
     )
 
@@ -95,8 +95,11 @@ class Sampling(Table):
     """Sampling of completions."""
 
     group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
-    tasks_per_call: int = Field(
-        16, ge=1, le=1024, description="Most tasks a batch; pretrained: 4, on a GPU 8 to 16."
+    max_concurrent_groups: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="Most groups sampled at once; pretrained: 4, on a GPU 8 to 16.",
     )
     max_new_tokens: int = Field(
         24,
@@ -115,18 +118,24 @@ class Sampling(Table):
 class Experience(Table):
     """Choice of the groups in a batch."""
 
-    own: int = Field(
-        4, ge=1, le=1024, description="Own groups per update (I); pretrained, on a CPU: 2."
+    local: int = Field(
+        4, ge=1, le=1024, description="Local groups per step (I); pretrained, on a CPU: 2."
     )
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
+        "auto", description="External groups per step (J); auto: by offers, I + J = 2 * local."
     )
-    past: int = Field(
-        0, ge=0, le=1024, description="Own groups of the last 32 updates, once more per update."
+    replay: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Local groups of the last 32 steps to train on again per step.",
     )
-    max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
-    correction: Literal["positive", "own", "sampler"] = Field(
-        "positive", description="Peers' answers: good ones, all (SAPO), or weighted."
+    max_staleness: int = Field(
+        8, ge=0, le=1024, description="Largest staleness of a local group, in versions."
+    )
+    external_correction: Literal["positive_only", "none", "importance_sampling"] = Field(
+        "positive_only",
+        description="External rollouts: those with a positive advantage, all (SAPO), or weighted.",
     )
 
 
@@ -141,10 +150,10 @@ class Training(Table):
         le=1,
         description="AdamW learning rate; pretrained: adapters 1e-5, all 1e-6; small: ten times.",
     )
-    decay_updates: int = Field(
+    lr_decay_steps: int = Field(
         0,
         ge=0,
-        description="Updates in which the learning rate falls to a tenth by a cosine; 0: never.",
+        description="Steps in which the learning rate falls to a tenth by a cosine; 0: never.",
     )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
@@ -167,10 +176,10 @@ class Run(Table):
     """Run of a node: length, directories, and intervals of measuring and saving."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
-    updates: int = Field(
+    max_steps: int = Field(
         0,
         ge=0,
-        description="Stop after this many updates; 0 means never.",
+        description="Stop after this many steps; 0: never.",
         json_schema_extra=_AT_ONCE,
     )
     eval_seconds: Seconds = Field(
@@ -185,10 +194,10 @@ class Run(Table):
         description="Tasks per family by which reward on unseen texts is measured.",
         json_schema_extra=_AT_ONCE,
     )
-    checkpoint_updates: int = Field(
+    save_steps: int = Field(
         50,
         ge=1,
-        description="Updates between checkpoints; one is also due after two minutes.",
+        description="Steps between checkpoints; one is also due after two minutes.",
         json_schema_extra=_AT_ONCE,
     )
     threads: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(

@@ -24,8 +24,8 @@ VERSION = 1
 MAX_BYTES = 64 * 1024
 #: Never written: the place itself, and secrets.
 UNWRITABLE = frozenset({"home", "ticket"})
-#: Said for one start. A node that had reached `run.updates` would stop at once at its next start.
-ONE_START = UNWRITABLE | {"verbose", "log_format", "run.updates"}
+#: Said for one start. A node that had reached `run.max_steps` would stop at once at its next start.
+ONE_START = UNWRITABLE | {"verbose", "log_format", "run.max_steps"}
 
 Origin = Literal["command line", "file", "config set"]
 

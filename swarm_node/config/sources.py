@@ -44,7 +44,7 @@ _TRUNCATED: Final = (
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
 #: What a home remembers of this key was said of these tasks alone, and goes with them.
-_ACCEPTED: Final = "environment.accept"
+_ACCEPTED: Final = "environment.allow_invalid"
 _TASKS: Final = ("environment.name", "environment.options")
 
 
@@ -262,7 +262,7 @@ def load_settings(
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`["experience.own=6"]` as dotted keys. A value that is valid TOML is TOML, else plain text.
+    """`["experience.local=6"]` as dotted keys. A value that is valid TOML is TOML, else plain text.
 
     Raises:
         ConfigError: an item without `=`.
@@ -271,7 +271,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for item in assignments:
         key, separator, text = item.partition("=")
         if not separator or not key:
-            raise ConfigError(f"write KEY=VALUE, such as experience.own=6, not {item!r}")
+            raise ConfigError(f"write KEY=VALUE, such as experience.local=6, not {item!r}")
         parsed[key.strip()] = _parse_value(text)
     return parsed
 
@@ -370,7 +370,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_parts(key: str) -> list[str]:
-    """Split `experience.own` in two parts, `environment.options.path` in three: after a table of
+    """Split `experience.local` in two parts, `environment.options.path` in three: after a table of
     the user's own keys the rest is one key."""
     table, dot, inner = key.partition(".")
     inner, inner_dot, own = inner.partition(".")

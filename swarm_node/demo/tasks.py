@@ -59,7 +59,7 @@ GAMES = DemoTasks("games", games.create().families, "tiny-talk", ("environment.n
 def pretrained(model: str) -> DemoTasks:
     """Return the tasks of a demo of a pretrained `model`: small batches, because four nodes share
     the cores, and few measurements."""
-    small = ("sampling.tasks_per_call=4", "experience.own=2")
+    small = ("sampling.max_concurrent_groups=4", "experience.local=2")
     seldom = ("run.eval_seconds=150", "run.eval_tasks=8")
     return DemoTasks(
         "drills",

@@ -39,8 +39,8 @@ _TOLD = {
 #: Settings of the home that it lists besides. Options of an environment can name files or people.
 _RECIPE = (
     *("environment.name", "environment.families", "sampling.group_size"),
-    *("experience.own", "experience.external", "experience.past", "experience.max_lag"),
-    *("experience.correction", "training.advantage", "training.optimizer"),
+    *("experience.local", "experience.external", "experience.replay", "experience.max_staleness"),
+    *("experience.external_correction", "training.advantage", "training.optimizer"),
 )
 #: Points of the curve in a card.
 _POINTS = 12
@@ -75,8 +75,8 @@ def export(
     named = str(public) if public else _cell(was.file if was else model_dir.name)
     suited = for_model(settings, ModelConfig.from_directory(model_dir))
     recipe = {key: value_of(suited, key) for key in _RECIPE}
-    if suited is not settings and "own" not in settings.experience.model_fields_set:
-        del recipe["experience.own"]  # by default the device that trained decided it
+    if suited is not settings and "local" not in settings.experience.model_fields_set:
+        del recipe["experience.local"]  # by default the device that trained decided it
     card = model_card(
         form,
         named,

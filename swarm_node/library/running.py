@@ -113,7 +113,7 @@ class RunningNode:
         version that was written.
 
         Raises:
-            CheckpointError: there is none yet; a node stores one every `run.checkpoint_updates`
+            CheckpointError: there is none yet; a node stores one every `run.save_steps`
                 updates, and when it stops.
             ModelError: the directory is not empty or cannot be written.
         """

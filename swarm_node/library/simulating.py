@@ -64,9 +64,9 @@ def simulate(
         models=(model,) if isinstance(model, str) else tuple(model),
     )
     flags = {
-        "experience.own": local,
+        "experience.local": local,
         "experience.external": external,
-        "experience.correction": correction,
+        "experience.external_correction": correction,
         **(settings or {}),
     }
     found = _run(scenario, flags, progress or (lambda line: None))

@@ -114,7 +114,7 @@ def stored_policies(
         if newest is None:
             raise CheckpointError(
                 f"no checkpoint under {store}: run the node first, which stores one every "
-                "run.checkpoint_updates updates and when it stops, or take `--checkpoint base`"
+                "run.save_steps updates and when it stops, or take `--checkpoint base`"
             )
         return [_held(newest, model, hold)]
     path = Path(which).expanduser()

@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "network.poll_seconds": 1.0,
     "run.eval_seconds": 86_400,
     "run.eval_tasks": 1,
-    "run.checkpoint_updates": 1_000_000,
+    "run.save_steps": 1_000_000,
 }
 
 

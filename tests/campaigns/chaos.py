@@ -61,7 +61,7 @@ HELD = "a1"
 _SLOW = ("--set", "training.learning_rate=2e-6")
 _OWN = {
     "pub1": ("--coordinator", "http://127.0.0.1:8470"),
-    "pub2": ("--set", "network.stack=libp2p"),
+    "pub2": ("--set", "network.backend=libp2p"),
 }
 
 

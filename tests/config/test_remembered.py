@@ -42,12 +42,12 @@ def stored(home: Path) -> bytes:
 def test_a_start_without_flags_goes_on_as_the_one_before(tmp_path: Path) -> None:
     file, listen = tmp_path / "node.toml", ["/ip4/0.0.0.0/tcp/31330"]
     file.write_text("[run]\nseed = 3\n[environment.options]\npreset = 'sapo'\n")
-    sources(tmp_path, file, network__listen=listen, experience__own=6).remember()
+    sources(tmp_path, file, network__listen=listen, experience__local=6).remember()
     later = sources(tmp_path)
     settings, origins = later.load(), later.origins()
-    assert (settings.network.listen, settings.experience.own) == (listen, 6)
+    assert (settings.network.listen, settings.experience.local) == (listen, 6)
     assert (settings.run.seed, settings.environment.options) == (3, {"preset": "sapo"})
-    keys = ("network.listen", "experience.own", "run.seed", "environment.options")
+    keys = ("network.listen", "experience.local", "run.seed", "environment.options")
     assert {origins[key] for key in keys} == {"the home"}
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     later.remember()
@@ -56,20 +56,20 @@ def test_a_start_without_flags_goes_on_as_the_one_before(tmp_path: Path) -> None
 
 def test_everything_that_is_given_now_is_stronger_than_the_home(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[experience]\nown = 3\n")
-    sources(tmp_path, experience__own=2).remember()
-    assert sources(tmp_path, file).load().experience.own == 3
-    variable = {"SWARM_NODE_EXPERIENCE__OWN": "4"}
-    assert sources(tmp_path, file, variable).load().experience.own == 4
-    assert sources(tmp_path, file, variable, experience__own=5).load().experience.own == 5
-    assert sources(tmp_path).load().experience.own == 2
+    file.write_text("[experience]\nlocal = 3\n")
+    sources(tmp_path, experience__local=2).remember()
+    assert sources(tmp_path, file).load().experience.local == 3
+    variable = {"SWARM_NODE_EXPERIENCE__LOCAL": "4"}
+    assert sources(tmp_path, file, variable).load().experience.local == 4
+    assert sources(tmp_path, file, variable, experience__local=5).load().experience.local == 5
+    assert sources(tmp_path).load().experience.local == 2
 
 
 def test_secrets_variables_and_what_is_for_one_start_are_not_remembered(tmp_path: Path) -> None:
     variable = {"SWARM_NODE_RUN__SEED": "4"}
-    flags = {"ticket": "swarmjoin1.x", "verbose": True, "log_format": "json", "run__updates": 9}
-    sources(tmp_path, None, variable, **flags, experience__own=6).remember()
-    assert [*recall(tmp_path)] == ["experience.own"]
+    flags = {"ticket": "swarmjoin1.x", "verbose": True, "log_format": "json", "run__max_steps": 9}
+    sources(tmp_path, None, variable, **flags, experience__local=6).remember()
+    assert [*recall(tmp_path)] == ["experience.local"]
     for key in ("ticket", "home"):
         with pytest.raises(ConfigError, match=f"{key} .*remembered"):
             set_remembered(tmp_path, {key: "swarmjoin1.x"})
@@ -78,12 +78,12 @@ def test_secrets_variables_and_what_is_for_one_start_are_not_remembered(tmp_path
 def test_a_settings_file_stands_for_all_that_one_said_before(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[run]\nseed = 3\nthreads = 2\n[training]\n")
-    sources(tmp_path, file, experience__own=6).remember()
+    sources(tmp_path, file, experience__local=6).remember()
     file.write_text("[run]\nthreads = 2\n")
     again = sources(tmp_path, file)
-    assert (again.load().run.seed, again.load().experience.own) == (0, 6)
+    assert (again.load().run.seed, again.load().experience.local) == (0, 6)
     again.remember()
-    assert sorted(recall(tmp_path)) == ["experience.own", "run.threads"]
+    assert sorted(recall(tmp_path)) == ["experience.local", "run.threads"]
 
 
 def test_names_of_files_hold_in_every_directory(
@@ -105,14 +105,14 @@ def test_a_list_is_accepted_and_not_the_next_one(tmp_path: Path) -> None:
     first, second = {"path": "one.jsonl"}, {"path": "two.jsonl"}
 
     def accepted(**flags: Any) -> bool:
-        return sources(tmp_path, **flags).load().environment.accept
+        return sources(tmp_path, **flags).load().environment.allow_invalid
 
-    sources(tmp_path, environment__options=first, environment__accept=True).remember()
+    sources(tmp_path, environment__options=first, environment__allow_invalid=True).remember()
     assert accepted()
     assert accepted(environment__options=first, run__seed=3)
     assert not accepted(environment__options=second)
     assert not accepted(environment__name="games")
-    assert accepted(environment__options=second, environment__accept=True)
+    assert accepted(environment__options=second, environment__allow_invalid=True)
     sources(tmp_path, environment__options=second).remember()
     assert not accepted()
     assert not accepted(environment__options=first)
@@ -123,47 +123,49 @@ def test_commands_that_change_the_list_take_its_acceptance_with_it(tmp_path: Pat
         lambda: set_remembered(tmp_path, {"environment.options.path": "two.jsonl"}),
         lambda: forget(tmp_path, ["environment.options"]),
     ):
-        set_remembered(tmp_path, {"environment.options.path": "a", "environment.accept": True})
+        set_remembered(
+            tmp_path, {"environment.options.path": "a", "environment.allow_invalid": True}
+        )
         change()
-        assert not sources(tmp_path).load().environment.accept
+        assert not sources(tmp_path).load().environment.allow_invalid
 
 
 def test_a_key_is_forgotten_and_an_unknown_one_refused(tmp_path: Path) -> None:
-    sources(tmp_path, experience__own=6, run__seed=3).remember()
+    sources(tmp_path, experience__local=6, run__seed=3).remember()
     with pytest.raises(ConfigError, match=r"experience\.owns"):
         forget(tmp_path, ["experience.owns"])
-    forget(tmp_path, ["experience.own", "run.threads"])
+    forget(tmp_path, ["experience.local", "run.threads"])
     assert [*recall(tmp_path)] == ["run.seed"]
-    assert sources(tmp_path).load().experience.own == 4
+    assert sources(tmp_path).load().experience.local == 4
 
 
 def test_a_start_that_fails_forgets_nothing(tmp_path: Path) -> None:
-    sources(tmp_path, experience__own=6).remember()
+    sources(tmp_path, experience__local=6).remember()
     start = sources(tmp_path)
-    start.forget(["experience.own"])
-    assert start.load().experience.own == 4
-    assert [*recall(tmp_path)] == ["experience.own"]
+    start.forget(["experience.local"])
+    assert start.load().experience.local == 4
+    assert [*recall(tmp_path)] == ["experience.local"]
     start.remember()
     assert not recall(tmp_path)
-    set_remembered(tmp_path, {"experience.own": 7})
-    assert start.load().experience.own == 7, "what is set while it runs is in force"
+    set_remembered(tmp_path, {"experience.local": 7})
+    assert start.load().experience.local == 7, "what is set while it runs is in force"
 
 
 def test_a_value_that_is_no_longer_valid_is_named_with_the_way_to_forget_it(tmp_path: Path) -> None:
-    sources(tmp_path, experience__own=6, run__seed=3).remember()
+    sources(tmp_path, experience__local=6, run__seed=3).remember()
     text = stored(tmp_path)
-    gone = text.replace(b"experience.own", b"experience.gone")
+    gone = text.replace(b"experience.local", b"experience.gone")
     (tmp_path / FILE).write_bytes(with_head(gone))
     with pytest.raises(ConfigError, match=r"experience\.gone`"):
         sources(tmp_path).load()
     forget(tmp_path, ["experience.gone"])
     assert sources(tmp_path).load().run.seed == 3
     held = json.loads(text)
-    held["settings"]["experience.own"]["value"] = 6000
+    held["settings"]["experience.local"]["value"] = 6000
     (tmp_path / FILE).write_bytes(with_head(json.dumps(held).encode()))
-    with pytest.raises(ConfigError, match=r"experience\.own`"):
+    with pytest.raises(ConfigError, match=r"experience\.local`"):
         sources(tmp_path).load()
-    assert sources(tmp_path, experience__own=2).load().experience.own == 2
+    assert sources(tmp_path, experience__local=2).load().experience.local == 2
 
 
 @pytest.mark.parametrize(
@@ -190,11 +192,11 @@ def test_what_a_home_remembers_is_bounded(tmp_path: Path) -> None:
 
 def test_set_changes_one_option_and_keeps_the_others(tmp_path: Path) -> None:
     set_remembered(tmp_path, {"environment.options": {"preset": "long", "seed": 1}})
-    set_remembered(tmp_path, {"environment.options.preset": "short", "run.updates": 7})
+    set_remembered(tmp_path, {"environment.options.preset": "short", "run.max_steps": 7})
     kept = {key: each.value for key, each in recall(tmp_path).items()}
     assert kept["environment.options"] == {"preset": "short", "seed": 1}
-    assert kept["run.updates"] == 7
+    assert kept["run.max_steps"] == 7
     before = stored(tmp_path)
-    with pytest.raises(ConfigError, match=r"experience.own"):
-        set_remembered(tmp_path, {"experience.own": 0, "run.seed": 1})
+    with pytest.raises(ConfigError, match=r"experience.local"):
+        set_remembered(tmp_path, {"experience.local": 0, "run.seed": 1})
     assert stored(tmp_path) == before

@@ -18,15 +18,15 @@ def test_a_name_of_a_file_that_is_no_utf_8_is_refused() -> None:
 
 def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[experience]\nown = 5\nexternal = 5\nmax_lag = 5\n")
+    file.write_text("[experience]\nlocal = 5\nexternal = 5\nmax_staleness = 5\n")
     settings = load_settings(
-        {"experience.own": 7, "experience.external": None},
-        environ={"SWARM_NODE_EXPERIENCE__OWN": "6", "SWARM_NODE_EXPERIENCE__EXTERNAL": "6"},
+        {"experience.local": 7, "experience.external": None},
+        environ={"SWARM_NODE_EXPERIENCE__LOCAL": "6", "SWARM_NODE_EXPERIENCE__EXTERNAL": "6"},
         config=file,
     )
     experience = settings.experience
-    assert (experience.own, experience.external, experience.max_lag) == (7, 6, 5)
-    assert experience.correction == "positive"
+    assert (experience.local, experience.external, experience.max_staleness) == (7, 6, 5)
+    assert experience.external_correction == "positive_only"
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
@@ -41,15 +41,15 @@ def test_every_key_can_be_set_from_the_environment() -> None:
     ("text", "key"),
     [
         ("colour = 1", "colour"),
-        ("[experience]\nowns = 1", "mean experience.own?"),
-        ("[experience]\nown = 0", "experience.own"),
+        ("[experience]\nowns = 1", "mean experience.local?"),
+        ("[experience]\nlocal = 0", "experience.local"),
         ('[training]\nloss = "sapo"', "training.loss"),
         ('[training]\nadvantage = "gae"', "training.advantage"),
         ("[training]\nlearning_rate = nan", "training.learning_rate"),
         ("[sampling]\ntemperature = -1.0", "sampling.temperature"),
         ('[sampling]\nengine = "sglang"', "sampling.engine"),
         ("[network]\nlisten = []", "network.listen"),
-        ('[network]\nstack = "quic"', "network.stack"),
+        ('[network]\nstack = "quic"', "network.backend"),
         ('[training]\ndtype = "float8"', "training.dtype"),
         ('[training]\noptimizer = "sgd"', "training.optimizer"),
         ('[run]\ndevice = "tpu"', "run.device"),
@@ -70,15 +70,15 @@ def test_a_bad_file_is_refused_by_the_name_of_the_key(tmp_path: Path, text: str,
 
 def test_each_key_has_the_file_that_names_it(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[run]\n[experience]\nown = 5\n[environment.options]\n")
+    file.write_text("[run]\n[experience]\nlocal = 5\n[environment.options]\n")
     origins = Sources({}, {}, file).origins()
-    assert origins["experience.own"] == str(file)
+    assert origins["experience.local"] == str(file)
     assert origins["environment.options"] == str(file)
 
 
 def test_an_unknown_variable_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="SWARM_NODE_EXPERIENCE__OWNS"):
-        load_settings({}, environ={"SWARM_NODE_EXPERIENCE__OWNS": "1"})
+    with pytest.raises(ConfigError, match="SWARM_NODE_EXPERIENCE__LOCALS"):
+        load_settings({}, environ={"SWARM_NODE_EXPERIENCE__LOCALS": "1"})
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_assignments_read_as_toml_and_else_as_text() -> None:
-    parsed = parse_assignments(["experience.own=6", "model=tiny", "network.bootstrap=[]"])
-    assert parsed == {"experience.own": 6, "model": "tiny", "network.bootstrap": []}
+    parsed = parse_assignments(["experience.local=6", "model=tiny", "network.bootstrap=[]"])
+    assert parsed == {"experience.local": 6, "model": "tiny", "network.bootstrap": []}
     with pytest.raises(ConfigError, match="KEY=VALUE"):
-        parse_assignments(["experience.own"])
+        parse_assignments(["experience.local"])
 
 
 def test_a_ticket_does_not_show_in_the_settings() -> None:

@@ -322,7 +322,7 @@ def test_options_can_be_set_one_by_one() -> None:
     loaded = load_settings(parsed, environ={})
     assert loaded.environment.options == {"path": "a.jsonl", "held_out": 0.2}
     with pytest.raises(ConfigError, match=r"experience\.own\.more"):
-        load_settings({"experience.own.more": 1}, environ={})
+        load_settings({"experience.local.more": 1}, environ={})
 
 
 @pytest.mark.parametrize("scoring", ["exact", "math"])

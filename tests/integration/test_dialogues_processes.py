@@ -71,8 +71,8 @@ def test_a_node_killed_between_two_turns_loses_the_dialogue_and_repeats_no_task(
         "alone",
         *("--model", "tiny-talk", "--set", "environment.name=slow_talk:create"),
         *("--set", f"run.seed={SEED}", "--set", "run.eval_tasks=1"),
-        *("--set", "sampling.tasks_per_call=1", "--set", "sampling.group_size=4"),
-        *("--set", "experience.own=2"),
+        *("--set", "sampling.max_concurrent_groups=1", "--set", "sampling.group_size=4"),
+        *("--set", "experience.local=2"),
         variables={"PYTHONPATH": str(Path(__file__).parent)},
     )
     database, lost, missing = tmp_path / "alone" / "node.db", set[int](), 0

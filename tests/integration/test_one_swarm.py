@@ -51,7 +51,7 @@ def swarm(
         joining: tuple[str, ...] = ()
         nodes: list[RunningNode] = []
         for families, stack in zip(FAMILIES, STACKS, strict=True):
-            settings = ("--families", families, "--set", f"network.stack={stack}", *long)
+            settings = ("--families", families, "--set", f"network.backend={stack}", *long)
             nodes.append(start(f"node{len(nodes)}", *settings, *joining))
             joining = joining or ("--ticket-file", nodes[0].invite(uses=2))
         yield nodes

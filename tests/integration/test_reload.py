@@ -22,17 +22,17 @@ def test_a_running_node_takes_over_its_file(start_node: Callable[..., Any], tmp_
     node = start_node("one", "--config", str(file))
     node.wait(lambda status: status["state"] == "running")
 
-    file.write_text("[run]\nupdates = 'many'\n")
+    file.write_text("[run]\nmax_steps = 'many'\n")
     node.process.send_signal(signal.SIGHUP)
-    assert "run.updates" in node.wait_log("settings stay")
+    assert "run.max_steps" in node.wait_log("settings stay")
 
     file.write_text("verbose = true  # all of it\n[run]\nseed = 2\n")
     node.process.send_signal(signal.SIGHUP)
     assert "applied=verbose pending=run.seed" in node.wait_log("read again")
 
     status = node.wait(lambda status: status["updates"] > 0)
-    limit = f"run.updates={status['updates'] + 3}"
-    assert "run.updates" in typed(node.home, "config set", limit, "--config", str(file))
+    limit = f"run.max_steps={status['updates'] + 3}"
+    assert "run.max_steps" in typed(node.home, "config set", limit, "--config", str(file))
     assert node.process.wait(240) == 0, node.log()
     assert "verbose = true  # all of it\n" in file.read_text()
 

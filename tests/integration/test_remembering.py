@@ -59,7 +59,7 @@ def test_a_join_without_flags_keeps_port_settings_and_tickets(
     home, ticket = tmp_path / "owner", tmp_path / "alice.ticket"
     port = unused_port()
     typed(home, "init", "team")
-    flags = ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--own", "3")
+    flags = ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--local", "3")
     with joined(home, *flags, "--set", "network.poll_seconds=0.3"):
         typed(home, "invite", "--name", "alice", "--out", str(ticket))
         typed(home, "invite", "--name", "bob", "--out", str(tmp_path / "bob.ticket"))
@@ -70,7 +70,7 @@ def test_a_join_without_flags_keeps_port_settings_and_tickets(
     assert f"/tcp/{port}/" in address
 
     with joined(home) as said:
-        assert "experience.own, network.listen, network.poll_seconds" in said
+        assert "experience.local, network.listen, network.poll_seconds" in said
         assert address in said
         assert "lead" not in said
         shown = typed(home, "config")

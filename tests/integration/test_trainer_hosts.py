@@ -39,7 +39,7 @@ def test_a_node_trains_on_two_hosts_and_the_second_ends_with_it(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:
     address = free_address()
-    node = start_node("node", "--set", f"run.trainer_hosts={address}*2", "--updates", "3")
+    node = start_node("node", "--set", f"run.trainer_hosts={address}*2", "--steps", "3")
     key, waiting = node.home / "site.key", time.monotonic() + 120
     while not key.exists() and time.monotonic() < waiting:
         time.sleep(0.2)

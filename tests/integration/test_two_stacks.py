@@ -18,7 +18,7 @@ STACKS = ("libp2p", "hivemind", "libp2p")
 def test_who_knows_one_address_meets_everybody_and_takes_their_groups(
     start_node: Callable[..., Any],
 ) -> None:
-    first, *others = (["--set", f"network.stack={stack}"] for stack in STACKS)
+    first, *others = (["--set", f"network.backend={stack}"] for stack in STACKS)
     founder = start_node("founder", *first)
     ticket = founder.invite(uses=2)
     joined = [

@@ -527,7 +527,7 @@ def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Ben
     bench.draw_long()
     lengths = {"short": 6, "long": 300}
     made: list[PendingGroup] = []
-    harvest = Harvest(bench.sampler, over_provision=2.0, max_lag=1000)
+    harvest = Harvest(bench.sampler, over_provision=2.0, max_staleness=1000)
 
     def job(family: str, seed: int) -> PendingGroup:
         return PendingGroup(

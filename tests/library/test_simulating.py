@@ -15,7 +15,7 @@ from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.simulation.report import load_report
 
-SMALL = {"run.eval_tasks": 1, "experience.own": 2}
+SMALL = {"run.eval_tasks": 1, "experience.local": 2}
 
 
 @pytest.mark.slow(reason="simulates a swarm twice")

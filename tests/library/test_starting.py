@@ -23,10 +23,10 @@ from swarm_node.library.starting import _toml
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"experience.own": -1}, r"experience\.own"),
-        ({"experience.owm": 4}, r"owm: .*experience\.own"),
-        ({"experience.own": {1, 2}}, r"own: \{1, 2\} "),
-        ({"experience.own": None}, r"own: None "),
+        ({"experience.local": -1}, r"experience\.local"),
+        ({"experience.locl": 4}, r"locl: .*experience\.local"),
+        ({"experience.local": {1, 2}}, r"local: \{1, 2\} "),
+        ({"experience.local": None}, r"local: None "),
         ({"ticket": "secret"}, "ticket .*start"),
         ({"home": "/tmp"}, "home .*start"),
     ],
@@ -42,7 +42,7 @@ def test_a_wrong_setting_is_refused_by_name_before_a_process_starts(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("experience.own", 6),
+        ("experience.local", 6),
         ("training.learning_rate", 6e-05),
         ("verbose", True),
         ("model", 'a "quoted" \\ näme\n'),

@@ -22,7 +22,7 @@ from swarm_node.simulation.run import simulation_settings
 @pytest.fixture(scope="module")
 def report() -> SimulationReport:
     """A real one, with a curve that is easy to read."""
-    settings = simulation_settings(1, {"experience.own": 2, "experience.external": 0})
+    settings = simulation_settings(1, {"experience.local": 2, "experience.external": 0})
     made = simulate(StudyScenario(nodes=1, rounds=4, eval_rounds=2, eval_tasks=1, seed=1), settings)
     curve = HeldOut(0.1, 0.5, [(0, 0.1), (2, 0.3), (4, 0.5)])
     return msgspec.structs.replace(made, held_out=curve)

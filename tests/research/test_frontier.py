@@ -133,8 +133,8 @@ def test_a_central_learner_makes_the_answers_of_all_nodes() -> None:
     assert (lag0.nodes, lag0.samplers, lag0.specialised, lag0.behind) == (1, 2, 4, 0)
     assert lag4.behind == 3
     found = settings_of(CENTRAL[0], GROUNDS["dense"], 8, 18.0)
-    assert (found["experience.own"], found["experience.external"]) == (36, 0)
-    assert found["experience.max_lag"] == 0
+    assert (found["experience.local"], found["experience.external"]) == (36, 0)
+    assert found["experience.max_staleness"] == 0
 
 
 def test_a_level_is_reached_between_two_measurements_or_never() -> None:

@@ -37,7 +37,7 @@ def test_the_newcomer_is_measured_beside_nodes_that_begin_alone(
 def test_a_late_node_begins_when_the_others_have_trained_and_takes_their_groups() -> None:
     scenario = StudyScenario(3, 6, eval_rounds=2, eval_tasks=1, late=4)
     # Calls of one batch: after one of two batches, the others have groups in the first update too.
-    report = simulate(scenario, simulation_settings(0, {"sampling.tasks_per_call": 8}))
+    report = simulate(scenario, simulation_settings(0, {"sampling.max_concurrent_groups": 8}))
     assert len(report.nodes) == 2
     assert [entry for entry, _ in report.held_out.curve] == [0, 4, 6]
     late = late_node(report)

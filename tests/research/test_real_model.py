@@ -101,7 +101,7 @@ def test_a_final_has_the_best_recipe_and_the_other_sizes_on_three_seeds(tmp_path
 def test_arms_differ_as_the_plan_says() -> None:
     private = REGIMES["private"]
     member = simulation_settings(1, settings_of(ARMS["default"], private))
-    assert (member.experience.own, member.experience.external) == (2, "auto")
+    assert (member.experience.local, member.experience.external) == (2, "auto")
     assert (member.sampling.group_size, member.sampling.temperature) == (8, 0.7)
     for arm in SOLO:
         scenario = scenario_of(arm, private, 4, 1, "tiny")

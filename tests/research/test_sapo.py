@@ -45,8 +45,8 @@ def test_expected_informative_groups_are_those_of_the_feasibility_study() -> Non
 def test_arms_train_on_as_many_answers_and_have_directories_of_their_own() -> None:
     for arm in ARMS:
         flags = arm.flags({})
-        if "experience.own" in flags and not arm.supervised:
-            groups = flags["experience.own"] + flags["experience.external"]
+        if "experience.local" in flags and not arm.supervised:
+            groups = flags["experience.local"] + flags["experience.external"]
             assert groups * flags["sampling.group_size"] == BATCH_ANSWERS == ROWS
     assert len({arm.directory for arm in ARMS}) == len(ARMS)
 

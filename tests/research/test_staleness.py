@@ -25,8 +25,8 @@ def test_a_lag_is_the_oldest_age_and_the_weights_come_one_update_sooner() -> Non
     cases = staleness(lags=(0, 1, 2, 8), corrections=names).cases(Path())
     for lag, behind in ((0, 0), (1, 0), (8, 7)):
         case = cases["sampler", lag]
-        assert (case.scenario.behind, case.flags["experience.max_lag"]) == (behind, lag)
-        assert case.flags["experience.correction"] == "sampler"
+        assert (case.scenario.behind, case.flags["experience.max_staleness"]) == (behind, lag)
+        assert case.flags["experience.external_correction"] == "importance_sampling"
     assert len({case.name for case in cases.values()}) == 12
 
 
@@ -72,7 +72,7 @@ def test_it_runs_shows_lags_and_resumes(
     for path in files:
         report = load_report(path)
         oldest = max(node.own_lag_most for node in report.nodes)
-        allowed = report.settings["experience"]["max_lag"]
+        allowed = report.settings["experience"]["max_staleness"]
         assert min(1, allowed) <= oldest <= allowed
         assert f"{report.nodes[0].own_lag:.1f} ({oldest})" in shown
         assert report.settings["plan"]["loss"] == 0.1

@@ -14,7 +14,7 @@ from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.simulation.run import simulation_settings
 
 SETTINGS = simulation_settings(
-    1, {"experience.own": 1, "experience.external": 0, "sampling.group_size": 2}
+    1, {"experience.local": 1, "experience.external": 0, "sampling.group_size": 2}
 )
 
 

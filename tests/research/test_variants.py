@@ -47,9 +47,9 @@ def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
     again = held.admit(dull, 0)
     assert again.reason == "duplicate"
     assert [each.id for each in drawn(held, 0).groups] == [b"a", b"b"]
-    assert held.admit(group("oldest", rewards=(1.0, 1.0)), held.settings.max_lag) is None
+    assert held.admit(group("oldest", rewards=(1.0, 1.0)), held.settings.max_staleness) is None
     assert held.stats().own == 0, "a filtered group is never held"
-    late = held.admit(group("late", rewards=(1.0, 1.0)), held.settings.max_lag + 1)
+    late = held.admit(group("late", rewards=(1.0, 1.0)), held.settings.max_staleness + 1)
     assert late.reason == "stale"
     plain = ReplayBuffer(replay_settings(own=2, external=0))
     assert plain.admit(dull, 0) is None
@@ -63,18 +63,18 @@ def run(nodes: int, flags: dict[str, Any], **scenario: Any) -> SimulationReport:
 
 @pytest.mark.slow(reason="simulates a node and a swarm")
 def test_groups_of_the_past_are_counted_apart() -> None:
-    (alone,) = run(1, batch_of(4, 0, 4) | {"experience.past": 4}, rounds=6).nodes
+    (alone,) = run(1, batch_of(4, 0, 4) | {"experience.replay": 4}, rounds=6).nodes
     assert alone.trained_own == 24
     assert 0 < alone.trained_past <= 20
     assert alone.own_lag_most <= 8
-    swarm = run(2, {"experience.past": 4}, rounds=4)
+    swarm = run(2, {"experience.replay": 4}, rounds=4)
     assert all(node.trained_past and node.trained_external for node in swarm.nodes)
 
 
 @pytest.mark.slow(reason="simulates learners that several samplers feed")
 def test_samplers_hold_weights_as_old_as_stated_and_their_bytes_are_counted() -> None:
-    flags = batch_of(12, 0, 4) | {"sampling.tasks_per_call": 12}
-    turns = flags | {"experience.max_lag": 0}
+    flags = batch_of(12, 0, 4) | {"sampling.max_concurrent_groups": 12}
+    turns = flags | {"experience.max_staleness": 0}
     fed, alone = run(1, turns, samplers=4, rounds=3), run(1, turns, rounds=3)
     (prompt,) = fed.nodes
     assert prompt.own_lag_most == 0
@@ -117,7 +117,7 @@ def test_reward_of_the_first_nodes_alone_is_measured_where_that_is_asked() -> No
 
 @pytest.mark.slow(reason="simulates swarms")
 def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
-    report = run(1, {"experience.own": 4, "experience.external": 0}, filtered=True, rounds=2)
+    report = run(1, {"experience.local": 4, "experience.external": 0}, filtered=True, rounds=2)
     assert report.rounds.informative == [4.0, 4.0]
     assert report.nodes[0].groups_made > 8
     assert report.nodes[0].bytes_received == 0

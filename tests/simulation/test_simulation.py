@@ -112,8 +112,8 @@ def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None
 
 @pytest.mark.slow(reason="simulates two more swarms")
 def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
-    late = run(behind=2, experience={"max_lag": 3}, nodes=2, rounds=5)
-    prompt = run(experience={"max_lag": 0}, nodes=1, rounds=2)
+    late = run(behind=2, experience={"max_staleness": 3}, nodes=2, rounds=5)
+    prompt = run(experience={"max_staleness": 0}, nodes=1, rounds=2)
     assert prompt.nodes[0].own_lag == prompt.nodes[0].own_lag_most == 0
     for node in late.nodes:
         assert node.own_lag > 1

@@ -11,7 +11,7 @@ from swarm_node.simulation.swarm import simulate
 
 
 def test_sums_are_of_one_thread_whatever_the_caller_had_set() -> None:
-    flags = {"experience.own": 1, "experience.external": 0, "sampling.tasks_per_call": 1}
+    flags = {"experience.local": 1, "experience.external": 0, "sampling.max_concurrent_groups": 1}
     scenario = Scenario(nodes=1, rounds=1, eval_rounds=1, eval_tasks=1)
     seen, before = set[int](), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -25,7 +25,7 @@ def test_sums_are_of_one_thread_whatever_the_caller_had_set() -> None:
 
 @pytest.mark.slow(reason="imports peft")
 def test_a_node_that_trains_an_adapter_reports_its_weights() -> None:
-    flags = {"experience.own": 1, "experience.external": 0, "sampling.tasks_per_call": 1}
+    flags = {"experience.local": 1, "experience.external": 0, "sampling.max_concurrent_groups": 1}
     scenario = Scenario(nodes=1, rounds=1, eval_rounds=1, eval_tasks=1)
     one, other = (
         simulate(scenario, simulation_settings(seed, {**flags, "training.lora_rank": 2}))

@@ -57,7 +57,7 @@ def test_nodes_that_announce_addresses_of_an_overlay_meet_there_and_nowhere_else
     below = tmp_path / "below.pcap"
     with Bed({}, public=3) as bed, scene(bed, tmp_path) as made, bed.capture("pub1", below):
         for host, address in bed.overlay(hosts).items():
-            made.start(host, "--announce", f"/ip4/{address}/tcp/{PORT}")
+            made.start(host, "--advertise", f"/ip4/{address}/tcp/{PORT}")
         until(lambda: not _missing(made), 600, lambda: _missing(made))
         for host in hosts:
             made.nodes[host].wait(lambda status: status["reach"]["kind"] == "local")

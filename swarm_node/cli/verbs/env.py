@@ -78,7 +78,7 @@ def check(
                 directory,
                 sampling,
                 answers,
-                accept=table.accept,
+                accept=table.allow_invalid,
                 tell=lambda name, done, of: tell(Progress(name, done, of)),
             )
         )

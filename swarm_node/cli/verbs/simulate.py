@@ -11,19 +11,19 @@ from swarm_node.cli.options import AssignOption
 from swarm_node.errors import ConfigError
 
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
-RoundsOption = Annotated[int, typer.Option(min=1, help="Updates of each node.")]
+RoundsOption = Annotated[int, typer.Option(min=1, help="Steps of each node.")]
 DelayOption = Annotated[str, typer.Option(help="Virtual delay: LO,HI seconds.")]
 LossOption = Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")]
 CorrectionOption = Annotated[
-    str | None, typer.Option(help="Correction of peers' groups: experience.correction.")
+    str | None, typer.Option(help="positive_only, none or importance_sampling.")
 ]
 
 
 def simulate(
     nodes: NodesOption = 8,
-    local: Annotated[int | None, typer.Option(min=0, help="Own groups per update (I).")] = None,
+    local: Annotated[int | None, typer.Option(min=0, help="Local groups per step (I).")] = None,
     external: Annotated[
-        str | None, typer.Option(help="Peers' groups per update (J), or auto.")
+        str | None, typer.Option(help="External groups per step (J), or auto.")
     ] = None,
     rounds: RoundsOption = 60,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same hash.")] = 0,
@@ -59,9 +59,9 @@ def simulate(
         models=tuple(model or ("tiny",)),
     )
     flags: dict[str, Any] = {
-        "experience.own": local,
+        "experience.local": local,
         "experience.external": external,
-        "experience.correction": correction,
+        "experience.external_correction": correction,
     }
     run_simulation(scenario, simulation_settings(seed, flags, assign or []), report)
 

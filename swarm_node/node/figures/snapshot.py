@@ -276,7 +276,7 @@ class WorkRow(msgspec.Struct, frozen=True):
     it has nothing to do; `done` of the `answers` of that call are complete (None: it does not
     count), and estimated `left` seconds go on. `training` are the seconds since the update under
     way began. `first_update` and `end` are estimated seconds until the first update since the
-    start begins, and until the one that `run.updates` sets is made. None: not known (yet), or not
+    start begins, and until the one that `run.max_steps` sets is made. None: not known (yet), or not
     the case."""
 
     sampler: str = ""

@@ -124,7 +124,7 @@ class Node:
         """Apply new settings, which differ from the old ones in `at_once` keys only."""
         self.settings = settings
         self._reaching.mode = settings.network.relay
-        self._learner.checkpoint_updates = settings.run.checkpoint_updates
+        self._learner.save_steps = settings.run.save_steps
         if self._opened is not None:
             self._opened.evaluator.adopt(settings.run.eval_tasks, settings.run.eval_seconds)
 
@@ -133,7 +133,7 @@ class Node:
         on_running: Callable[[Sequence[str]], object] = lambda addresses: None,
         on_step: Callable[[str], None] = lambda step: None,
     ) -> Ended | None:
-        """Run until `stop`, or until the update number that `run.updates` sets. `on_running` gets
+        """Run until `stop`, or until the update number that `run.max_steps` sets. `on_running` gets
         this node's addresses once peers can dial it, and `on_step` each part that is started.
         Returns the node's end; None if it was stopped during its start.
 
@@ -225,7 +225,7 @@ class Node:
             self._shared,
             self._reaching,
             model=self.settings.model,
-            limit=self.settings.run.updates,
+            limit=self.settings.run.max_steps,
             levels=[] if self._opened is None else self._opened.levels.rows(),
             state=self._state,
             started=self._started,
@@ -338,7 +338,7 @@ class Node:
             await self._supervisor.attempt("train", self._train_once)
 
     async def _train_once(self) -> None:
-        limit = self.settings.run.updates
+        limit = self.settings.run.max_steps
         if limit and self._tally.updates >= limit:  # perhaps at an earlier start
             self._stop.set()
             return

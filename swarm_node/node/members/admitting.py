@@ -131,8 +131,8 @@ def present(home: Home, network: Network, running: Sequence[str]) -> list[str]:
     """Return the endpoints of the node of `home`. `running` are the addresses that it has while it
     runs. Without them, the endpoints are those at which it would start. Port 0 is a port that the
     node has yet to choose."""
-    found = [address.rpartition(_PEER)[0] or address for address in running or network.announce]
-    if not running or network.announce:  # it listens elsewhere too
+    found = [address.rpartition(_PEER)[0] or address for address in running or network.advertise]
+    if not running or network.advertise:  # it listens elsewhere too
         found += listen_addresses(network.listen, home.kept_port)
     return found
 

@@ -98,10 +98,10 @@ def demand_of(settings: Settings, shape: ModelConfig, lengths: Lengths = ONE_ANS
         temperature=sampling.temperature,
         max_new_tokens=sampling.max_new_tokens,
         group_size=sampling.group_size,
-        tasks_per_call=sampling.tasks_per_call,
-        own=experience.own,
+        max_concurrent_groups=sampling.max_concurrent_groups,
+        own=experience.local,
         external=experience.external,
-        max_lag=experience.max_lag,
+        max_staleness=experience.max_staleness,
         dtype=training.dtype,
         lora_rank=training.lora_rank,
         base=training.base,
@@ -126,9 +126,11 @@ def for_training(
     rate = adapters if training.lora_rank else whole
     own = demand.own_groups(on_gpu=bool(rows))
     changed = {
-        "experience": settings.experience.model_copy(update={"own": own}),
+        "experience": settings.experience.model_copy(update={"local": own}),
         "training": _unless_set(settings.training, {"learning_rate": rate}),
-        "sampling": settings.sampling.model_copy(update={"tasks_per_call": demand.tasks(rows)}),
+        "sampling": settings.sampling.model_copy(
+            update={"max_concurrent_groups": demand.tasks(rows)}
+        ),
     }
     return settings.model_copy(update=changed)
 

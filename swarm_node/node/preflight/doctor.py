@@ -87,7 +87,7 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
             text = f"{settings.model}: its size is known after the download of its config.json"
             findings.append(Finding("model", "ok", text))
     findings += [*_environment(facts, settings.environment.name), _clock(facts)]
-    findings += [*_stack(facts, settings.network.stack), _port(facts, settings.network.listen)]
+    findings += [*_stack(facts, settings.network.backend), _port(facts, settings.network.listen)]
     return Examined([*findings, *_ticket(facts), *_membership(facts)], machine)
 
 
@@ -405,7 +405,7 @@ def _stack(facts: Facts, stack: str) -> Iterator[Finding]:
     if facts.libp2p:
         yield Finding("stack", "ok", "py-libp2p is installed")
     else:
-        remedy = f"run {INSTALL}, or take `--set network.stack=hivemind`"
+        remedy = f"run {INSTALL}, or take `--set network.backend=hivemind`"
         yield Finding("stack", "error", "py-libp2p is not installed", remedy)
 
 

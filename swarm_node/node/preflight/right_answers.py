@@ -131,7 +131,7 @@ def judged(found: RightAnswers, accept: bool) -> Said | None:
         remedy += ", or take another scoring or template (environment.options)"
     if accept:
         return Said("answers", "warning", text, remedy)
-    return Said("answers", "bad", text, f"{remedy}, or all of it as it is (--accept)")
+    return Said("answers", "bad", text, f"{remedy}, or all of it as it is (--allow-invalid)")
 
 
 def _told(failed: FailedAnswer) -> str:
@@ -161,7 +161,7 @@ async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) 
         families = chosen_families(table.families, info)
         for family in families:
             scored = await score_family(host, info, family, seconds / len(families))
-            said = judged(scored, table.accept)
+            said = judged(scored, table.allow_invalid)
             found += [said] if said is not None else []
         some = some_tasks(info.name, info.version, info.families)
         prompts = await host.render(some)

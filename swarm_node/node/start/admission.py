@@ -34,7 +34,7 @@ class Check(NamedTuple):
 def of_choice(settings: Settings) -> Iterator[Check]:
     """The checks of what the settings name."""
     network, table = settings.network, settings.environment
-    yield Check("port", partial(require_endpoints, (*network.listen, *network.announce)))
+    yield Check("port", partial(require_endpoints, (*network.listen, *network.advertise)))
     choice = partial(check_choice, table.name, table.options, table.families)
     yield Check("environment", choice)
 

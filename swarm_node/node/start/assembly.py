@@ -68,7 +68,7 @@ def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Sha
         traffic=Traffic(wants, local.members.issuer),
         effort=Effort(wants.external, local.members.issuer),
         buffer=buffer,
-        slots=Slots(buffer, settings.sampling.tasks_per_call),
+        slots=Slots(buffer, settings.sampling.max_concurrent_groups),
     )
 
 
@@ -79,10 +79,10 @@ def make_learner(settings: Settings, parts: Parts, shared: Shared) -> Learner:
         shared,
         Mixer(mixture_settings(settings), shared.tally, shared.buffer),
         _rng("train", settings, shared.local.peer_id),
-        correction=settings.experience.correction,
+        correction=settings.experience.external_correction,
         advantage=settings.training.advantage,
         group_size=settings.sampling.group_size,
-        checkpoint_updates=settings.run.checkpoint_updates,
+        save_steps=settings.run.save_steps,
     )
 
 
@@ -166,7 +166,7 @@ class Assembly:
     def maker(self, info: EnvironmentInfo, judging: Judging, tasks: FittingTasks) -> RolloutMaker:
         sampler, harvest = self.parts.sampler, None
         if info.turns == 1 and isinstance(sampler, InterruptibleSampler):
-            harvest = Harvest(sampler, self.shared.buffer.settings.max_lag)
+            harvest = Harvest(sampler, self.shared.buffer.settings.max_staleness)
         return RolloutMaker(
             self.settings.sampling,
             self.parts,

@@ -153,13 +153,13 @@ def _make_transport(
 ) -> HivemindTransport | Libp2pTransport:
     listen = listen_addresses(settings.network.listen, home.port)
     network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
-    if network.stack == "libp2p":
+    if network.backend == "libp2p":
         from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 
         return Libp2pTransport(
             membership.identity,
             listen=listen,
-            announce=network.announce,
+            announce=network.advertise,
             configured=network.bootstrap,
             found=reach.found,
             rng=rng,
@@ -169,7 +169,7 @@ def _make_transport(
         swarm_id=membership.swarm.swarm_id,
         secret=membership.swarm.secret,
         listen=listen,
-        announce=network.announce,
+        announce=network.advertise,
         configured=network.bootstrap,
         found=reach.found,
         state_dir=home.path,

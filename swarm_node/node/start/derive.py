@@ -136,7 +136,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
     return TrainerSettings(
         loss=settings.training.loss,
         learning_rate=settings.training.learning_rate,
-        decay_updates=settings.training.decay_updates,
+        lr_decay_steps=settings.training.lr_decay_steps,
         temperature=settings.sampling.temperature,
         longest_answer=settings.sampling.max_new_tokens,
         micro_batch_tokens=training.micro_batch_tokens,
@@ -207,14 +207,14 @@ def replay_settings(settings: Settings) -> ReplaySettings:
     mixture."""
     experience, adaptive = settings.experience, mixture_settings(settings)
     if adaptive is None:
-        own, external = experience.own, int(experience.external)
+        own, external = experience.local, int(experience.external)
     else:
         own, external = adaptive.batch - adaptive.most_external, adaptive.most_external
     return ReplaySettings(
         own=own,
         external=external,
-        max_lag=experience.max_lag,
-        past=experience.past,
+        max_staleness=experience.max_staleness,
+        past=experience.replay,
     )
 
 
@@ -222,7 +222,7 @@ def mixture_settings(settings: Settings) -> MixtureSettings | None:
     """Return the settings of the mixture's controller, None if the mixture is fixed. The controller
     begins with `own` groups of each kind and keeps their sum."""
     experience = settings.experience
-    return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
+    return MixtureSettings(batch=2 * experience.local) if experience.external == "auto" else None
 
 
 def peers_wants(settings: Settings, turns: int = 1) -> Wants:

@@ -257,7 +257,7 @@ def _remedy(outcome: Outcome, nat: Nat, ports: Sequence[int]) -> str:
     if outcome == "other":
         return (
             "forward a port of the router that no other machine has to this one, and name it with "
-            "`--announce /ip4/ADDRESS/tcp/PORT`"
+            "`--advertise /ip4/ADDRESS/tcp/PORT`"
         )
     return f"forward {port} of the router to this machine"
 

@@ -19,13 +19,13 @@ from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.advantage import ADVANTAGES, EQUAL_WITHIN
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
-#: Correction of peers' rows. "positive": rows with an advantage above zero, as if our policy
+#: Correction of peers' rows. "positive_only": rows with an advantage above zero, as if our policy
 #: had sampled them (ratio 1). "own": all rows, as if our policy had sampled them, as SAPO publishes
 #: it (arXiv 2509.08721). "sampler": all rows; kin rows have importance weights from the log-probs
 #: that their author states, which the trainer checks and the loss truncates. Lowering the
 #: probability of answers that our policy hardly gives has no bound: it makes "own" forget
 #: (docs/research/benchmarks.md).
-Correction = Literal["positive", "own", "sampler"]
+Correction = Literal["positive_only", "none", "importance_sampling"]
 Encode = Callable[[str], Sequence[int]]
 #: Token ids that were not sampled, and the number of sampled tokens before them.
 Given = tuple[int, tuple[int, ...]]
@@ -133,7 +133,7 @@ def build_batch(
     encode_prompt: Encode,
     encode_answer: Encode,
     eos_id: int,
-    correction: Correction = "positive",
+    correction: Correction = "positive_only",
     advantage: AdvantageName = "grpo",
     group_size: int = 64,
     bridge: Encode = _unbridged,
@@ -162,7 +162,7 @@ def build_batch(
         completions = verified.group.completions
         replies = verified.replies or ((),) * len(completions)
         for completion, heard, value in zip(completions, replies, advantages.tolist(), strict=True):
-            if value < 0 and correction == "positive" and verified.provenance is not _OWN:
+            if value < 0 and correction == "positive_only" and verified.provenance is not _OWN:
                 continue
             if verified.provenance is Provenance.FOREIGN:
                 ids, ends = _retokenised(completion, encode_answer, eos_id)
@@ -218,7 +218,7 @@ def _behaviour(
     completion: Completion, provenance: Provenance, correction: Correction
 ) -> NDArray[np.float32] | None:
     measured = provenance is Provenance.OWN or (
-        provenance is Provenance.KIN and correction == "sampler"
+        provenance is Provenance.KIN and correction == "importance_sampling"
     )
     return np.ascontiguousarray(completion.logprobs, dtype=np.float32) if measured else None
 

@@ -35,8 +35,8 @@ MAX_AGE = 32
 class ReplaySettings:
     """Batch composition and limits. All counts are groups, all ages own updates.
 
-    An own group expires when its oldest tokens are more than `max_lag` policy versions old, and an
-    external group `max_age` updates after its arrival. Every group leaves when it is drawn.
+    An own group expires when its oldest tokens are more than `max_staleness` policy versions old,
+    and an external group `max_age` updates after its arrival. Every group leaves when it is drawn.
 
     The buffer holds own groups for `own_batches` batches and external groups for `external_batches`
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
@@ -52,7 +52,7 @@ class ReplaySettings:
 
     own: int
     external: int
-    max_lag: int
+    max_staleness: int
     max_age: int = MAX_AGE
     own_batches: int = 4
     external_batches: int = 8
@@ -61,7 +61,7 @@ class ReplaySettings:
     past: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("own", "external", "max_lag", "past"):
+        for name in ("own", "external", "max_staleness", "past"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"experience.{name} must be 0 or more")
         if self.max_age < 0:
@@ -71,7 +71,7 @@ class ReplaySettings:
                 raise ConfigError(f"{name} must be 1 or more")
         if self.own + self.external < 1:
             raise ConfigError(
-                "experience.own and experience.external are both 0: nothing to train on"
+                "experience.local and experience.external are both 0: nothing to train on"
             )
         if not 0.0 <= self.peer_share <= 1.0:
             raise ConfigError("peer_share must be within 0 and 1")
@@ -222,7 +222,9 @@ class ReplayBuffer:
             return  # callers that wait for a slot call it often
         self._expired_at = version
         settings = self.settings
-        stale = [h for h in self._own.values() if version - h.oldest_version > settings.max_lag]
+        stale = [
+            h for h in self._own.values() if version - h.oldest_version > settings.max_staleness
+        ]
         stale += [
             h for h in self._external.values() if version - h.group.arrived > settings.max_age
         ]
@@ -312,7 +314,7 @@ class ReplayBuffer:
 
     def _admit_own(self, held: _Held, version: int) -> Rejected | None:
         behind = version - held.oldest_version
-        if behind > self.settings.max_lag:
+        if behind > self.settings.max_staleness:
             return Rejected("stale", f"{behind} versions behind")
         self._totals["own_admitted"] += 1
         if not self.keeps(held.group):

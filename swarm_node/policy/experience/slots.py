@@ -5,7 +5,7 @@ groups) until it is trained on or dropped.
 
 | slot      | how many                    | taken by      | given back by      | awaited by |
 | --------- | --------------------------- | ------------- | ------------------ | ---------- |
-| staleness | (max_lag + 1) · I           | sample: begin | train: update done | sample     |
+| staleness | (max_staleness + 1) · I     | sample: begin | train: update done | sample     |
 | queue     | twice what an update takes  | sample: begin | train: last draw   | sample     |
 | external  | external_batches · J        | pull: admit   | train: last draw   | list, pull |
 | author    | `peer_quota` of each author | pull: admit   | train: last draw   | pull       |
@@ -16,13 +16,13 @@ A pull in flight reserves an external slot (`Exchange.on_offer`). A drop gives e
 group expired, was displaced, filtered or refused, or its sampling or judging failed.
 
 Staleness slots are AReaL's admission control (arXiv 2505.24298): a group that begins behind n
-others is trained on about n / I updates later, so its lag stays within `max_lag`. With a `max_lag`
-of 0, sampling and training take turns. Queue slots keep the trainer busy: the own groups of one
-update wait while those of the next are sampled. More would only be older when they are trained on.
-An update takes I own groups, and one more for each that peers did not send: between I and B. Queue
-slots follow the mean of what the last updates took, from B on, because nothing of peers is here at
-the start. The other slots are counted from what is held now, so a restart needs no reset.
-"""
+others is trained on about n / I updates later, so its lag stays within `max_staleness`. With a
+`max_staleness` of 0, sampling and training take turns. Queue slots keep the trainer busy: the own
+groups of one update wait while those of the next are sampled. More would only be older when they
+are trained on. An update takes I own groups, and one more for each that peers did not send: between
+I and B. Queue slots follow the mean of what the last updates took, from B on, because nothing of
+peers is here at the start. The other slots are counted from what is held now, so a restart needs no
+reset."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ OVER_PROVISION = 1.5
 _NEWEST = 0.25
 
 
-def smallest_batch(own: int, batch: int, max_lag: int, most: int) -> int:
+def smallest_batch(own: int, batch: int, max_staleness: int, most: int) -> int:
     """Available slots that a sampling batch of at most `most` groups waits for: as many as an
     update takes, `own` of its `batch` groups.
 
     Where a sampling batch may be larger than a training batch, it waits for up to twice as
-    many, because a larger batch costs the sampler less per answer. With a `max_lag` the slots
+    many, because a larger batch costs the sampler less per answer. With a `max_staleness` the slots
     suffice for this number while an update still lacks a group; otherwise both loops would wait.
     Without one, `Slots.sampling_batch` waits for no more than the update lacks.
     """
-    larger = most > batch and max_lag > 1
+    larger = most > batch and max_staleness > 1
     return min(most, 2 * own) if larger else own
 
 
@@ -56,12 +56,12 @@ def provision(target: int, over: float, waiting: int) -> int:
     return max(0, math.ceil(target * max(over, 1.0)) - waiting)
 
 
-def most_at_once(own: int, batch: int, max_lag: int, most: int) -> int:
+def most_at_once(own: int, batch: int, max_staleness: int, most: int) -> int:
     """The most own groups that are ever under way: those that may begin while none is held. An
     update takes `own` of its `batch` groups, and the last updates took no more of peers than that
     leaves."""
-    staleness = (max_lag + 1) * max(own, 1)
-    return min(staleness, max(2 * batch, own + smallest_batch(own, batch, max_lag, most)))
+    staleness = (max_staleness + 1) * max(own, 1)
+    return min(staleness, max(2 * batch, own + smallest_batch(own, batch, max_staleness, most)))
 
 
 class Slots:
@@ -124,8 +124,8 @@ class Slots:
     @property
     def smallest_batch(self) -> int:
         """Available slots that a sampling batch waits for."""
-        mixture, max_lag = self._buffer.mixture, self._buffer.settings.max_lag
-        return smallest_batch(mixture.own, mixture.size, max_lag, self._most)
+        mixture, max_staleness = self._buffer.mixture, self._buffer.settings.max_staleness
+        return smallest_batch(mixture.own, mixture.size, max_staleness, self._most)
 
     def free_external(self, version: int, author: str | None = None) -> int:
         """Peers' groups that may be admitted at policy `version`: of `author`, or of anybody."""
@@ -142,7 +142,7 @@ class Slots:
         """Slots for own groups that no ready group holds. Negative after the mixture shrank."""
         buffer, mixture = self._buffer, self._buffer.mixture
         buffer.expire(version)
-        staleness = (buffer.settings.max_lag + 1) * max(mixture.own, 1) - self._training
+        staleness = (buffer.settings.max_staleness + 1) * max(mixture.own, 1) - self._training
         # The mean can be below I for a while, where the mixture has just changed.
         queue = max(round(2 * self._taken), mixture.own + self.smallest_batch)
         return min(staleness, queue) - buffer.held_own()

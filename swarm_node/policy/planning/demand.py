@@ -37,8 +37,8 @@ ONE_ANSWER: Final = Lengths()
 class Demand:
     """What a node asks of a machine: a model of `shape`, tasks of these `lengths`, and settings by
     their names. `eight_bit` moments are those of the optimizer. `chosen` are the names of the
-    fields that the owner set; `own`, `tasks_per_call` and `lora_rank` count only then, for a
-    pretrained model."""
+    fields that the owner set; `local`, `max_concurrent_groups` and `lora_rank` count only then, for
+    a pretrained model."""
 
     shape: ModelConfig
     lengths: Lengths
@@ -46,10 +46,10 @@ class Demand:
     temperature: float
     max_new_tokens: int
     group_size: int
-    tasks_per_call: int
+    max_concurrent_groups: int
     own: int
     external: int | Literal["auto"]
-    max_lag: int
+    max_staleness: int
     dtype: DtypeName
     lora_rank: int
     base: str
@@ -84,7 +84,7 @@ class Demand:
     def own_groups(self, *, on_gpu: bool) -> int:
         """Return the own groups of an update. Who sets the number of peers' groups gets as many own
         ones as documented."""
-        chosen = on_gpu or "own" in self.chosen or self.external != "auto"
+        chosen = on_gpu or "local" in self.chosen or self.external != "auto"
         return self.own if chosen or not self.pretrained else _CPU_OWN
 
     def batch_groups(self, *, on_gpu: bool) -> int:
@@ -96,8 +96,8 @@ class Demand:
         """Return the most groups of a sampling batch: the number that the owner set, or as many as
         `rows` answers at once allow. `rows` is None for the most that a GPU may be planned for, and
         0 for a CPU."""
-        if "tasks_per_call" in self.chosen or not self.pretrained:
-            return self.tasks_per_call
+        if "max_concurrent_groups" in self.chosen or not self.pretrained:
+            return self.max_concurrent_groups
         if rows is None:
             return _MOST_TASKS
         if not rows:
@@ -114,7 +114,7 @@ class Demand:
             asked, batch = self.tasks(None), self.batch_groups(on_gpu=True)
             # Without peers, own groups fill the batch.
             own = batch if self.external == "auto" else self.own
-            slots = most_at_once(own, batch, self.max_lag, asked)
+            slots = most_at_once(own, batch, self.max_staleness, asked)
             tasks = min(slots, asked)
             if interleaved:
                 tasks = min(slots, provision(tasks, OVER_PROVISION, 0))

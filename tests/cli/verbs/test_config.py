@@ -21,23 +21,23 @@ from swarm_node.node.home.home import Home
 
 def test_a_setting_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "swarm.toml"
-    file.write_text('[experience]\nown = 5\n[environment.options]\npreset = "sapo"\n')
+    file.write_text('[experience]\nlocal = 5\n[environment.options]\npreset = "sapo"\n')
     keys = {
         key.name: key
         for key in explain_settings(
-            {"experience.max_lag": 2},
+            {"experience.max_staleness": 2},
             environ={"SWARM_NODE_TRAINING__LOSS": "gspo"},
             config=file,
         )
     }
     assert list(keys) == [name for name, _ in settings_keys()]
-    own = keys["experience.own"]
+    own = keys["experience.local"]
     assert own[1:5] == (5, 4, "int 1..1024", str(file))
     assert keys["experience.external"].choices == "int 0..1024 | auto"
     assert keys["network.poll_seconds"].choices == "float >0..30"
     assert keys["run.seed"].choices == "int 0..<4294967296"
-    assert keys["run.updates"].choices == "int 0.."
-    assert keys["experience.max_lag"][1:5] == (2, 8, "int 0..1024", "command line")
+    assert keys["run.max_steps"].choices == "int 0.."
+    assert keys["experience.max_staleness"][1:5] == (2, 8, "int 0..1024", "command line")
     assert keys["training.loss"].source == "SWARM_NODE_TRAINING__LOSS"
     assert "gspo" in keys["training.loss"].choices
     assert keys["environment.options"].value == {"preset": "sapo"}
@@ -47,7 +47,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
 
 def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    secret = ["--set", "ticket=swarmjoin1.secret", "--set", "experience.own=6"]
+    secret = ["--set", "ticket=swarmjoin1.secret", "--set", "experience.local=6"]
     shown = CliRunner().invoke(app, ["config", *secret])
     assert "6 (default 4;" in " ".join(shown.stdout.split())
     listed = CliRunner().invoke(app, ["config", "--json", *secret])
@@ -60,9 +60,9 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
 def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     for arguments, told in (
-        (["run.updates=-5", "--home", str(tmp_path / "home")], "run.updates"),
-        (["run.updates", "--config", str(file)], "KEY=VALUE"),
-        (["run.updates=-5", "--config", str(file)], "run.updates"),
+        (["run.max_steps=-5", "--home", str(tmp_path / "home")], "run.max_steps"),
+        (["run.max_steps", "--config", str(file)], "KEY=VALUE"),
+        (["run.max_steps=-5", "--config", str(file)], "run.max_steps"),
     ):
         done = CliRunner().invoke(app, ["config", "set", *arguments])
         assert done.exit_code == 1
@@ -98,11 +98,11 @@ def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path)
     home.mkdir()
     sources = Sources({"run.eval_tasks": 4}, {}, file)
     file.touch()
-    changes = ["set", "run.updates=5", "run.eval_tasks=9", "experience.own=6"]
+    changes = ["set", "run.max_steps=5", "run.eval_tasks=9", "experience.local=6"]
     said = set_beside(home, sources, "--config", str(file), *changes)
-    assert said[0].startswith(f"{file}: run.updates, ")
+    assert said[0].startswith(f"{file}: run.max_steps, ")
     effects = [line.rpartition(": ")[2] for line in said[1:]]
-    assert effects == ["run.updates", "experience.own", "run.eval_tasks"]
+    assert effects == ["run.max_steps", "experience.local", "run.eval_tasks"]
     other = tmp_path / "other.toml"
     said = set_beside(home, sources, *changes, "--config", str(other))
     assert said[1].endswith(f"--config {other}")
@@ -112,15 +112,15 @@ def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path)
 def test_set_without_a_settings_file_changes_the_home(tmp_path: Path) -> None:
     file, home = tmp_path / "node.toml", tmp_path / "home"
     home.mkdir()
-    sources = Sources({"home": home, "experience.own": 3}, {}, with_home=True)
-    changes = ["set", "run.updates=5", "run.seed=2", "experience.own=6"]
+    sources = Sources({"home": home, "experience.local": 3}, {}, with_home=True)
+    changes = ["set", "run.max_steps=5", "run.seed=2", "experience.local=6"]
     said = set_beside(home, sources, *changes)
-    assert said[0].startswith(f"{home}: run.updates, ")
+    assert said[0].startswith(f"{home}: run.max_steps, ")
     effects = [line.rpartition(": ")[2] for line in said[1:]]
-    assert effects == ["run.updates", "run.seed", "experience.own"]
+    assert effects == ["run.max_steps", "run.seed", "experience.local"]
     assert f"runs in {home}" in config_of(home, *changes)[1]
     assert "6 (default 4; " in "\n".join(config_of(home))
-    file.write_text("[experience]\nown = 9\n")
+    file.write_text("[experience]\nlocal = 9\n")
     shown = "\n".join(config_of(home, "--config", str(file)))
     assert f"9 (default 4; {file})" in shown
     assert "2 (default 0; " in shown

@@ -75,7 +75,7 @@ def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
     assert TOKEN[::-1].encode() not in everything
     assert {row["subject"] for row in json.loads(parts["checks.json"])} >= {"memory", "clock"}
     assert "torch" in json.loads(parts["versions.json"])
-    assert any(row["name"] == "experience.own" for row in json.loads(parts["settings.json"]))
+    assert any(row["name"] == "experience.local" for row in json.loads(parts["settings.json"]))
     assert "no node" in json.loads(parts["status.json"])["missing"]
     assert any(row["name"] == "root.key" for row in json.loads(parts["home.json"]))
     assert parts["log.jsonl"].count(b"taken out") > 20

@@ -129,11 +129,11 @@ async def test_an_evaluation_that_fails_says_why(tmp_path: Path) -> None:
 
 
 async def test_settings_are_read_again_or_the_reply_says_why_not(tmp_path: Path) -> None:
-    told = [Reloaded("/node.toml", ["run.updates"], ["experience.own"], {"verbose": "SHELL"})]
+    told = [Reloaded("/node.toml", ["run.max_steps"], ["experience.local"], {"verbose": "SHELL"})]
 
     def reload() -> Reloaded:
         if not told:
-            raise ConfigError("experience.own: input should be greater")
+            raise ConfigError("experience.local: input should be greater")
         return told[0]
 
     async with serving(tmp_path, reload=reload):

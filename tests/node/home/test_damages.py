@@ -72,8 +72,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     _run(home, "ban", "bob")
     _run(home, "issuer", "make", "--name", "hq", "--tickets", "2", "--out", f"{place / 'hq'}")
     _run(home, "issuer", "use", f"{place / 'hq'}")
-    often = ("--set", "run.checkpoint_updates=1", "--set", "run.eval_tasks=1")
-    node = RunningNode(home, ["--model", "tiny", "--updates", "2", *often])
+    often = ("--set", "run.save_steps=1", "--set", "run.eval_tasks=1")
+    node = RunningNode(home, ["--model", "tiny", "--steps", "2", *often])
     node.start()
     try:
         assert node.process.wait(250) == 0, node.log()

@@ -20,10 +20,10 @@ from swarm_node.simulation.paced import PacedTrainer
 #: `verbose` is the log's: tests/integration/test_reload.py.
 OTHERS = {
     "network.relay": "serve",
-    "run.updates": 30,
+    "run.max_steps": 30,
     "run.eval_seconds": 5.0,
     "run.eval_tasks": 3,
-    "run.checkpoint_updates": 1,
+    "run.save_steps": 1,
 }
 
 
@@ -43,7 +43,7 @@ def test_these_need_no_restart() -> None:
 
 @virtual_time
 async def test_a_running_node_goes_on_with_other_settings(world: World) -> None:
-    settings = small_settings(run__updates=1_000_000)
+    settings = small_settings(run__max_steps=1_000_000)
     trainer = Trainer(**world.training(settings))
     node = world.node(settings, trainer=trainer)
     life = asyncio.create_task(node.run())

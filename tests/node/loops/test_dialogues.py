@@ -283,7 +283,7 @@ def lived(
 
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(place, loop)
-        settings = small_settings(run__updates=3, run__eval_tasks=2, sampling__max_new_tokens=8)
+        settings = small_settings(run__max_steps=3, run__eval_tasks=2, sampling__max_new_tokens=8)
         host = Host(SplitEnvironment(environment or Digits()))
         given = {"codec": codec(), "sampler": world.sampler(kind=sampler), **changes}
         node = world.node(settings, environment=host, **given)
@@ -423,7 +423,7 @@ async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
 ) -> None:
     settings = small_settings(
         # A batch larger than what it makes here: it trains on nothing, so all groups stay stored.
-        experience__own=64,
+        experience__local=64,
         run__eval_tasks=2,
         sampling__max_new_tokens=8,
     )

@@ -114,7 +114,7 @@ async def test_the_first_point_waits_for_the_first_update_and_is_of_the_untraine
 
     async def nothing(_: Path) -> None: ...
 
-    settings = small_settings(sampling__tasks_per_call=1)
+    settings = small_settings(sampling__max_concurrent_groups=1)
     sampler = _Asked(tiny().sampler(), 0.01, 0, world.home())
     trainer = PacedTrainer(InlineTrainer(**world.training(settings)), seconds, 1, nothing)
     node = world.node(settings, sampler=sampler, trainer=trainer)

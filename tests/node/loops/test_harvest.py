@@ -48,7 +48,7 @@ def test_so_many_groups_are_started(target: int, over: float, waiting: int, new:
 def test_a_row_that_is_too_old_starts_anew() -> None:
     old = extended(Row.empty(), tokens(1), logprobs(-1), [(2, 0, 1)], "abort")
     young = extended(Row.empty(), tokens(1), logprobs(-1), [(6, 0, 1)], "abort")
-    kept = still_fresh([old, young, Row.empty()], version=10, max_lag=4)
+    kept = still_fresh([old, young, Row.empty()], version=10, max_staleness=4)
     assert [row.token_ids.size for row in kept] == [0, 1, 0]
 
 
@@ -132,7 +132,7 @@ class Bench:
             Judging(environment, tally, Effort(1.0, str), SYSTEM_CLOCK),
             FittingTasks(sampling, parts, tally, self.tasks),
             self.slots,
-            Harvest(self.engine, max_lag=8, over_provision=over),
+            Harvest(self.engine, max_staleness=8, over_provision=over),
             seed=0,
             peer_id="peer",
         )
@@ -162,7 +162,7 @@ class Bench:
 
 
 async def test_interrupted_groups_are_counted_until_a_later_batch_completes_them() -> None:
-    bench = Bench(1.5, own=4, external=4, max_lag=8)
+    bench = Bench(1.5, own=4, external=4, max_staleness=8)
     assert await bench.batch() == 12  # 8 · 1.5, of which four are long
     assert (len(bench.made), bench.slots.sampling) == (8, 4)
     assert bench.slots.free(0) == 12
@@ -171,14 +171,14 @@ async def test_interrupted_groups_are_counted_until_a_later_batch_completes_them
 
 
 async def test_over_provision_begins_no_group_without_a_slot() -> None:
-    bench = Bench(2.0, own=4, external=4, max_lag=1)
+    bench = Bench(2.0, own=4, external=4, max_staleness=1)
     assert bench.slots.free(0) == 8
     assert await bench.batch() == 8  # and not 16
     assert bench.slots.sampling == 8 - len(bench.made) == 0
 
 
 async def test_interrupted_groups_that_hold_every_slot_are_completed() -> None:
-    bench = Bench(2.0, own=4, external=4, max_lag=3)
+    bench = Bench(2.0, own=4, external=4, max_staleness=3)
     assert bench.slots.free(0) == 16
     assert await bench.batch() == 16
     assert (len(bench.made), bench.slots.sampling) == (10, 6)
@@ -189,7 +189,7 @@ async def test_interrupted_groups_that_hold_every_slot_are_completed() -> None:
 
 
 async def test_groups_that_fail_give_their_slots_back() -> None:
-    bench = Bench(1.5, own=4, external=4, max_lag=8)
+    bench = Bench(1.5, own=4, external=4, max_staleness=8)
     bench.broken = True
     with pytest.raises(ChildError, match="gone"):
         await bench.batch()

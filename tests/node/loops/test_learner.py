@@ -203,14 +203,14 @@ async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_hel
             seen.append((len(unused), self.life.shared.slots.free(self.version)))
             return await super().update(batch)
 
-    settings = small_settings(experience__max_lag=0)
+    settings = small_settings(experience__max_staleness=0)
     trainer = Watched(**world.training(settings))
     trainer.life = life = Life(world, settings, world.parts(settings, trainer=trainer))
     await life.learner.start()
     life.offer()
     assert len(life.parts.storage.live(max_uses=1)) == 2
     await life.step()
-    # With a `max_lag` of 0, sampling waits for the update.
+    # With a `max_staleness` of 0, sampling waits for the update.
     assert seen == [(0, 0)]
     assert life.shared.slots.free(1) == 2
     await life.close()
@@ -218,7 +218,7 @@ async def test_a_use_is_stored_before_the_update_and_while_it_runs_slots_are_hel
 
 @virtual_time
 async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World) -> None:
-    async with learning(world, small_settings(run__checkpoint_updates=1)) as life:
+    async with learning(world, small_settings(run__save_steps=1)) as life:
         life.offer(rewards=EQUAL)
         assert await life.step()
         assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
@@ -277,7 +277,7 @@ async def test_words_that_this_policy_would_hardly_say_are_their_authors_fault(
 async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobody(
     world: World,
 ) -> None:
-    async with learning(world, small_settings(experience__past=8)) as life:
+    async with learning(world, small_settings(experience__replay=8)) as life:
         fresh = life.shared.buffer.mixture.own
         for again in (0, fresh, 2 * fresh):
             life.offer(fresh)
@@ -363,7 +363,7 @@ async def test_a_node_that_stops_does_not_wait_for_its_trainer(world: World) -> 
 
 @virtual_time
 async def test_a_learner_resumes_from_the_newest_checkpoint(world: World) -> None:
-    settings = small_settings(experience__external="auto", run__checkpoint_updates=2)
+    settings = small_settings(experience__external="auto", run__save_steps=2)
     first = Life(world, settings, world.parts(settings))
     await first.learner.start()
     first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
@@ -402,7 +402,7 @@ async def test_a_checkpoint_of_another_program_is_refused(world: World) -> None:
 async def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
     world: World,
 ) -> None:
-    async with learning(world, small_settings(run__checkpoint_updates=1)) as life:
+    async with learning(world, small_settings(run__save_steps=1)) as life:
         (world.home() / "checkpoints").write_text("no directory")
         for _ in range(3):
             life.offer()

@@ -32,7 +32,7 @@ class Life:
     """A buffer, a tally and a mixer that live through updates."""
 
     def __init__(self, external: str | int) -> None:
-        flags = {"experience.own": 4, "experience.external": external}
+        flags = {"experience.local": 4, "experience.external": external}
         settings = load_settings(flags, environ={})
         self.tally = Tally()
         self.buffer = ReplayBuffer(replay_settings(settings))
@@ -145,7 +145,7 @@ def test_external_is_a_number_or_auto(value: str | int) -> None:
 
 
 def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
-    flags = {"experience.own": 4, "experience.external": 4}
+    flags = {"experience.local": 4, "experience.external": 4}
     buffer = ReplayBuffer(replay_settings(load_settings(flags, environ={})))
     for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
         with pytest.raises(ValueError, match=r"must|holds"):

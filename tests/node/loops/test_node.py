@@ -41,7 +41,7 @@ from swarm_node.storage import Storage, StoredGroup
 @virtual_time
 async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(world: World) -> None:
     async def live(world: World, updates: int) -> Node:
-        settings = small_settings(run__updates=updates)
+        settings = small_settings(run__max_steps=updates)
         parts = world.parts(settings)
         node = assemble(settings, world.memberships[0], parts)
         steps: list[str] = []
@@ -94,7 +94,7 @@ async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(worl
         def completion(self, row: Row) -> Completion:
             return finished(row, tiny().codec.decode)
 
-    settings = small_settings(run__updates=1)
+    settings = small_settings(run__max_steps=1)
     sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())
     node = world.node(settings, sampler=sampler)
     await node.run()
@@ -237,7 +237,7 @@ async def test_a_part_that_fails_to_close_keeps_none_open(world: World, raised: 
             await super().stop()
             raise raised
 
-    settings = small_settings(run__updates=1)
+    settings = small_settings(run__max_steps=1)
     transport = Sticky(world.network, world.memberships[0].identity)
     parts = world.parts(settings, transport=transport)
     node = assemble(settings, world.memberships[0], parts)
@@ -264,7 +264,7 @@ async def test_the_environments_failures_are_counted_and_survived(
                 raise ChildError("the environment's process died")
             return await super().judge(ref, texts, whose)
 
-    settings = small_settings(run__updates=1)
+    settings = small_settings(run__max_steps=1)
     node = world.node(settings, environment=Flaky(environment()))
     await node.run()
     seen = node.snapshot()

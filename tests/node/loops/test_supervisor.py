@@ -60,7 +60,7 @@ FINAL = (
     EngineError("it failed four times"),
     WeightsError("they cannot be written"),
     CheckpointError("damaged"),
-    ConfigError("experience.own"),
+    ConfigError("experience.local"),
     ValueError("a bug"),
     AssertionError(),
     KeyError("a bug"),

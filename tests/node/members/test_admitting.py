@@ -61,7 +61,7 @@ def test_a_node_is_where_it_runs_or_would_start(tmp_path: Path) -> None:
     kept = f"/ip4/0.0.0.0/tcp/{home.port()}"
     assert present(home, Network(), []) == [kept]
     assert present(home, Network(), [f"{HERE}/p2p/{ME}"]) == [HERE]
-    announced = Network(announce=[THERE], listen=[HERE])
+    announced = Network(advertise=[THERE], listen=[HERE])
     assert present(home, announced, []) == [THERE, HERE]
     assert present(home, announced, [f"{THERE}/p2p/{ME}"]) == [THERE, HERE]
 

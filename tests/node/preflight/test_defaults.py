@@ -47,15 +47,15 @@ def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) ->
     assert settings.sampling.max_new_tokens == 24
     assert settings.environment.options == {"preset": "graded"}
     assert settings.training.learning_rate == rate
-    assert (settings.sampling.group_size, settings.experience.own) == (8, 2)
-    assert settings.sampling.tasks_per_call == 4, "one batch of a node alone"
+    assert (settings.sampling.group_size, settings.experience.local) == (8, 2)
+    assert settings.sampling.max_concurrent_groups == 4, "one batch of a node alone"
 
 
 @pytest.mark.parametrize(
     ("given", "own", "tasks"),
     [
-        ({"experience__own": 8}, 8, 8),
-        ({"experience__own": 1}, 1, 2),
+        ({"experience__local": 8}, 8, 8),
+        ({"experience__local": 1}, 1, 2),
         ({"experience__external": 0}, 4, 4),
         ({"experience__external": 2}, 4, 6),
     ],
@@ -64,7 +64,7 @@ def test_a_cpu_samples_one_batch_and_keeps_the_groups_that_were_set(
     given: dict[str, int], own: int, tasks: int
 ) -> None:
     settings = for_training(for_model(settings_of(**given), CHAT), CHAT, TrainingMethod(16), 0)
-    assert (settings.experience.own, settings.sampling.tasks_per_call) == (own, tasks)
+    assert (settings.experience.local, settings.sampling.max_concurrent_groups) == (own, tasks)
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_a_pretrained_model_samples_as_many_groups_as_rows_are_planned(
     rows: int, tasks: int
 ) -> None:
     settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(32), rows)
-    assert (settings.sampling.tasks_per_call, settings.sampling.group_size) == (tasks, 8)
-    assert settings.experience.own == (settings_of().experience.own if rows else 2)
-    chosen = for_model(settings_of(sampling__tasks_per_call=3), CHAT)
-    assert for_training(chosen, CHAT, TrainingMethod(32), rows).sampling.tasks_per_call == 3
+    assert (settings.sampling.max_concurrent_groups, settings.sampling.group_size) == (tasks, 8)
+    assert settings.experience.local == (settings_of().experience.local if rows else 2)
+    chosen = for_model(settings_of(sampling__max_concurrent_groups=3), CHAT)
+    assert for_training(chosen, CHAT, TrainingMethod(32), rows).sampling.max_concurrent_groups == 3
 
 
 def test_what_the_user_chose_stays() -> None:
     chosen = settings_of(sampling__max_new_tokens=100, training__learning_rate=3e-5)
     kept = for_training(for_model(chosen, CHAT), CHAT, TrainingMethod(32), 0)
     assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
-    small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
-    assert (small.sampling.group_size, small.experience.own) == (2, 16)
+    small = for_model(settings_of(sampling__group_size=2, experience__local=16), CHAT)
+    assert (small.sampling.group_size, small.experience.local) == (2, 16)
     assert small.sampling.max_new_tokens == 24
     for name, options in (
         ("drills", {"preset": "long"}),

@@ -96,7 +96,7 @@ def of_vllm(version: str, torch: str) -> Facts:
         (replace(LAPTOP, now=0.0), {}, {"clock": "error"}),
         (replace(LAPTOP, synchronized=False), {}, {"clock": "warning"}),
         (replace(LAPTOP, synchronized=None), {}, {}),
-        (replace(LAPTOP, libp2p=True), {"network__stack": "libp2p"}, {}),
+        (replace(LAPTOP, libp2p=True), {"network__backend": "libp2p"}, {}),
         (LAPTOP, {"environment__name": "reasoning_gym"}, {}),
         (LAPTOP, {"environment__name": "verifiers"}, {"environment": "error"}),
         (NO_TORCH_GPU, {"model": "tiny", "run__device": "cuda"}, {"gpu": "error"}),
@@ -162,7 +162,7 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
             ["Apple"],
             [],
         ),
-        (LAPTOP, {"network__stack": "libp2p"}, "stack", "error", [], ["[libp2p]", "libgmp-dev"]),
+        (LAPTOP, {"network__backend": "libp2p"}, "stack", "error", [], ["[libp2p]", "libgmp-dev"]),
         (
             replace(LAPTOP, extras=frozenset()),
             {"environment__name": "reasoning_gym"},

@@ -65,7 +65,7 @@ def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> 
 def test_only_what_the_user_left_open_is_planned() -> None:
     assert asked(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True, group_size=4)
     chosen = settings_of(
-        training__lora_rank=0, sampling__group_size=64, sampling__tasks_per_call=1024
+        training__lora_rank=0, sampling__group_size=64, sampling__max_concurrent_groups=1024
     )
     assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True, group_size=64)
     assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
@@ -77,15 +77,15 @@ def test_only_what_the_user_left_open_is_planned() -> None:
     [
         ({}, None, 128),  # two batches of eight groups
         ({}, FOR_GPU, 192),  # and what is begun beside them
-        ({"sampling__tasks_per_call": 8}, None, 64),
-        ({"sampling__tasks_per_call": 8}, FOR_GPU, 96),
-        ({"sampling__tasks_per_call": 1024}, None, 192),  # more groups have no slots
-        ({"sampling__tasks_per_call": 1024}, FOR_GPU, 192),
+        ({"sampling__max_concurrent_groups": 8}, None, 64),
+        ({"sampling__max_concurrent_groups": 8}, FOR_GPU, 96),
+        ({"sampling__max_concurrent_groups": 1024}, None, 192),  # more groups have no slots
+        ({"sampling__max_concurrent_groups": 1024}, FOR_GPU, 192),
         ({"experience__external": 4}, None, 128),  # of which peers may send none
         ({"experience__external": 0}, None, 96),  # batches of four groups
-        ({"experience__max_lag": 0}, None, 64),
-        ({"experience__own": 16}, None, 128),
-        ({"experience__own": 16}, FOR_GPU, 192),
+        ({"experience__max_staleness": 0}, None, 64),
+        ({"experience__local": 16}, None, 128),
+        ({"experience__local": 16}, FOR_GPU, 192),
     ],
 )
 def test_rows_are_planned_for_the_groups_that_may_be_under_way(
@@ -105,14 +105,14 @@ def test_a_card_of_24_gb_spends_memory_on_rows_and_still_keeps_activations(tmp_p
         start = resolve_start(long, {}, Home(tmp_path), [], model, on_gpu(gib))
         plan = start.fit.plan
         assert (plan.rows, plan.training.checkpointing) == (rows, checkpointing)
-        assert start.settings.sampling.tasks_per_call * 8 == rows
+        assert start.settings.sampling.max_concurrent_groups * 8 == rows
         shape = cache_shape(start.settings, model, start.fit)
         assert shape.rows == rows
     small = resolve_start(long, {}, Home(tmp_path), [], model, on_gpu(8))
-    assert small.settings.sampling.tasks_per_call == 8
+    assert small.settings.sampling.max_concurrent_groups == 8
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None)
     slow = resolve_start(settings_of(), {}, Home(tmp_path), [], model, on_cpu)
-    assert (slow.fit.job.rows, slow.settings.sampling.tasks_per_call) == (32, 4)
+    assert (slow.fit.job.rows, slow.settings.sampling.max_concurrent_groups) == (32, 4)
 
 
 def test_an_evaluation_on_a_cpu_samples_no_more_of_a_pretrained_model_than_was_planned() -> None:

@@ -44,7 +44,7 @@ def options(path: Path) -> list[str]:
 
 
 def table(path: Path, *, accept: bool = False) -> EnvironmentTable:
-    return EnvironmentTable(name="jsonl", options={"path": str(path)}, accept=accept)
+    return EnvironmentTable(name="jsonl", options={"path": str(path)}, allow_invalid=accept)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ async def test_rows_whose_own_answer_fails_are_named_and_more_than_one_in_a_hund
     assert [line for line in range(2, 102) if f"line {line}," in found.found] == wrong
     assert found.found.count("scores 0") == len(wrong)
     assert bool(found.remedy) == bool(wrong)
-    assert ("--accept" in found.remedy) == (level == "error")
+    assert ("--allow-invalid" in found.remedy) == (level == "error")
 
 
 def test_the_start_doctor_and_the_check_refuse_the_same_file_until_it_is_accepted(
@@ -74,10 +74,10 @@ def test_the_start_doctor_and_the_check_refuse_the_same_file_until_it_is_accepte
 ) -> None:
     path, home = written(tmp_path, 100, 7, 101), tmp_path / "home"
     flags = {"home": home, "environment.name": "jsonl", "environment.options.path": str(path)}
-    with pytest.raises(ConfigError, match=r"line 7,.*line 101,.*--accept"):
+    with pytest.raises(ConfigError, match=r"line 7,.*line 101,.*--allow-invalid"):
         join_swarm(load_settings(flags, environ={}), Sources(flags, {}))
     assert not home.exists(), "nothing was founded"
-    for more, code in (([], 1), (["--accept"], 0)):
+    for more, code in (([], 1), (["--allow-invalid"], 0)):
         done = CliRunner().invoke(app, ["doctor", "--home", str(home), *options(path), *more])
         assert (done.exit_code, "line 101" in " ".join(done.output.split())) == (code, True)
 
@@ -92,7 +92,7 @@ def test_a_file_is_checked_by_its_name_and_its_failed_rows_fail_the_check(tmp_pa
         checks = {each["kind"]: each for each in json.loads(done.stdout)["checks"]}
         assert checks["answers"]["level"] == level, checks
         assert (done.exit_code == 1) == (level == "bad")
-    accepted = CliRunner().invoke(app, [*command, "--accept"])
+    accepted = CliRunner().invoke(app, [*command, "--allow-invalid"])
     assert accepted.exit_code == 0
 
 

@@ -51,7 +51,7 @@ def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]
     examined = CliRunner().invoke(app, ["doctor", "--json", *common])
     checks = json.loads(examined.stdout)["checks"]
     errors = {row["subject"]: row["found"] for row in checks if row["level"] == "error"}
-    joined = CliRunner().invoke(app, ["join", "--updates", "1", *common])
+    joined = CliRunner().invoke(app, ["join", "--steps", "1", *common])
     return examined.exit_code, errors, joined.exit_code, joined.stderr
 
 
@@ -60,7 +60,7 @@ def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]
     [
         ("checkpoints", "training.lora_rank", "16"),
         ("checkpoints", "model", "tiny-talk"),
-        ("port", "network.announce", '["somewhere"]'),
+        ("port", "network.advertise", '["somewhere"]'),
         ("positions", "sampling.max_new_tokens", "1100"),
         ("environment", "environment.families", '["revers"]'),
         ("environment", "environment.options.preset", "shrot"),

@@ -90,7 +90,7 @@ class Unmapping(TorchSampler):
 def test_a_node_whose_sampler_cannot_map_the_base_starts_once_more_with_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = {"run.device": "cpu", "run.updates": 1, "training.lora_rank": 4}
+    flags = {"run.device": "cpu", "run.max_steps": 1, "training.lora_rank": 4}
     settings = load_settings({**flags, "network.listen": ["/ip4/127.0.0.1/tcp/0"]}, environ={})
     home = Home(tmp_path)
     membership = home.found_swarm("team", time.time())

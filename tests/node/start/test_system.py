@@ -68,7 +68,7 @@ def test_without_a_terminal_it_is_a_reload(refused: bool) -> None:
     def reload() -> Reloaded:
         asked.append("reload")
         if refused:
-            raise ConfigError("run.updates: no")
+            raise ConfigError("run.max_steps: no")
         return Reloaded("", [], [], {})
 
     on_hangup(reload, lambda: asked.append("stop"))()

@@ -198,7 +198,7 @@ def rows_of(group: VerifiedGroup, codec: Codec) -> tuple[TrainRow, ...]:
         codec.encode_prompt,
         codec.encode_answer,
         codec.eos_id,
-        correction="own",
+        correction="none",
         bridge=codec.bridge,
     ).rows
 

@@ -177,7 +177,7 @@ NAT_AT, LAN_AT = f"{HOME}:{PORT}", f"192.168.1.11:{PORT}"
             *("unreachable", ("nothing answers", NAT_AT, "alice and bob"), "router"),
         ),
         ([here(alice("refused"))], "unreachable", (NAT_AT, "refused", "alice"), "firewall"),
-        ([alice("other")], "unreachable", ("another program", NAT_AT, "alice"), "--announce"),
+        ([alice("other")], "unreachable", ("another program", NAT_AT, "alice"), "--advertise"),
         (
             [probed("dora", "192.168.1.12", "silent", seen="192.168.1.11")],
             *("unreachable", ("this network", LAN_AT, "says nothing", "dora"), "router"),

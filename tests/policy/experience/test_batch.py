@@ -70,8 +70,8 @@ def test_of_others_only_what_was_good_is_trained_on(provenance: Provenance) -> N
 
 def test_kin_rows_use_claimed_logprobs_only_when_told_to() -> None:
     one = group_of(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
-    own = build_batch([one], encode, encode, EOS, correction="own")
-    sampler = build_batch([one], encode, encode, EOS, correction="sampler")
+    own = build_batch([one], encode, encode, EOS, correction="none")
+    sampler = build_batch([one], encode, encode, EOS, correction="importance_sampling")
     assert [r.logprobs for r in own.rows] == [None, None]
     assert all(r.logprobs is not None and r.logprobs.tolist() == [-1.0] for r in sampler.rows)
 
@@ -86,7 +86,7 @@ def test_own_rows_know_which_version_sampled_each_token() -> None:
     kin = group_of(Provenance.KIN, parts, [1.0, 0.0])
     assert all(
         row.versions is None
-        for row in build_batch([kin], encode, encode, EOS, correction="sampler").rows
+        for row in build_batch([kin], encode, encode, EOS, correction="importance_sampling").rows
     )
 
 
@@ -102,7 +102,7 @@ def test_rows_know_their_group_and_advantages_go_by_name() -> None:
 def test_foreign_rows_are_retokenised() -> None:
     parts = [completion([5], "hi"), completion([6], "ho", Finish.LENGTH)]
     one = group_of(Provenance.FOREIGN, parts, [1.0, 0.0])
-    batch = build_batch([one], encode, encode, EOS, correction="sampler")
+    batch = build_batch([one], encode, encode, EOS, correction="importance_sampling")
     assert [r.completion_ids.tolist() for r in batch.rows] == [[104, 105, EOS], [104, 111]]
     assert [r.logprobs for r in batch.rows] == [None, None]
 

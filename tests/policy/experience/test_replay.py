@@ -76,7 +76,7 @@ def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> 
 
 
 def test_own_groups_come_again_until_they_are_too_old() -> None:
-    held = buffer(own=1, external=0, past=2, max_age=3, max_lag=9)
+    held = buffer(own=1, external=0, past=2, max_age=3, max_staleness=9)
     counts = []
     for version in (0, 3, 4):
         admit(held, group(f"at{version}", spans=(version,)), version=version)
@@ -85,7 +85,7 @@ def test_own_groups_come_again_until_they_are_too_old() -> None:
 
 
 def test_after_a_rollback_neither_younger_nor_too_many_groups_come_again() -> None:
-    held = buffer(own=1, external=0, past=9, max_age=3, max_lag=99)
+    held = buffer(own=1, external=0, past=9, max_age=3, max_staleness=99)
     for version in (5, 6):
         admit(held, group(f"at{version}", spans=(version,)), version=version)
         assert held.draw(version, random.Random(1)) is not None
@@ -177,7 +177,7 @@ def test_a_group_is_drawn_once_and_own_groups_in_the_order_of_their_arrival() ->
 
 
 def test_own_lag_counts_from_the_oldest_tokens() -> None:
-    held = buffer(own=1, external=0, max_lag=3)
+    held = buffer(own=1, external=0, max_staleness=3)
     admit(held, group("old", spans=(2, 5)), group("new", spans=(5, 5)), version=5)
     assert reason(held.admit(group("older", spans=(1, 5)), 5)) == "stale"
     assert names(held.draw(6, random.Random(1))) == ["new"]
@@ -185,7 +185,7 @@ def test_own_lag_counts_from_the_oldest_tokens() -> None:
 
 
 def test_a_group_without_tokens_is_as_old_as_its_policy() -> None:
-    held = buffer(own=1, external=0, max_lag=0)
+    held = buffer(own=1, external=0, max_staleness=0)
     admit(held, group("empty", spans=()))
     assert held.draw(1, random.Random(1)) is None
 
@@ -237,7 +237,7 @@ def test_too_many_own_groups_push_out_the_stalest() -> None:
         ({"own": -1}, "own"),
         ({"external": -1}, "external"),
         ({"own": 0, "external": 0}, "both 0"),
-        ({"max_lag": -1}, "max_lag"),
+        ({"max_staleness": -1}, "max_staleness"),
         ({"max_age": -1}, "max_age"),
         ({"own_batches": 0}, "own_batches"),
         ({"external_batches": 0}, "external_batches"),

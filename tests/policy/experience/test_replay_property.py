@@ -22,7 +22,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @initialize(
         own=st.integers(0, 3),
         external=st.integers(0, 3),
-        max_lag=st.integers(0, 3),
+        max_staleness=st.integers(0, 3),
         max_age=st.integers(0, 4),
         batches=st.tuples(st.integers(1, 3), st.integers(1, 3)),
         peer_share=st.sampled_from([0.0, 0.25, 1.0]),
@@ -33,7 +33,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self,
         own: int,
         external: int,
-        max_lag: int,
+        max_staleness: int,
         max_age: int,
         batches: tuple[int, int],
         peer_share: float,
@@ -43,7 +43,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.settings = replay_settings(
             own=own,
             external=max(external, 1 - own),
-            max_lag=max_lag,
+            max_staleness=max_staleness,
             max_age=max_age,
             own_batches=batches[0],
             external_batches=batches[1],
@@ -134,7 +134,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def ask_for_slots(self, running: int) -> None:
         self.slots.begin(running)
         free = self.slots.free(self.version)
-        limit = (self.settings.max_lag + 1) * max(self.buffer.mixture.own, 1)
+        limit = (self.settings.max_staleness + 1) * max(self.buffer.mixture.own, 1)
         assert 0 <= free <= max(0, limit - running - self.buffer.stats().own)
         assert 0 <= self.slots.sampling_batch(self.version) <= min(8, limit)
         self.slots.end(running)
@@ -170,7 +170,7 @@ class ReplayMachine(RuleBasedStateMachine):
         for group in self.held.values():
             if group.provenance is Provenance.OWN:
                 spans = [span.version for c in group.group.completions for span in c.spans]
-                if self.version - min(spans) <= self.settings.max_lag:
+                if self.version - min(spans) <= self.settings.max_staleness:
                     own.add(group.id)
             elif self.version - group.arrived <= self.settings.max_age and group.informative:
                 external.add(group.id)

@@ -54,14 +54,14 @@ class Learner:
         correction: Correction,
         advantage: AdvantageName,
         group_size: int,
-        checkpoint_updates: int,
+        save_steps: int,
     ) -> None:
         """`mixer` sets the mixture of the shared buffer, and `rng` draws the batches. `correction`,
         `advantage` and `group_size` are arguments of `build_batch`."""
         self._correction: Correction = correction
         self._advantage: AdvantageName = advantage
         self._group_size = group_size
-        self.checkpoint_updates = checkpoint_updates
+        self.save_steps = save_steps
         self._parts = parts
         self._tally = shared.tally
         self._directory = shared.directory
@@ -162,7 +162,7 @@ class Learner:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
-        if tally.updates % self.checkpoint_updates == 0 or self._overdue():
+        if tally.updates % self.save_steps == 0 or self._overdue():
             await self.checkpoint(wait=False)
 
     def _overdue(self) -> bool:

@@ -42,13 +42,13 @@ class Harvest:
     def __init__(
         self,
         sampler: InterruptibleSampler,
-        max_lag: int,
+        max_staleness: int,
         over_provision: float = OVER_PROVISION,
     ) -> None:
-        """A row with a token more than `max_lag` policy versions old is sampled again."""
+        """A row with a token more than `max_staleness` policy versions old is sampled again."""
         self._sampler = sampler
         self._over_provision = over_provision
-        self._max_lag = max_lag
+        self._max_staleness = max_staleness
         self._waiting: list[PendingGroup] = []
 
     @property
@@ -71,7 +71,7 @@ class Harvest:
         new = await fresh(provision(target, self._over_provision, len(self._waiting)))
         resumed, self._waiting = self._waiting, []
         for group in resumed:
-            group.rows = still_fresh(group.rows, self._sampler.version, self._max_lag)
+            group.rows = still_fresh(group.rows, self._sampler.version, self._max_staleness)
         cut, one_at_a_time = asyncio.Event(), asyncio.Lock()
         left = target
 
@@ -96,10 +96,10 @@ class Harvest:
                 raise error
 
 
-def still_fresh(rows: Sequence[Row], version: int, max_lag: int) -> list[Row]:
+def still_fresh(rows: Sequence[Row], version: int, max_staleness: int) -> list[Row]:
     """Return the rows to resume at policy `version`. A row starts again from nothing if its oldest
-    token is more than `max_lag` versions old: its group would be too stale to train on."""
+    token is more than `max_staleness` versions old: its group would be too stale to train on."""
     return [
-        Row.empty() if row.spans and version - row.spans[0].version > max_lag else row
+        Row.empty() if row.spans and version - row.spans[0].version > max_staleness else row
         for row in rows
     ]

@@ -52,7 +52,7 @@ def newest_state(checkpoints: Path, model_dir: Path) -> TrainingState:
     if newest is None:
         raise CheckpointError(
             f"no checkpoint under {checkpoints}: run the node first; it stores one every "
-            "run.checkpoint_updates updates, and when it stops"
+            "run.save_steps updates, and when it stops"
         )
     state = read(newest)
     if state.model != policy_digests(model_dir)[0]:

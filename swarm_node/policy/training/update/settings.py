@@ -24,7 +24,7 @@ _KEYS = {
     **{
         name: f"training.{name}"
         for name in (
-            *("loss", "learning_rate", "decay_updates"),
+            *("loss", "learning_rate", "lr_decay_steps"),
             *("lora_rank", "base", "optimizer", "dtype"),
         )
     },
@@ -57,7 +57,7 @@ class TrainerSettings:
 
     loss: LossName
     learning_rate: float
-    decay_updates: int
+    lr_decay_steps: int
     temperature: float
     longest_answer: int
     lora_rank: int
@@ -88,7 +88,7 @@ class TrainerSettings:
             "betas": len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             "weight_decay": 0 <= self.weight_decay < math.inf,
             "warmup_updates": self.warmup_updates >= 0,
-            "decay_updates": self.decay_updates >= 0,
+            "lr_decay_steps": self.lr_decay_steps >= 0,
             "clip_low": 0 < self.clip_low <= 1,
             "clip_high": 0 < self.clip_high < math.inf,
             "ratio_cap": 1 + self.clip_high <= self.ratio_cap < math.inf,
@@ -127,13 +127,13 @@ class TrainerSettings:
 
     def rate_at(self, update: int) -> float:
         """The learning rate of an update, the first being 0. It rises linearly to `learning_rate`
-        over `warmup_updates`. Over `decay_updates` after them it falls by half a cosine (arXiv
+        over `warmup_updates`. Over `lr_decay_steps` after them it falls by half a cosine (arXiv
         1608.03983) to `DECAYED` of it, and stays there: a swarm has no last update. With 0 it does
         not fall."""
         begun = update + 1 - max(self.warmup_updates, 1)
         if begun < 0:
             return self.learning_rate * (update + 1) / self.warmup_updates
-        done = min(1.0, begun / self.decay_updates) if self.decay_updates else 0.0
+        done = min(1.0, begun / self.lr_decay_steps) if self.lr_decay_steps else 0.0
         share = DECAYED + (1 - DECAYED) * (1 + math.cos(math.pi * done)) / 2
         return self.learning_rate * share
 

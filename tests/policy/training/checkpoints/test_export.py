@@ -76,7 +76,7 @@ def test_transformers_loads_what_was_trained(
     card = (target / "README.md").read_text()
     for told in (
         "2 updates on 9 own and 7 peers'",
-        "| experience.own | 4 |",
+        "| experience.local | 4 |",
         "| environment.name | drills |",
         "| 0 | 0.125 | 0.250 |\n| 0 | 0.500 | 1.000 |",
         "arXiv 2509.08721",

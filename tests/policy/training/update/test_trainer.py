@@ -217,16 +217,16 @@ def test_the_learning_rate_warms_up(random_qwen2: Path) -> None:
 
 
 def test_the_learning_rate_falls_to_a_tenth_and_stays_there() -> None:
-    settings = replace(SETTINGS, learning_rate=1.0, warmup_updates=4, decay_updates=10)
+    settings = replace(SETTINGS, learning_rate=1.0, warmup_updates=4, lr_decay_steps=10)
     rates = [settings.rate_at(update) for update in range(20)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[3:14] == sorted(rates[3:14], reverse=True)
     assert rates[8] == pytest.approx(0.55)
     assert rates[13:] == pytest.approx([0.1] * 7)
-    constant = replace(settings, warmup_updates=0, decay_updates=0)
+    constant = replace(settings, warmup_updates=0, lr_decay_steps=0)
     assert {constant.rate_at(update) for update in range(20)} == {1.0}
-    with pytest.raises(ConfigError, match=r"training\.decay_updates"):
-        replace(settings, decay_updates=-1)
+    with pytest.raises(ConfigError, match=r"training\.lr_decay_steps"):
+        replace(settings, lr_decay_steps=-1)
 
 
 def test_a_restored_state_goes_on_bit_for_bit(random_qwen2: Path) -> None:

@@ -172,7 +172,7 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
         codec.encode_prompt,
         codec.encode_answer,
         codec.eos_id,
-        correction="sampler",
+        correction="importance_sampling",
     )
     assert len(batch.rows) == len(texts)
     for one, theirs, text in zip(batch.rows, completions, texts, strict=True):
