@@ -246,6 +246,7 @@ def real_model(
     table: Annotated[
         bool, typer.Option("--table", help="Print the tables from the files; makes no runs.")
     ] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the final; makes no runs.")] = None,
     pack: PackOption = False,
 ) -> None:
     """Compare a swarm of a language model with a node alone and a central learner. The plan is
@@ -253,12 +254,15 @@ def real_model(
     from rich.console import Console
 
     from research.frontier_raw import pack as pack_runs
-    from research.real_model import RealModel, tables
+    from research.real_model import RealModel, draw, tables
 
     chosen, names = tuple(regimes.split(",")), tuple(arms.split(",")) if arms else ()
     whole = RealModel(stage, chosen, _whole_numbers("--sizes", sizes), names, raw, model, seeds)
     if pack:
         print(f"wrote {pack_runs(raw)}")
+    elif picture is not None:
+        for file in draw(raw, picture):
+            print(f"wrote {file}")
     elif table:
         for each in tables(raw):
             Console(highlight=False).print(each)

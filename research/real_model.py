@@ -33,6 +33,7 @@ from research.prediction import between
 from research.scenario import StudyScenario
 from research.skeleton import results_table
 from swarm_node.errors import ConfigError
+from swarm_node.simulation.report import save_picture
 from swarm_node.simulation.run import quiet, simulation_settings
 
 STAGES = ("pilot", "changes", "final")
@@ -262,6 +263,43 @@ def tables(raw: Path) -> Iterator[Table]:
         yield table
     yield changes_table(raw)
     yield claims_table(raw)
+
+
+def draw(raw: Path, path: Path) -> list[Path]:
+    """Reward on held-out prompts over a learner's own completions, of a member of SIZE and of the
+    node alone, one panel a regime; returns the file that was written. Thin lines are seeds."""
+    found = {regime: by_arm_and_nodes(all_raw(raw, "final", regime)) for regime in REGIMES}
+
+    def fill(figure: Any) -> None:
+        for panel, (regime, runs) in zip(
+            figure.subplots(1, len(found), sharey=True), found.items(), strict=True
+        ):
+            for (arm, nodes), of in runs.items():
+                if ARMS[arm].kind == "solo":
+                    label, colour = "isolated node, best of four recipes", "tab:grey"
+                elif (arm, nodes) == (DEFAULT.name, SIZE):
+                    label, colour = f"member of a swarm of {SIZE}", "tab:blue"
+                else:
+                    continue
+                for run in of:
+                    panel.plot(run.answers, run.unseen, color=colour, alpha=0.25, linewidth=1)
+                means = [sum(v) / len(of) for v in zip(*(run.unseen for run in of), strict=True)]
+                made = [sum(v) / len(of) for v in zip(*(run.answers for run in of), strict=True)]
+                panel.plot(made, means, color=colour, marker=".", linewidth=2, label=label)
+            seeds = max((len(of) for of in runs.values()), default=0)
+            panel.set(title=_TITLES[regime].format(seeds=seeds), xlabel="completions of its own")
+            panel.grid(alpha=0.3)
+        figure.axes[0].set(ylabel="reward on held-out prompts", ylim=(0, 1))
+        figure.axes[0].legend(loc="upper left")
+
+    return save_picture(path, (12, 4), fill)
+
+
+_TITLES = {
+    "same": "all nodes have all tasks ({seeds} seeds)",
+    "rare": "the same, rewards are rare ({seeds} seeds)",
+    "private": "each node has one of four ({seeds} seeds)",
+}
 
 
 def changes_table(raw: Path) -> Table:

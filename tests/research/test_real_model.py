@@ -159,6 +159,8 @@ def test_a_member_is_compared_at_its_own_answers_and_at_its_own_seconds(
     assert "same: unseen texts" in shown
     assert "rare: unseen texts" in shown
     assert CHOSEN in shown
+    assert real_model.draw(tmp_path, tmp_path / "learning.png") == [tmp_path / "learning.png"]
+    assert (tmp_path / "learning.png").stat().st_size > 10_000
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
