@@ -13,10 +13,16 @@ from test_pages import commands, fault
 #: Their console blocks are run.
 RUN = [
     *("README.md", "docs/README.md", "docs/first-swarm.md", "docs/members.md"),
-    *("docs/networking.md", "docs/environments.md", "docs/models.md", "docs/troubleshooting.md"),
+    *(
+        "docs/networking.md",
+        "docs/environments.md",
+        "docs/models.md",
+        "docs/gpus.md",
+        "docs/troubleshooting.md",
+    ),
 ]
 #: The first page that anybody reads, and pages whose blocks start no node.
-EACH_TIME = {"README.md", "docs/models.md", "docs/troubleshooting.md"}
+EACH_TIME = {"README.md", "docs/gpus.md", "docs/troubleshooting.md"}
 NODES = pytest.mark.nightly(reason="types whole pages: nodes start, train and meet for minutes")
 NOT_RUN = [
     (page, block) for page in RUN for block in blocks((ROOT / page).read_text()) if block.not_run

@@ -76,7 +76,8 @@ BUDGET = {
     "kinds of envelopes": 12,
     "reasons": 55,
     "refusals": 14,
-    "files of docs and research": 94,
+    # Raised by one when the page of models was split in two of under 2,500 words.
+    "files of docs and research": 95,
 }
 #: Lines of the modules that a start of a node imports.
 IMPORTED_LINES = 41_000

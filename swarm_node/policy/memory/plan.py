@@ -44,7 +44,7 @@ SPARE = 0.05
 START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
-#: The same on a CPU, which gains nothing from larger ones (docs/models.md has the measurement).
+#: The same on a CPU, which gains nothing from larger ones (docs/gpus.md has the measurement).
 _CPU_TOKENS = (1024, 512)
 #: A smaller micro-batch is rounded up to so many tokens.
 _ROUNDED = 128

@@ -147,7 +147,7 @@ def job_of(demand: Demand, machine: Machine, engine: EngineChoice) -> Job:
         lora_rank=demand.rank(on_gpu=on_gpu),
         dtype=where.products,
         eight_bit=demand.eight_bit,
-        # No GPU has shown yet that a wake-up finds its memory free (docs/models.md).
+        # No GPU has shown yet that a wake-up finds its memory free (docs/gpus.md).
         can_sleep=False,
         one_base=one_base,
         vllm=engine.vllm,
