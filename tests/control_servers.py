@@ -25,6 +25,7 @@ def control_server(file: Path, **changes: Any) -> ControlServer:
         "history": lambda since: HistoryReport(1, []),
         "network": unasked,
         "evaluate": unasked,
+        "ping": unasked,
         "stop": unasked,
         "reload": unasked,
     }

@@ -21,9 +21,9 @@ from shown_cases import all_shown
 from verdict_cases import all_told
 
 from swarm_node.cli.views.live import node_view
+from swarm_node.cli.views.peers_view import peers_view
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.cli.views.status_view import status_view
-from swarm_node.cli.views.views import peers_view
 from swarm_node.node.figures.samples import SamplesReport
 from swarm_node.node.figures.snapshot import Snapshot
 

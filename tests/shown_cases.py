@@ -10,8 +10,9 @@ from builders import history_row, quiet_snapshot
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.views.members_view import members_view, ticket_rows
+from swarm_node.cli.views.peers_view import peers_view
 from swarm_node.cli.views.status_view import status_view
-from swarm_node.cli.views.views import eval_view, peers_view
+from swarm_node.cli.views.views import eval_view
 from swarm_node.node.figures.history import GroupCounts
 from swarm_node.node.figures.samples import RecentRow, SampleRow
 from swarm_node.node.figures.snapshot import (
@@ -24,6 +25,7 @@ from swarm_node.node.figures.snapshot import (
     RelayingRow,
     Said,
     Snapshot,
+    UnmetRow,
     WorkRow,
 )
 from swarm_node.node.members.ledger import Ban, IssuedTicket
@@ -31,6 +33,24 @@ from swarm_node.p2p.reach.verdict import Probed, judge
 
 KEY = "a" * 64
 RELAY, FAR = "12D3KooWxxxxxxxxrrrrrrrr", "12D3KooWxxxxxxxxffffffff"
+
+
+LINKED = {
+    "address": "/ip6/2001:db8::1/tcp/31330",
+    "round_trip": 0.0042,
+    "bytes_in": 1_310_000,
+    "bytes_out": 812,
+}
+RELAYED = {"round_trip": 0.0801, "bytes_in": 9_960, "bytes_out": 184_200_000}
+LOST = Said("no_answer", "warning", "10.0.0.5:31330 does not answer (3 tries)", "open the port")
+SUSPENDED = Said("suspended", "warning", "suspended for 55 s more")
+REVOKED = Said("revoked", "warning", "the owner of the swarm revoked its membership")
+RANGE = Said("out_of_range", "warning", "192.0.2.2 is in no address range", "use --advertise")
+UNTRIED = Said("untried", "good", "not tried yet: this node tries one after the other")
+
+
+def id_of(number: int) -> str:
+    return f"12D3KooWxxxxxxxx{number:08}"
 
 
 def printed(view: RenderableType, width: int = 200) -> str:
@@ -79,11 +99,18 @@ def full() -> Snapshot:
         mixture=MixtureRow(4, 4, False, 0.5, None, None, 1.0),
         relaying=RelayingRow([RELAY], 200, 50, True, 7, 2_500_000, {"rate": 3}),
         peers=[
-            peer("alice", RELAY, via="", score=0.34, share=0.12, left_seconds=55.0),
-            peer("bob", FAR, via=RELAY, issuer="hq steward", issuer_key="b" * 64),
-            peer("carol", received=0, refused={"stale": 3, "author": 1}),
+            peer("alice", RELAY, via="", score=0.34, share=0.12, **LINKED),
+            peer("bob", FAR, via=RELAY, issuer="hq steward", issuer_key="b" * 64, **RELAYED),
+            peer("carol", received=0, refused={"stale": 3, "author": 1}, why=LOST),
+            peer("web", id_of(1), issuer_key="d" * 64, environment="sapo", model="abababab"),
+            peer("web", id_of(2), issuer_key="d" * 64, via="", why=SUSPENDED),
         ],
-        former=[peer("dora", standing="revoked")],
+        former=[peer("dora", id_of(3), standing="revoked", why=REVOKED)],
+        unmet=[
+            UnmetRow(id_of(4), "erin", "c" * 64, [], RANGE),
+            UnmetRow(id_of(5), "", "", [], UNTRIED),
+        ],
+        unmet_total=70,
     )
 
 
@@ -98,7 +125,7 @@ def all_shown() -> str:
     measured = EvalPoint(1.0, 7, 0.25, 0.5, 0.125, {"gcd": 0.25}, seen=0.75, split=1)
     views = {
         "status": status_view(shot),
-        "peers": peers_view(shot, {"b" * 64: "bob of the lab"}),
+        "peers": peers_view(shot, {"b" * 64: "bob of the lab"}, groups=True),
         "no peers": peers_view(quiet_snapshot(), {}),
         "members": members_view(tickets, [Ban("mallory", 1, peer_id="x")], shot.peers),
         "eval": eval_view(measured),

@@ -68,9 +68,10 @@ TAKES_ALL_SETTINGS = {
 }
 #: What the house may hold at most: what it held when the bounds were set.
 BUDGET = {
-    # Raised by 80 when settings got the names of the field, which are longer.
-    "product lines": 70_500,
-    "commands": 43,
+    # Raised by 80 when settings got the names of the field, which are longer, and by 777 for `ping`
+    # and the link to each peer in `peers`.
+    "product lines": 71_277,
+    "commands": 44,  # `ping`
     "settings": 43,
     "stream protocols": 14,
     "kinds of envelopes": 12,
@@ -80,7 +81,7 @@ BUDGET = {
     "files of docs and research": 95,
 }
 #: Lines of the modules that a start of a node imports.
-IMPORTED_LINES = 41_000
+IMPORTED_LINES = 41_200
 #: Packages whose modules lie in rooms.
 HAVE_ROOMS = ("cli", "policy", "policy/training", "p2p", "node")
 #: What grows a pause outside the table of back-offs, and why it is none: it asks no peer again.

@@ -42,6 +42,7 @@ from swarm_node.cli.verbs.env import env_app
 from swarm_node.cli.verbs.evaluating import evaluate
 from swarm_node.cli.verbs.membership import members
 from swarm_node.cli.verbs.membership.issuer import issuer_app
+from swarm_node.cli.verbs.peers import peers, ping
 from swarm_node.cli.verbs.plan import plan
 from swarm_node.cli.verbs.serving import serve
 from swarm_node.cli.verbs.simulate import simulate
@@ -285,30 +286,8 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=_NETWORK)
-def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows, and the use of their groups.
-
-    Each row has the name of the ticket, the end of the peer id, and the end of the membership or
-    why there is none. Then come groups: received of those published, taken from here, the share of
-    those trained on, a lower bound of the share that is of use, and refusals by reason. The last
-    line says how peers reach this node. `--json` has whole ids, addresses and every field.
-    """
-    from swarm_node.cli.views.views import peers_view
-    from swarm_node.node.figures.snapshot import SCHEMA
-    from swarm_node.node.members.admitting import admissions
-
-    snapshot = ask(home, lambda client: client.status())
-    names = {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
-    listed = {
-        "schema": SCHEMA,
-        "peers": snapshot.peers,
-        "former": snapshot.former,
-        "reach": snapshot.reach,
-    }
-    show(json, listed, lambda: peers_view(snapshot, names))
-
-
+app.command(rich_help_panel=_NETWORK)(peers)
+app.command(rich_help_panel=_NETWORK)(ping)
 app.command(name="eval", rich_help_panel=_BASIC)(evaluate)
 app.command(rich_help_panel=_BASIC)(serve)
 

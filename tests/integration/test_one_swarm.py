@@ -138,6 +138,32 @@ def test_who_knows_one_address_meets_everybody_and_takes_their_groups(
         assert ("swarm_node.p2p.transports.libp2p.process" in carrier) == (stack == "libp2p")
 
 
+def test_each_peer_has_a_link_with_its_figures_and_answers_a_ping(
+    swarm: list[RunningNode],
+) -> None:
+    for node in swarm:
+        others = _others(swarm, node)
+        status = node.wait(lambda status, others=others: _measured(status) >= others)
+        listed = json.loads(node.run("peers", "--json").stdout)
+        assert {each["peer_id"] for each in listed["peers"]} >= others
+        assert listed["unmet"] == status["unmet"] == []
+        for other in others:
+            done = node.run("ping", other[-8:], "--count", "2", "--timeout", "30", "--json")
+            (*_, last) = json.loads(done.stdout)["pings"]
+            assert done.returncode == 0
+            assert (last["peer_id"], last["via"], last["why"]) == (other, "", None)
+            assert 0 < last["seconds"] < 30
+            assert last["address"].startswith("/ip4/127.0.0.1/tcp/")
+    assert node.run("ping", "owner", "--until-direct").returncode == 0
+    assert swarm[0].run("ping", "nobody here").returncode == 1
+
+
+def _measured(status: dict[str, Any]) -> set[str]:
+    """The peers with a direct link, bytes in both directions and a round trip."""
+    figures = ("address", "bytes_in", "bytes_out", "round_trip")
+    return {each["peer_id"] for each in status["peers"] if all(map(each.get, figures))}
+
+
 def test_openais_client_hears_each_new_version_and_the_node_goes_on_learning(
     swarm: list[RunningNode], tmp_path: Path
 ) -> None:

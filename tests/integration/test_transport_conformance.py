@@ -170,6 +170,10 @@ async def test_a_peer_is_known_by_its_id_and_its_address_while_a_link_is_open(
             kind, host, port = split_endpoint(address) or ("", "", 0)
             assert (kind, host) == ("ip4", "127.0.0.1")
             assert port > 0
+            assert observer.links()[seen.peer_id] == address, "as it was when it was last seen"
+            assert all(map(observer.connects_to, seen.addresses()))
+        assert not one.connects_to(f"/ip4/192.0.2.2/tcp/1/p2p/{two.peer_id}")
+        assert not one.connects_to("nonsense")
         assert await one.seen(Identity.generate().peer_id) is None
         await three.stop()
 
@@ -177,6 +181,7 @@ async def test_a_peer_is_known_by_its_id_and_its_address_while_a_link_is_open(
             return await one.seen(three.peer_id) is None
 
         await until(gone)
+        assert three.peer_id not in one.links()
 
 
 @pytest.mark.parametrize("make", ["memory", "hivemind"], indirect=True)

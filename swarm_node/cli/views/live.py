@@ -17,9 +17,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from swarm_node.cli.views.peers_view import peers_view
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.cli.views.status_view import course, figures_view, findings_view
-from swarm_node.cli.views.views import peers_view, plain, span
+from swarm_node.cli.views.views import plain, span
 from swarm_node.node.figures.history import figures
 from swarm_node.node.figures.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
@@ -127,7 +128,7 @@ class Pages:
     def drawn(self, shot: Snapshot) -> RenderableType:
         """The page."""
         if self._page == "p":
-            return Group(head(shot), peers_view(shot))
+            return Group(head(shot), peers_view(shot, groups=True))
         if self._page == "s":
             return Group(head(shot), samples_view(shot.examples, shot.peers))
         return node_view(shot)

@@ -1,4 +1,4 @@
-"""Shows peers, measurements and choices in a terminal, and what all views share."""
+"""Shows measurements and choices in a terminal, and what all views share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Snapshot
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
@@ -21,92 +21,22 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
 }
 
 
-#: Narrower terminals get two lines for each peer in the place of a table.
-_TABLE_WIDTH = 90
-
-
-class PeersView:
-    """One row per known peer, the most recently seen first, then former members. `known_as` has the
-    names that the owner of this home gave to issuer keys (hex). It fits 60 columns."""
-
-    def __init__(self, snapshot: Snapshot, known_as: Mapping[str, str]) -> None:
-        self._rows = (*snapshot.peers, *snapshot.former)
-        self._known_as = known_as
-        self._reach = snapshot.reach
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        if not self._rows:
-            yield "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
-            return
-        wide = options.max_width >= _TABLE_WIDTH
-        yield from [self._table()] if wide else map(self._lines, self._rows)
-        for peer in self._rows:
-            if said := self._remarks(peer):
-                yield plain(f"{_who(peer, self._known_as)} {short_id(peer.peer_id)}: {said}")
-        if self._reach is not None:
-            yield plain(f"this node: {self._reach.text}")
-
-    def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        titles = ("name", "peer", "member", "seen", "gave you", "took", "share", "score", "link")
-        for title in titles:
-            table.add_column(title, no_wrap=title != "name", overflow="fold")
-        for peer in self._rows:
-            cells = (
-                _who(peer, self._known_as),
-                short_id(peer.peer_id),
-                standing(peer),
-                span(peer.seconds_since_seen),
-                f"{peer.received} of {peer.published}",
-                str(peer.took),
-                f"{peer.share:.0%}",
-                f"{peer.score:.2f}",
-                _link(peer),
-            )
-            table.add_row(*map(plain, cells))
-        return table
-
-    def _lines(self, peer: PeerRow) -> str:
-        who = f"{_who(peer, self._known_as)} {short_id(peer.peer_id)}"
-        seen = f"{standing(peer)}, seen {span(peer.seconds_since_seen)} ago, {_link(peer)}"
-        gave = f"gave you {peer.received} of {peer.published}, took {peer.took}"
-        worth = f"share {peer.share:.0%}, score {peer.score:.2f}"
-        return f"{plain(f'{who} {seen}')}\n  {gave}, {worth}"
-
-    def _remarks(self, peer: PeerRow) -> str:
-        said = [f"via {relay_name(peer.via, self._rows, self._known_as)}"] if peer.via else []
-        said += [f"refused {counts(peer.refused)}"] if peer.refused or peer.left_seconds else []
-        said += [f"left alone for {span(peer.left_seconds)}"] if peer.left_seconds else []
-        said += [f"uses {peer.environment}"] if peer.environment else []
-        return "; ".join(said)
-
-
-def peers_view(
-    snapshot: Snapshot, known_as: Mapping[str, str] = MappingProxyType({})
-) -> RenderableType:
-    """See `PeersView`."""
-    return PeersView(snapshot, known_as)
-
-
 def standing(peer: PeerRow) -> str:
     """Until when the peer is a member, or why it is none."""
     return f"until {day_of(peer.until)}" if peer.standing == "member" else peer.standing or "?"
 
 
-def _who(peer: PeerRow, known_as: Mapping[str, str]) -> str:
+def who(peer: PeerRow, known_as: Mapping[str, str]) -> str:
+    """Name of a peer for a person: the owner's name for its ticket, or that in its certificate."""
     name = known_as.get(peer.issuer_key, peer.name) or "?"
     return name if peer.issuer in ("", name, peer.name) else f"{name} (by {peer.issuer})"
-
-
-def _link(peer: PeerRow) -> str:
-    return "-" if peer.via is None else "relayed" if peer.via else "direct"
 
 
 def relay_name(
     peer_id: str, rows: Sequence[PeerRow], known_as: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Name of a peer for a person: its name, if it is among `rows`, and the end of its id."""
-    name = next((_who(row, known_as) for row in rows if row.peer_id == peer_id), "")
+    name = next((who(row, known_as) for row in rows if row.peer_id == peer_id), "")
     return f"{name} {short_id(peer_id)}".strip()
 
 

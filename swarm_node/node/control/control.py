@@ -13,6 +13,7 @@ the API. The Host header is checked against DNS rebinding by web pages.
     GET  /v1/charts     the charts of a page, of which rows of the history are the points
     GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
+    POST /v1/ping       one round trip to a peer
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
     POST /v1/reload     read the settings again, and take over those that need no restart
     GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
@@ -28,7 +29,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
@@ -54,7 +55,7 @@ from swarm_node.node.control.openai import (
 )
 from swarm_node.node.figures.history import CHARTS, HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
-from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.page.entrance import Entrance, Key, bearer, decoded, is_local, is_one_of
 from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
@@ -63,7 +64,11 @@ from swarm_node.page.listening import Listening
 from swarm_node.program.commands import with_home
 
 MAX_BODY = 64 * 1024
+#: The longest time that a ping waits for an answer, and what finding the peer may take besides.
+MAX_PING_SECONDS = 60.0
+_FINDING_SECONDS = 30.0
 _BODY_SECONDS = 10.0
+_Body = TypeVar("_Body")
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
 _PATIENCE = 10.0
@@ -79,6 +84,13 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+class PingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/ping`: a peer, and the seconds that it has to answer."""
+
+    peer_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    seconds: Annotated[float, msgspec.Meta(ge=1.0, le=MAX_PING_SECONDS)]
 
 
 class SettingsReport(msgspec.Struct, frozen=True):
@@ -99,6 +111,7 @@ class ControlServer:
         history: Callable[[float], HistoryReport],
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
+        ping: Callable[[str, float], Awaitable[PingReport]],
         stop: Callable[[], None],
         reload: Callable[[], Reloaded],
         samples: Callable[[], Sequence[SampleRow]] = tuple,
@@ -111,6 +124,7 @@ class ControlServer:
         self._history = history
         self._network = network
         self._evaluate = evaluate
+        self._ping = ping
         self._stop = stop
         self._reload = reload
         self._samples = samples
@@ -148,6 +162,7 @@ class ControlServer:
                 web.get("/", serve_file),
                 web.get("/static/{name}", serve_file),
                 web.post("/v1/eval", self._post_eval),
+                web.post("/v1/ping", self._post_ping),
                 web.post("/v1/stop", self._post_stop),
                 web.post("/v1/reload", self._post_reload),
                 *(self._openai.routes() if self._openai is not None else []),
@@ -207,14 +222,7 @@ class ControlServer:
     async def _post_enter(self, request: web.Request) -> web.Response:
         """Exchange the key in the body for a pass. A key in the URL would stay in the browser's
         history."""
-        try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                body = await request.read()
-            given = self._entrance.enter(msgspec.json.decode(body, type=Key))
-        except (ValueError, RecursionError):
-            raise web.HTTPBadRequest(text="this is no key") from None
-        except TimeoutError:
-            raise web.HTTPRequestTimeout(text="a key arrives at once") from None
+        given = self._entrance.enter(await _body(request, Key))
         if given is None:
             raise web.HTTPUnauthorized(text="this key was used, or is too old")
         return _json(given)
@@ -260,6 +268,10 @@ class ControlServer:
 
     async def _post_eval(self, _: web.Request) -> web.Response:
         return await self._answered(self._evaluate)
+
+    async def _post_ping(self, request: web.Request) -> web.Response:
+        asked = await _body(request, PingRequest)
+        return await self._answered(lambda: self._ping(asked.peer_id, asked.seconds))
 
     async def _answered(self, work: Callable[[], Awaitable[Any]]) -> web.Response:
         try:
@@ -340,6 +352,16 @@ class ControlClient:
         """Have the node measure reward on unseen and on seen texts now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
 
+    async def ping(self, peer_id: str, seconds: float) -> PingReport:
+        """Have the node make one round trip to a peer, which has `seconds` to answer.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+            SwarmNodeError: the node does not know this peer.
+        """
+        asked, patience = PingRequest(peer_id, seconds), seconds + _FINDING_SECONDS
+        return decoded(await self._call("POST", "/v1/ping", patience, asked), PingReport)
+
     async def reload(self) -> Reloaded:
         """Have the node read its settings again.
 
@@ -406,27 +428,32 @@ class ControlClient:
         start = with_home("start one with `swarm-node join`", named_home(home))
         return f"no node is running in {home}: {start}"
 
-    async def _call(self, method: str, path: str, patience: float | None = None) -> bytes:
+    async def _call(
+        self, method: str, path: str, patience: float | None = None, body: Any = None
+    ) -> bytes:
         address, patience = self._address(), patience or _PATIENCE
         url = f"http://127.0.0.1:{address.port}{path}"
         headers = {"Authorization": f"Bearer {address.token}"}
+        data = None if body is None else msgspec.json.encode(body)
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(total=patience)) as session,
-                session.request(method, url, headers=headers, allow_redirects=False) as response,
+                session.request(
+                    method, url, headers=headers, data=data, allow_redirects=False
+                ) as response,
             ):
-                body = bytearray()
+                answer = bytearray()
                 async for chunk in response.content.iter_chunked(MAX_BODY):
-                    body += chunk
-                    if len(body) > _MAX_ANSWER:
+                    answer += chunk
+                    if len(answer) > _MAX_ANSWER:
                         raise NotRunningError(self._message())
                 if response.status == 401:  # another program took the port of a node that died
                     raise NotRunningError(self._message())
                 if response.status != 200:
-                    said = body[:500].decode("utf-8", "replace")
+                    said = answer[:500].decode("utf-8", "replace")
                     text = "".join(c if c.isprintable() else " " for c in said)
                     raise SwarmNodeError(f"the node answered {response.status}: {text}")
-                return bytes(body)
+                return bytes(answer)
         except ClientError:
             raise NotRunningError(self._message()) from None
         except TimeoutError:
@@ -434,6 +461,17 @@ class ControlClient:
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "
                 f"in {patience:g} s"
             ) from None
+
+
+async def _body(request: web.Request, kind: type[_Body]) -> _Body:
+    """Read the body of a request, which arrives at once."""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return msgspec.json.decode(await request.read(), type=kind)
+    except (ValueError, RecursionError):
+        raise web.HTTPBadRequest(text="the body is not what this path takes") from None
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text="the body arrives at once") from None
 
 
 def _json(value: Any) -> web.Response:

@@ -95,6 +95,16 @@ def saved_in(extra: Mapping[str, Any]) -> Saved | None:
         raise CheckpointError(f"another program wrote the newest checkpoint: {error}") from None
 
 
+class Said(msgspec.Struct, frozen=True):
+    """One sentence for the owner, and the `remedy`, "" if there is none. `kind` names it for
+    programs, `level` is "good", "warning" or "bad"."""
+
+    kind: str
+    level: str
+    text: str
+    remedy: str = ""
+
+
 class PeerRow(msgspec.Struct, frozen=True):
     """One peer. `name` comes from its ticket, `issuer` signed its certificate, `issuer_key` (hex)
     admitted it, and its membership ends at `until` (Unix seconds). `standing` is "member", or the
@@ -107,6 +117,11 @@ class PeerRow(msgspec.Struct, frozen=True):
     `environment` is that of its groups, "" if it is this node's; `model` is the beginning of its
     model's digest, "" if model and tokenizer are this node's. It is `lost` if it failed to answer
     twice.
+
+    `address` is the other end of the direct link, "" without one. `bytes_in` and `bytes_out` count
+    the payload of requests and replies since the start. `round_trip` is the shortest recent time
+    from a request to its reply, in seconds; None without a recent one. `why` says why there is no
+    connection, or why the peer is asked for nothing; None otherwise.
     """
 
     peer_id: str
@@ -130,6 +145,11 @@ class PeerRow(msgspec.Struct, frozen=True):
     via: str | None = None
     model: str = ""
     lost: bool = False
+    address: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    round_trip: float | None = None
+    why: Said | None = None
 
     @property
     def present(self) -> bool:
@@ -182,6 +202,18 @@ class PeerRow(msgspec.Struct, frozen=True):
         )
 
 
+class UnmetRow(msgspec.Struct, frozen=True):
+    """A member that this node heard of and has not met, and `why`. The other fields are as in
+    `PeerRow`; `name` is "" if nobody showed its certificate here. `addresses` are those that it
+    states."""
+
+    peer_id: str
+    name: str
+    issuer_key: str
+    addresses: list[str]
+    why: Said
+
+
 class MembershipRow(msgspec.Struct, frozen=True):
     """This node's own membership. Fields are as in `PeerRow`. `begins` and `revoked`, the time of
     the list that names this node, are in Unix seconds; `revoked` is 0 without such a list."""
@@ -228,16 +260,6 @@ class MembershipRow(msgspec.Struct, frozen=True):
 
 def _day(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d")
-
-
-class Said(msgspec.Struct, frozen=True):
-    """One sentence for the owner, and the `remedy`, "" if there is none. `kind` names it for
-    programs, `level` is "good", "warning" or "bad"."""
-
-    kind: str
-    level: str
-    text: str
-    remedy: str = ""
 
 
 class MixtureRow(msgspec.Struct, frozen=True):
@@ -378,6 +400,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     membership: MembershipRow | None = None
     #: Former peers: their membership ended or was revoked, or they are banned here.
     former: list[PeerRow] = []
+    #: Members that this node heard of and has not met, 64 at most, and the number of all of them.
+    unmet: list[UnmetRow] = []
+    unmet_total: int = 0
     #: Ways in which members reach this node, by their findings.
     reach: Verdict | None = None
     relaying: RelayingRow | None = None
@@ -428,6 +453,20 @@ class TriedRow(msgspec.Struct, frozen=True):
     name: str
     seconds: float
     cause: Cause | None = None
+
+
+class PingReport(msgspec.Struct, frozen=True):
+    """One round trip to a peer. It took `seconds`, None without an answer; `why` then says the
+    reason. `address` is the other end of a direct link. `via` is the relay, "" for a direct link,
+    and `relay` its name for people."""
+
+    peer_id: str
+    name: str
+    seconds: float | None
+    address: str = ""
+    via: str = ""
+    relay: str = ""
+    why: Said | None = None
 
 
 class NetworkReport(msgspec.Struct, frozen=True):

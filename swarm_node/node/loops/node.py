@@ -49,11 +49,11 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import Rejected, SwarmNodeError, first_of
 from swarm_node.node.figures.curve import add
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot, TriedRow
+from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.node.loops.learning.learner import Learner
 from swarm_node.node.loops.parts import Parts, Shared
 from swarm_node.node.loops.peers.consequences import watch
-from swarm_node.node.loops.peers.dialing import DialCheck, try_peers
+from swarm_node.node.loops.peers.dialing import DialCheck, ping, try_everything
 from swarm_node.node.loops.reporting.overview import take_report, take_snapshot
 from swarm_node.node.loops.reporting.recording import Recorder
 from swarm_node.node.loops.sampling.fit import check_groups
@@ -196,19 +196,21 @@ class Node:
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
         await self._work.prober.refresh()
         report = await take_report(self._parts, self._shared, self._reaching)
-        tried = [*report.tried, *await self._tried()]
+        local, asker = self._shared.local, self._work.exchange.asker
+        url = self.settings.network.coordinator
+        tried = [*report.tried, *await try_everything(local, asker, self._dials, url)]
         shot = self.snapshot()  # the tries may have found causes
         return replace(report, tried=tried, findings=shot.findings, causes=shot.causes)
 
-    async def _tried(self) -> list[TriedRow]:
-        """Try the addresses of settings and ticket, the known peers and the coordinator."""
-        attempts = [] if self._dials is None else await self._dials.try_all()
-        rows = await try_peers(self._shared.local, self._work.exchange.asker, attempts)
-        if url := self.settings.network.coordinator:
-            from swarm_node.node.loops.peers.coordinator_client import try_coordinator
+    async def ping(self, peer_id: str, seconds: float) -> PingReport:
+        """Make one round trip to a peer, which has `seconds` to answer.
 
-            rows.append(await try_coordinator(url))
-        return rows
+        Raises:
+            SwarmNodeError: the node has not started, or never heard of this peer.
+        """
+        if self._state != "running":
+            raise SwarmNodeError("the node is not running yet; try again in a few seconds")
+        return await ping(peer_id, seconds, self._shared.local, self._work.exchange, self._reaching)
 
     def samples(self) -> list[SampleRow]:
         """Some answers, own and peers'."""
@@ -224,6 +226,7 @@ class Node:
             self._parts,
             self._shared,
             self._reaching,
+            self._opened.exchange.meeting if self._opened else None,
             model=self.settings.model,
             limit=self.settings.run.max_steps,
             levels=[] if self._opened is None else self._opened.levels.rows(),

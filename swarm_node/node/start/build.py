@@ -292,6 +292,7 @@ async def _run(
         history=lambda since: HistoryReport(SCHEMA, parts.history.since(since)),
         network=node.network,
         evaluate=node.evaluate,
+        ping=node.ping,
         stop=node.stop,
         samples=node.samples,
         settings=lambda: public_values(node.settings),

@@ -20,7 +20,7 @@ from swarm_node.p2p.exchange.affairs import Affairs
 from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.peers.addressbook import AddressBook, Known
+from swarm_node.p2p.peers.addressbook import AddressBook, Known, Unmet
 from swarm_node.p2p.peers.liveness import PEER, Retry, came_back, choose
 from swarm_node.p2p.peers.peers import ANCHORS, PARTNERS, Peer
 from swarm_node.p2p.wire import wire
@@ -134,6 +134,26 @@ class Meeting:
         """Accept presences from a coordinator, like those of the transport's table."""
         for raw in presences:
             self._hear(raw, expected=None, teller=None)
+
+    def unmet(self, most: int) -> tuple[list[Unmet], int]:
+        """Return up to `most` members that this node heard of and does not work with, and the
+        number of all of them."""
+        now = self._clock.now()
+        return self._book.unmet(now, most, lambda peer: self._directory.get(peer) is not None)
+
+    def addresses(self, peer_id: str) -> Sequence[str] | None:
+        """Return the addresses of a peer that this node knows or heard of, None for any other."""
+        peer = self._directory.get(peer_id)
+        return self._book.addresses(peer_id) if peer is None else peer.addresses
+
+    async def reach(self, peer_id: str) -> Peer | None:
+        """Try a member now that this node does not work with. Return None if it does not answer, or
+        if this node never heard of it."""
+        self._book.forgive(peer_id, self._clock.now(), self._members.issuer(peer_id))
+        known = self._book.get(peer_id)
+        if known is not None:
+            await self._try(known)
+        return self._directory.get(peer_id)
 
     async def feel(self) -> bool | None:
         """Try one peer: a lost one, or one that this node only heard of. Return True if it

@@ -64,6 +64,17 @@ class Known:
     issued_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """A peer of the book with its addresses. The last `tries` tries in a row failed. It is tried
+    again at the monotonic second `next_at`, None if that is not decided."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    tries: int
+    next_at: float | None
+
+
 @dataclass(slots=True)
 class _Table:
     """Buckets of at most SLOTS peer ids each, in the order in which they came."""
@@ -233,6 +244,31 @@ class AddressBook:
         """The new peers, in a stable order."""
         return [known for _, known in sorted(self._known.items()) if not known.tried]
 
+    def addresses(self, peer_id: str) -> tuple[str, ...] | None:
+        """Return the addresses of a peer of the book, or of one that is ignored."""
+        known, ignored = self._known.get(peer_id), self._ignored.get(peer_id)
+        return known.addresses if known else ignored[1] if ignored else None
+
+    def forgive(self, peer_id: str, now: float, issuer: str) -> None:
+        """Take back a peer that is ignored because it failed."""
+        if peer_id in self._ignored and peer_id not in self._known:
+            self.welcome(peer_id, self._ignored[peer_id][1], now, issuer)
+
+    def unmet(self, now: float, most: int, met: Callable[[str], bool]) -> tuple[list[Unmet], int]:
+        """Return up to `most` peers for which `met` does not hold, and the number of all of them.
+        Configured ones come first, then those that failed."""
+        found = [
+            _unmet(k) for k in sorted(self._known.values(), key=_first_shown) if not met(k.peer_id)
+        ]
+        ignored = [
+            Unmet(peer_id, addresses, 1, until)
+            for peer_id, (until, addresses) in reversed(self._ignored.items())
+            if until > now and peer_id not in self._known and not met(peer_id)
+        ]
+        configured = sum(self._known[each.peer_id].teller == CONFIGURED for each in found)
+        every = [*found[:configured], *ignored, *found[configured:]]
+        return every[:most], len(every)
+
     def _draw(
         self, table: _Table, rng: random.Random, now: float, passed: Callable[[str], bool]
     ) -> Known | None:
@@ -271,3 +307,12 @@ class AddressBook:
     def _hash(self, *parts: str) -> int:
         text = "\0".join(parts).encode()
         return int.from_bytes(hashlib.blake2b(text, key=self._key, digest_size=8).digest(), "big")
+
+
+def _first_shown(known: Known) -> tuple[bool, bool, str]:
+    return known.teller != CONFIGURED, not known.retry.failures, known.peer_id
+
+
+def _unmet(known: Known) -> Unmet:
+    tries = known.retry.failures
+    return Unmet(known.peer_id, known.addresses, tries, known.retry.due_at if tries else None)

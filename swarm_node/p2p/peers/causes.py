@@ -161,6 +161,13 @@ CAUSES: Final = _rows(
         "relay (docs/networking.md)",
     ),
     CauseKind(
+        "out_of_range", "address", "warning",
+        "{where} is in no address range that this node connects to",
+        "",
+        "give both nodes addresses of one private network or of the Internet, and name them: "
+        "`swarm-node join --advertise`",
+    ),
+    CauseKind(
         "no_peer_id", "address", "warning",
         "{where} cannot be dialled: it does not end in /p2p/ID, or its name has no address",
         "",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,6 +35,7 @@ from swarm_node.p2p.reach.relayed import (
     seal_request,
 )
 from swarm_node.p2p.reach.relaying import Carried, Relaying
+from swarm_node.p2p.reach.usage import Usage
 from swarm_node.p2p.wire.protocols import KEEP, RELAY, RELAYED
 from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
@@ -73,16 +74,6 @@ class Way:
     def failed(self, relay: str) -> None:
         """Ask this relay last from now on."""
         self.relays[relay] = self.relays.pop(relay, "")
-
-
-@dataclass
-class Usage:
-    """Figures of routes: own requests, in all and through relays. `via` is the relay of each peer
-    that answered lately, "" for a direct link."""
-
-    asked: int = 0
-    relayed: int = 0
-    via: Recent[str, str] = field(default_factory=lambda: Recent(_WAYS))
 
 
 class ReachingTransport:
@@ -178,8 +169,9 @@ class ReachingTransport:
         return [*self._inner.addresses(), *through]
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        self._handlers[protocol] = handler
-        self._inner.serve(protocol, handler)
+        counted = self.usage.counting(handler, self._members.is_member)
+        self._handlers[protocol] = counted
+        self._inner.serve(protocol, counted)
 
     def forward(self, protocol: str, route: Route) -> None:
         self._inner.forward(protocol, route)
@@ -227,6 +219,13 @@ class ReachingTransport:
     async def seen(self, peer: str) -> str | None:
         return await self._inner.seen(peer)
 
+    def links(self) -> Mapping[str, str]:
+        return self._inner.links()
+
+    def connects_to(self, address: str) -> bool:
+        """See `Transport.connects_to`; of a circuit, the address of its relay."""
+        return any(map(self._inner.connects_to, circuit.dialled([address])))
+
     async def connected(self, peer: str) -> bool:
         """Check that a link to `peer`, or to one of its relays, is open."""
         if await self._inner.connected(peer):
@@ -264,8 +263,10 @@ class ReachingTransport:
         way = self._ways.get(peer)
         if way is None or not way.relays or await self._inner.connected(peer):
             self.usage.asked += 1
+            began = self._clock.now()
             reply = await self._inner.request(peer, protocol, payload, max_reply=max_reply)
-            self.usage.via[peer] = ""
+            sizes = len(payload), len(reply)
+            self.usage.answered(peer, "", *sizes, began, self._clock.now())
             return reply
         return await self._through(peer, way, protocol, payload, max_reply)
 
@@ -320,6 +321,7 @@ class ReachingTransport:
         sealed = seal_request(self._identity, self._swarm_id, body)
         most = body.most + REPLY_ROOM
         self.usage.asked += 1
+        began = self._clock.now()
         try:
             raw = await self.relays.ask(relay, RELAY, sealed, most)
         except TransportError as error:
@@ -332,7 +334,8 @@ class ReachingTransport:
         if self.usage.via.get(peer) == "":
             # It had a direct link, which can come back.
             self._way(peer).upgrade.renew(self._clock.now())
-        self.usage.via[peer] = relay
+        sizes = len(payload), len(reply.payload)
+        self.usage.answered(peer, relay, *sizes, began, self._clock.now())
         return reply.unwrap(max_reply)
 
     async def _approach(self, target: str, way: Way, patience: float) -> bool:

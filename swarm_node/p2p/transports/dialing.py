@@ -63,6 +63,12 @@ class Dialing:
             key = site(str(host))
         return self._hosts.take(key, now) and self._all.take(now)
 
+    def connects_to(self, address: Address, own: Iterable[str]) -> bool:
+        """Check that an address is in a range that this node dials. A name may lead to one. `own`
+        is as in `take`."""
+        host = _host(split_endpoint(address.multiaddr))
+        return host is None or self.is_known(address) or self._within_reach(host, list(own))
+
     def answered(self, address: Address) -> None:
         """Record that a member answered at this address. It is no longer limited."""
         self._proven[address] = None

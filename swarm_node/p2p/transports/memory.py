@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swarm_node.errors import NotServedError, TransportError
 from swarm_node.p2p.transports.forwarding import routed
@@ -306,6 +306,13 @@ class MemoryTransport:
 
     async def seen(self, peer: str) -> str | None:
         return self._network.seen(peer, self._peer_id) if self._reaches(peer) else None
+
+    def links(self) -> Mapping[str, str]:
+        there = filter(self._reaches, self._network.peers())
+        return {peer: self._network.seen(peer, self._peer_id) for peer in there}
+
+    def connects_to(self, address: str) -> bool:
+        return address.startswith(_ADDRESS)
 
     def sever(self, peer: str, seconds: float) -> None:
         self._severed[peer] = asyncio.get_running_loop().time() + seconds

@@ -173,6 +173,8 @@ class StreamTransport(ABC, Generic[Node]):
         self._asked: Recent[str, float] = Recent(_REMEMBERED)
         self._node: Node | None = None
         self._started = False
+        #: The peers that were connected at the last look, each with the other end's addresses.
+        self._linked: Mapping[str, Sequence[str]] = {}
         self._changing = asyncio.Lock()
         self._dialing = Dialing(configured)
         self._found = found
@@ -303,6 +305,7 @@ class StreamTransport(ABC, Generic[Node]):
         """
         node, began = self._node, self._clock.now()
         connections = None if node is None else await node.connections(self._patience.silence)
+        self._linked = connections or {}
         if connections is None:
             async with self._changing:
                 if not self._started:
@@ -334,11 +337,21 @@ class StreamTransport(ABC, Generic[Node]):
         return reply
 
     async def connected(self, peer: str) -> bool:
-        return peer in (await self._running().connections(PROBE_SECONDS) or ())
+        return peer in await self._look()
 
     async def seen(self, peer: str) -> str | None:
-        links = await self._running().connections(PROBE_SECONDS) or {}
-        return next(iter(links.get(peer, ())), None)
+        return next(iter((await self._look()).get(peer, ())), None)
+
+    async def _look(self) -> Mapping[str, Sequence[str]]:
+        self._linked = await self._running().connections(PROBE_SECONDS) or {}
+        return self._linked
+
+    def links(self) -> Mapping[str, str]:
+        return {peer: each[0] for peer, each in self._linked.items() if each}
+
+    def connects_to(self, address: str) -> bool:
+        found = parse_address(address)
+        return found is not None and self._dialing.connects_to(found, self.addresses())
 
     def sever(self, peer: str, seconds: float) -> None:
         self._admission.severed.sever(peer, seconds)
@@ -383,7 +396,7 @@ class StreamTransport(ABC, Generic[Node]):
             if not deadline.expired():
                 deadline.reschedule(0.0)
         await asyncio.gather(*self._streams, return_exceptions=True)
-        node, self._node = self._node, None
+        node, self._node, self._linked = self._node, None, {}
         if node is not None:
             await node.stop(grace)
 

@@ -8,7 +8,7 @@ tests/integration/test_transport_conformance.py.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -171,6 +171,16 @@ class Transport(Protocol):
     async def seen(self, peer: str) -> str | None:
         """Return the address from which `peer` is connected to this node now, None without a link.
         It is a multiaddr of an IP address and a TCP port without peer id."""
+        ...
+
+    def links(self) -> Mapping[str, str]:
+        """Return the peers that were connected when this node last looked, seconds ago, each with
+        the address that `seen` returns."""
+        ...
+
+    def connects_to(self, address: str) -> bool:
+        """Check that this node connects to an address that a peer named: it is well formed, and in
+        a range that this node uses."""
         ...
 
     def sever(self, peer: str, seconds: float) -> None:

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from shown_cases import FAR, KEY, full, peer, printed
 
 from swarm_node.cli.views.members_view import members_view, ticket_rows
+from swarm_node.cli.views.peers_view import milliseconds, peers_view, size
 from swarm_node.cli.views.status_view import bars, curve, figures, gave, got, refused, status_view
-from swarm_node.cli.views.views import peers_view
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
     EvalPoint,
     MembershipRow,
+    Said,
     Snapshot,
+    UnmetRow,
 )
 from swarm_node.node.figures.verdict import findings
 from swarm_node.node.members.ledger import Ban, IssuedTicket
@@ -36,11 +38,13 @@ def shown(snapshot: Snapshot) -> str:
 
 
 def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
-    fields = {"issuer": HOSTILE, "standing": HOSTILE, "addresses": [HOSTILE]}
-    row = peer(HOSTILE, HOSTILE, refused={HOSTILE: 1}, **fields)
+    fields = {"issuer": HOSTILE, "standing": HOSTILE, "address": HOSTILE, "model": HOSTILE}
+    why = Said(HOSTILE, "warning", HOSTILE, HOSTILE)
+    row = peer(HOSTILE, HOSTILE, refused={HOSTILE: 1}, why=why, environment=HOSTILE, **fields)
     snapshot = msgspec.structs.replace(
         QUIET,
         peers=[row],
+        unmet=[UnmetRow("x", HOSTILE, "", [HOSTILE], why)],
         alarms=[HOSTILE],
         rejected={HOSTILE: 1},
         membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
@@ -48,12 +52,20 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
     )
     tickets = ticket_rows([IssuedTicket("a", KEY, 1, 2, 1, 3)], {}, {}, [row], frozenset(), [], 1.0)
     for text in (
-        printed(peers_view(snapshot, {})),
+        printed(peers_view(snapshot, {}, groups=True)),
         shown(snapshot),
         printed(members_view(tickets, [Ban(HOSTILE, 1, peer_id="x")], [row])),
     ):
         assert all(c.isprintable() or c == "\n" for c in text), ascii(text)
         assert "[bold]" in text, "and nothing is read as markup"
+
+
+def test_bytes_and_round_trips_have_the_unit_that_suits_them() -> None:
+    counts = (0, 999, 1_000, 9_949, 9_950, 999_499, 999_500, 12_345_678, 5 * 10**12)
+    said = ["0 B", "999 B", "1.0 kB", "9.9 kB", "10 kB", "999 kB", "1.0 MB", "12 MB", "5.0 TB"]
+    assert [size(count) for count in counts] == said
+    trips = [milliseconds(seconds) for seconds in (0.00042, 0.0099, 0.00996, 1.2345)]
+    assert trips == ["0.4", "9.9", "10", "1,234"]
 
 
 def test_a_ticket_is_open_until_it_is_not() -> None:
@@ -122,7 +134,8 @@ def test_views_fit_every_width_and_an_alarm_is_told_once(width: int) -> None:
     shot = msgspec.structs.replace(full(), time=80 * 86_400.0, membership=row)
     shot = msgspec.structs.replace(shot, alarms=row.alarms(shot.time), evals=[point(1), point(99)])
     shot = msgspec.structs.replace(shot, findings=findings(shot))
-    for text in (printed(status_view(shot), width), printed(peers_view(shot, {}), width)):
+    peers = printed(peers_view(shot, {}, groups=True), width)
+    for text in (printed(status_view(shot), width), peers):
         assert max(map(len, text.splitlines())) <= width
     assert " ".join(printed(status_view(shot), width).split()).count("not renewed") == 1
 

@@ -20,7 +20,7 @@ from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.figures.history import GroupCounts, HistoryReport, Ring
-from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport
+from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport
 from swarm_node.p2p.reach.verdict import Probed, Relay, judge
 from swarm_node.page import listening
 
@@ -68,6 +68,42 @@ async def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
         await _refuses_strangers(json.loads(file.read_text()))
     assert os.listdir(tmp_path) == []
     assert stopped == [True]
+
+
+async def test_a_ping_reaches_the_node_and_what_is_none_does_not(tmp_path: Path) -> None:
+    asked: list[tuple[str, float]] = []
+
+    async def ping(peer_id: str, seconds: float) -> PingReport:
+        asked.append((peer_id, seconds))
+        if peer_id == "nobody":
+            raise SwarmNodeError("unknown")
+        return PingReport(peer_id, "bob", 0.01)
+
+    async with serving(tmp_path, ping=ping):
+        file = tmp_path / "control.json"
+        client = ControlClient(file)
+        assert await client.ping("12D3KooWa", 5.0) == PingReport("12D3KooWa", "bob", 0.01)
+        with pytest.raises(SwarmNodeError, match="503"):
+            await client.ping("nobody", 5.0)
+        address = json.loads(file.read_text())
+        url = f"http://127.0.0.1:{address['port']}/v1/ping"
+        good = {"Authorization": f"Bearer {address['token']}"}
+        async with ClientSession() as session:
+            for body in (
+                b"",
+                b"[" * 9000,
+                b'{"peer_id": "x"}',
+                b'{"peer_id": "x", "seconds": 0.0}',
+                b'{"peer_id": "x", "seconds": 1e9}',
+                b'{"peer_id": "%s", "seconds": 5.0}' % (b"x" * 65),
+            ):
+                async with session.post(url, headers=good, data=body) as response:
+                    assert response.status == 400, body
+            async with session.post(url, data=b'{"peer_id": "x", "seconds": 5.0}') as response:
+                assert response.status == 401
+            async with session.get(url, headers=good) as response:
+                assert response.status == 405
+    assert asked == [("12D3KooWa", 5.0), ("nobody", 5.0)]
 
 
 async def _refuses_strangers(address: dict[str, str]) -> None:

@@ -7,18 +7,16 @@ from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.loops.parts import Shared, Tally
-from swarm_node.node.loops.peers.consequences import kept, peer_rows, recall, watch
+from swarm_node.node.loops.peers.consequences import kept, recall, watch
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import Seeded
 
 OWN = "me"
-OWN_POLICY = PolicyRef(b"m" * 32, b"t" * 32, 0)
 
 
 @pytest.fixture
@@ -119,25 +117,3 @@ def test_many_refusals_of_a_peer_raise_an_alarm_that_says_why(shared: Shared) ->
         shared.directory.refused("elsewhere", "environment", 0.0)
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}, "the verdict names both environments"
-
-
-def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
-    peer = shared.directory.meet("a", 4.0)
-    peer.standing.served()
-    shared.directory.refused("a", "hash", 10.0)
-    shared.tally.trained_by.update({OWN: 30, "a": 10})
-    (row,) = peer_rows(shared, 20.0, {}, None, OWN_POLICY)
-    assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
-    assert (row.score, row.seconds_since_seen) == (peer.standing.score, 16.0)
-
-
-def test_a_row_names_another_model_and_a_peer_that_failed_twice(shared: Shared) -> None:
-    peer, own = shared.directory.meet("a", 0.0), (OWN_POLICY.model, OWN_POLICY.tokenizer)
-    for policy, model in ((None, ""), (own, ""), ((b"\xab" * 32, own[1]), "abababab")):
-        peer.policy = policy
-        (row,) = peer_rows(shared, 1.0, {}, None, OWN_POLICY)
-        assert row.model == model
-    for second, lost in ((2.0, False), (9.0, True)):
-        peer.failed(second)
-        (row,) = peer_rows(shared, 30.0, {}, None, OWN_POLICY)
-        assert (row.lost, row.present) == (lost, not lost)

@@ -60,6 +60,25 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     assert len(book) == 1
 
 
+def test_who_was_not_met_is_listed_also_while_it_is_ignored_and_can_be_taken_back() -> None:
+    book = _book()
+    book.configure([("named", ["/named"])], 0.0)
+    _tell(book, ["dead", "later", "met"])
+    book.failed("dead", 0.0, heard=0.0)
+    found, total = book.unmet(1.0, 9, lambda peer: peer == "met")
+    tries = {each.peer_id: each.tries for each in found}
+    assert [*tries.items()] == [("named", 0), ("dead", 1), ("later", 0)]
+    assert found[1].next_at == UNMET.longest
+    assert total == 3
+    assert len(book.unmet(1.0, 2, lambda peer: False)[0]) == 2
+    assert book.addresses("dead") == ("/dead",)
+    assert book.addresses("nobody") is None
+    book.forgive("dead", 1.0, "issuer")
+    book.forgive("nobody", 1.0, "issuer")
+    assert book.get("dead") is not None
+    assert book.get("nobody") is None
+
+
 def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
     def tell(addresses: Sequence[str], issued_ms: int) -> None:
         book.tell(

@@ -68,6 +68,7 @@ def test_every_cause_has_words_of_its_own_and_a_remedy_at_each_end() -> None:
 def test_every_cause_can_arise() -> None:
     reached = {of_reason(reason) for reason in REASONS} | set(OF_OUTCOME.values()) | {"link_down"}
     reached.add("no_greeting")  # of an address that is open
+    reached.add("out_of_range")  # of an address that a peer states (node/loops/peers/rows.py)
     reached |= {"no_address", "no_coordinator"}  # of a coordinator (node/loops/peers/dialing.py)
     reached |= {"environment", "model"}  # of what a peer announces (node/figures/verdict.py)
     assert reached == set(CAUSES)

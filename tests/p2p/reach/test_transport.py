@@ -41,6 +41,11 @@ async def test_two_ends_behind_nat_ask_each_other_through_a_relay(world: World) 
     via = one.reaching.usage.via[two.peer_id]
     assert via in two.reaching.relays.kept()
     assert one.reaching.usage.relayed == two.reaching.usage.relayed == 1
+    for end, other in ((one, two), (two, one)):  # of the payload alone, and both ends the same
+        traffic = end.reaching.usage.traffic(other.peer_id)
+        assert traffic is not None
+        assert traffic.round_trip(world.loop.time()) is not None
+        assert (traffic.bytes_in, traffic.bytes_out) == (len(one.peer_id), len(one.peer_id))
     assert sum(relay.reaching.carried.requests for relay in world.relays) == 2
     assert await one.asks(world.relays[0]) == one.peer_id
     assert one.reaching.usage.via[world.relays[0].peer_id] == ""

@@ -29,9 +29,14 @@ def _taken(host: str, own: list[str], configured: tuple[str, ...] = ()) -> bool:
     return Dialing(configured).take(_address(host), [f"{a}/p2p/{PEER}" for a in own], 0.0)
 
 
+def _connects(host: str, own: list[str], configured: tuple[str, ...] = ()) -> bool:
+    return Dialing(configured).connects_to(_address(host), [f"{a}/p2p/{PEER}" for a in own])
+
+
 @pytest.mark.parametrize("host", ["8.8.8.8", "2a00:1450:4001:830::200e"])
 def test_hosts_of_the_internet_are_dialled(host: str) -> None:
     assert _taken(host, PUBLIC)
+    assert _connects(host, PUBLIC)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,7 @@ def test_hosts_of_the_internet_are_dialled(host: str) -> None:
 @pytest.mark.parametrize("own", [LOOPBACK, LAN, PUBLIC])
 def test_hosts_that_lead_elsewhere_are_refused(host: str, own: list[str]) -> None:
     assert not _taken(host, own)
+    assert not _connects(host, own)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,7 @@ def test_private_networks_are_those_that_the_node_uses(
     host: str, own: list[str], dialled: bool
 ) -> None:
     assert _taken(host, own) is dialled
+    assert _connects(host, own) is dialled
 
 
 def test_a_network_that_the_ticket_names_is_used() -> None:

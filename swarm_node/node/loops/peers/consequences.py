@@ -1,18 +1,15 @@
-"""Peers' offences in checkpoints, alarms about peers, and the rows of peers in a snapshot."""
+"""Peers' offences in checkpoints, and alarms about peers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from swarm_node.clock import Clock
-from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.environments.presets import environment_name
-from swarm_node.node.figures.snapshot import DroppedRow, PeerRow
+from swarm_node.node.figures.snapshot import DroppedRow
 from swarm_node.node.loops.parts import Shared
 from swarm_node.p2p.peers.conduct import Standing
 from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory, Peer
-from swarm_node.rollout import PolicyRef
 
 #: The latest drops that a checkpoint keeps.
 _KEPT = 1024
@@ -43,50 +40,6 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
         )
         standing = Standing(offences=row.offences, left_until=off, off_until=off, cut_until=cut)
         directory.recall(row.peer_id, standing)
-
-
-def peer_rows(
-    shared: Shared,
-    now: float,
-    via: Mapping[str, str],
-    info: EnvironmentInfo | None,
-    policy: PolicyRef,
-) -> list[PeerRow]:
-    """Return the rows of peers for a snapshot, the most recently seen first. `via` has the relay of
-    each that answered lately, "" for a direct link. `policy` is this node's."""
-    by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
-    known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
-    return [
-        PeerRow.of(
-            peer,
-            now,
-            shared.members,
-            by[peer.peer_id] / total,
-            via.get(peer.peer_id),
-            _other_environment(peer, info),
-            _other_model(peer, policy),
-        )
-        for peer in known
-    ]
-
-
-def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
-    theirs = peer.environment
-    if info is None or theirs is None or theirs == (info.name, info.version):
-        return ""
-    return environment_name(*theirs)
-
-
-def _other_model(peer: Peer, policy: PolicyRef) -> str:
-    if peer.policy is None or peer.policy == (policy.model, policy.tokenizer):
-        return ""
-    return peer.policy[0].hex()[:8]
-
-
-def former_rows(shared: Shared, now: float) -> list[PeerRow]:
-    """Return the rows of former members, and of members banned here, for a snapshot."""
-    gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
-    return [PeerRow.of(peer, now, shared.members) for peer in gone]
 
 
 def watch(shared: Shared, own_id: str, now: float) -> None:

@@ -1,23 +1,29 @@
-"""Tries the addresses of settings and ticket from which nobody answers, and notes the causes."""
+"""Pings peers, tries the addresses of settings and ticket from which nobody answers, and notes the
+causes."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import psutil
 
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, TriedRow
+from swarm_node.errors import SwarmNodeError, TransportError
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, PingReport, TriedRow
+from swarm_node.node.loops.peers.rows import absent, ended
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.exchange.exchange import Exchange
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.liveness import DIAL_CHECK
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.p2p.wire.protocols import PEERS
@@ -28,6 +34,54 @@ _MOST = 8
 _PATIENT_TRIES = 3
 #: Deadline for the answer of a peer that `doctor --network` asks.
 PEER_SECONDS = 5.0
+
+
+async def ping(
+    peer_id: str, seconds: float, local: Local, exchange: Exchange, reaching: ReachingTransport
+) -> PingReport:
+    """Ask a peer something small now, however it is reached, and return how long that took. A peer
+    that does not work with this node now is greeted first, which may take ten seconds. The request
+    has `seconds`.
+
+    Raises:
+        SwarmNodeError: this node never heard of it.
+    """
+    clock, directory, asker = local.clock, local.directory, exchange.asker
+    name = local.members.name(peer_id)
+    if over := ended(local.members, peer_id):
+        return PingReport(peer_id, name, None, why=over)
+    peer = directory.get(peer_id) or await exchange.meeting.reach(peer_id)
+    reply = None
+    if peer is not None and (peer.greeted or await asker.greet(peer)):
+        request, began = wire.pack(wire.PeersRequest(limit=1)), clock.now()
+        reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=seconds)
+    name = local.members.name(peer_id)  # a greeting may have told it
+    if reply is None:
+        told = exchange.meeting.addresses(peer_id)
+        if told is None:
+            raise SwarmNodeError(f"this node knows no peer {peer_id}: see `swarm-node peers`")
+        causes = directory.failures.causes(clock.now())
+        before = directory.get(peer_id) is not None
+        why = absent(peer_id, told, reaching, causes, 1, before=before)
+        return PingReport(peer_id, name, None, why=why)
+    took, via, address = clock.now() - began, reaching.usage.via.get(peer_id, ""), ""
+    with suppress(TransportError):  # the link may have gone since
+        address = await reaching.seen(peer_id) or ""
+    relay = local.members.name(via) or short_id(via) if via else ""
+    return PingReport(peer_id, name, took, address, via, relay)
+
+
+async def try_everything(
+    local: Local, asker: Asker, dials: DialCheck | None, coordinator: str
+) -> list[TriedRow]:
+    """Try the addresses of settings and ticket, the known peers and the coordinator, if the URL of
+    one is given."""
+    rows = await try_peers(local, asker, [] if dials is None else await dials.try_all())
+    if coordinator:
+        from swarm_node.node.loops.peers.coordinator_client import try_coordinator
+
+        rows.append(await try_coordinator(coordinator))
+    return rows
 
 
 async def try_peers(

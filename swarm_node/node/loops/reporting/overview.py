@@ -28,7 +28,8 @@ from swarm_node.node.figures.snapshot import (
 )
 from swarm_node.node.figures.verdict import findings
 from swarm_node.node.loops.parts import Parts, Shared, progress_of
-from swarm_node.node.loops.peers.consequences import former_rows, peer_rows
+from swarm_node.node.loops.peers.rows import former_rows, of_unmet, peer_rows
+from swarm_node.p2p.exchange.meeting import Meeting
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -43,6 +44,7 @@ def take_snapshot(
     parts: Parts,
     shared: Shared,
     reaching: ReachingTransport,
+    meeting: Meeting | None,
     *,
     model: str,
     limit: int,
@@ -55,14 +57,12 @@ def take_snapshot(
     home: Path | None,
 ) -> Snapshot:
     """Make the snapshot of a node now. `started` and `running_since` are of its clock. `limit` is
-    the number of its last update, 0 for none. `home` is for `findings`."""
+    the number of its last update, 0 for none. `home` is for `findings`. `meeting` is None before
+    the node runs."""
     tally, now = shared.tally, parts.clock.now()
     identity, swarm = shared.local.identity, shared.local.swarm
     own = MembershipRow.of(shared.members, identity.peer_id)
     buffer = asdict(shared.buffer.stats()).items()
-    busy = None
-    if running_since is not None:
-        busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - running_since)
     shot = Snapshot(
         schema=SCHEMA,
         peer_id=identity.peer_id,
@@ -81,16 +81,16 @@ def take_snapshot(
         evals=list(tally.evals),
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now, reaching.usage.via, info, parts.policy),
+        peers=peer_rows(shared, reaching, now, info, parts.policy),
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
         processes=dict(parts.processes()),
-        busy=busy,
         sandbox=info.sandbox.described() if info and info.sandbox else "",
         engine=parts.engine(),
         membership=own,
-        former=former_rows(shared, now),
+        former=former_rows(shared, reaching, now),
+        **of_unmet(shared, reaching, meeting, now),
         reach=parts.reach.verdict() if parts.knock is not None else None,
         relaying=RelayingRow.of(reaching),
         alarms=_alarms(shared, own, parts.clock),
@@ -106,8 +106,9 @@ def _course(
 ) -> dict[str, Any]:
     """Return the snapshot's fields on the progress of the node."""
     tally, failures, now = shared.tally, shared.directory.failures, parts.clock.now()
-    since_update = between = work = None
+    since_update = between = work = busy = None
     if running_since is not None:
+        busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - running_since)
         work = _work(parts, shared, limit, running_since)
         since_update = parts.clock.now() - max(running_since, tally.updated_at)
         if tally.updating.count:
@@ -115,6 +116,7 @@ def _course(
     return {
         "time": parts.clock.wall(),
         "work": work,
+        "busy": busy,
         "advice": tally.advice,
         "configured": failures.configured,
         "causes": failures.causes(now)[:_SHOWN_CAUSES],

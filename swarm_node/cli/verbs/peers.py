@@ -1,0 +1,179 @@
+"""`swarm-node peers` and `ping`: the links of the running node to its peers."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm_node.cli.home import ask, chosen_home, json_of, show
+from swarm_node.cli.options import HomeOption, JsonOption
+from swarm_node.errors import SwarmNodeError
+
+if TYPE_CHECKING:
+    from swarm_node.node.figures.snapshot import PeerRow, PingReport, Snapshot, UnmetRow
+
+#: Pings without --count: in all, and until a direct link answers.
+_COUNT, _DIRECT_COUNT = 5, 60
+_INTERVAL_SECONDS = 1.0
+
+
+def peers(
+    home: HomeOption = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Also the use of each peer's groups.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show the peers that the running node knows: the link to each, or why there is none.
+
+    A row has the name of the peer's ticket, the other end of its direct link, the relay if there is
+    no such link, the shortest time from a request to its reply in the last minutes, bytes of
+    requests and replies from and to it since the start (what the network adds is not counted), its
+    policy version, and when it was last seen. Below are reasons, in words, and how peers reach this
+    node. --groups adds what each gave and took, the part of those trained on that are its groups,
+    and a lower bound of the share that is of use. `--json` has whole ids and every field.
+    """
+    from swarm_node.cli.views.peers_view import peers_view
+    from swarm_node.node.figures.snapshot import SCHEMA
+
+    snapshot = ask(home, lambda client: client.status())
+    listed = {
+        "schema": SCHEMA,
+        "peers": snapshot.peers,
+        "former": snapshot.former,
+        "unmet": snapshot.unmet,
+        "unmet_total": snapshot.unmet_total,
+        "reach": snapshot.reach,
+    }
+    show(json, listed, lambda: peers_view(snapshot, _given_names(home), groups=groups))
+
+
+def ping(
+    peer: Annotated[str, typer.Argument(help="Its name, its peer id, or the end of the id.")],
+    count: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Pings; default 5, 60 with --until-direct.")
+    ] = None,
+    until_direct: Annotated[
+        bool, typer.Option("--until-direct", help="Stop once a direct link answers.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, max=60.0, help="Seconds to wait for each answer.")
+    ] = 5.0,
+    home: HomeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Ping a peer of the running node: a line says how it was reached, and the round trip.
+
+    A ping is a request for one peer record, over the link that the node uses for everything else;
+    the time includes the peer's work. Pings are a second apart. A peer that is not connected is
+    tried first. The exit code is 1 if no ping was answered, or with --until-direct none directly.
+    """
+    snapshot, names = ask(home, lambda client: client.status()), _given_names(home)
+    peer_id, name = meant_peer(peer, snapshot, names)
+    reports: list[PingReport] = []
+    direct = False
+    most = count or (_DIRECT_COUNT if until_direct else _COUNT)
+    for report in _pings(home, peer_id, most, timeout):
+        reports.append(report)
+        direct = direct or (report.seconds is not None and not report.via)
+        if not json:
+            _say(_line(report, name))
+        if until_direct and direct:
+            break
+    if json:
+        typer.echo(json_of({"schema": snapshot.schema, "peer_id": peer_id, "pings": reports}))
+    else:
+        for line in _summary(reports, name):
+            _say(line)
+    answered = any(report.seconds is not None for report in reports)
+    if answered and until_direct and not direct and not json:
+        _say("no direct link: docs/networking.md says which nodes behind NAT can have one")
+    if not answered or (until_direct and not direct):
+        raise typer.Exit(1)
+
+
+def meant_peer(text: str, snapshot: Snapshot, known_as: Mapping[str, str]) -> tuple[str, str]:
+    """Find the peer that `text` names: by its name, its id or the end of its id. Return its id, and
+    its name for people.
+
+    Raises:
+        SwarmNodeError: nobody, or more than one.
+    """
+    from swarm_node.cli.views.peers_view import called, name_of
+    from swarm_node.node.members.people import SHORTEST
+    from swarm_node.p2p.wire.identity import short_id
+
+    shown = called(snapshot, known_as)
+    rows: list[PeerRow | UnmetRow] = [*snapshot.peers, *snapshot.former, *snapshot.unmet]
+    found = {row.peer_id: None for row in rows if name_of(row, known_as) == text}
+    end = text.removeprefix("…")
+    if not found and len(end) >= SHORTEST:
+        found = {row.peer_id: None for row in rows if row.peer_id.endswith(end)}
+    if len(found) == 1:
+        (peer_id,) = found
+        return peer_id, shown[peer_id]
+    if found:
+        ends = ", ".join(sorted(map(short_id, found))[:8])
+        raise SwarmNodeError(f"{len(found)} peers are meant by {text!r}: give an id's end ({ends})")
+    close = difflib.get_close_matches(text, sorted(set(shown.values())), n=3)
+    near = f": did you mean {' or '.join(map(_clean, close))}?" if close else ""
+    raise SwarmNodeError(
+        f"this node knows no peer {text!r}{near or ': `swarm-node peers` lists names'}"
+    )
+
+
+def _pings(home: Path | None, peer_id: str, count: int, timeout: float) -> Iterator[PingReport]:
+    """Yield the reports of `count` pings, a second apart, or of those before Ctrl-C."""
+    try:
+        for left in reversed(range(count)):
+            began = time.monotonic()
+            yield ask(home, lambda client: client.ping(peer_id, timeout))
+            if left:
+                time.sleep(max(0.0, began + _INTERVAL_SECONDS - time.monotonic()))
+    except KeyboardInterrupt:
+        return
+
+
+def _line(report: PingReport, name: str) -> str:
+    from swarm_node.cli.views.peers_view import milliseconds, place
+
+    if report.seconds is None:
+        return f"no answer from {name}: {report.why.text if report.why else 'no reason is known'}"
+    how = f" ({place(report.address)}, direct)" if report.address else " directly"
+    if report.via:
+        how = f" via relay {report.relay}"
+    return f"pong from {name}{how} in {milliseconds(report.seconds)} ms"
+
+
+def _summary(reports: list[PingReport], name: str) -> Iterator[str]:
+    from swarm_node.cli.views.peers_view import milliseconds
+
+    trips = [report.seconds for report in reports if report.seconds is not None]
+    text = f"{name} answered {len(trips)} of {len(reports)} pings"
+    if trips:
+        figures = min(trips), sum(trips) / len(trips), max(trips)
+        text += ": least {}, mean {}, most {} ms".format(*map(milliseconds, figures))
+    yield text
+    why = reports[-1].why if reports and not trips else None
+    if why is not None and why.remedy:
+        yield f"  → {why.remedy}"
+
+
+def _given_names(home: Path | None) -> dict[str, str]:
+    """The names that the owner of this home gave to tickets, by issuer key (hex)."""
+    from swarm_node.node.members.admitting import admissions
+
+    return {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
+
+
+def _say(line: str) -> None:
+    typer.echo(_clean(line))
+
+
+def _clean(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

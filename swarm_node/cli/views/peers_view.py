@@ -1,0 +1,187 @@
+"""Shows peers in a terminal: the link to each, why there is none, and the use of their groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+
+from swarm_node.cli.views.views import counts, plain, span, standing, who
+from swarm_node.node.figures.snapshot import PeerRow, Said, Snapshot, UnmetRow
+from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.wire.identity import short_id
+
+#: Narrower terminals get two lines for each peer in the place of a table.
+_LINKS_WIDTH, _GROUPS_WIDTH = 72, 90
+_NOBODY = "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
+
+
+class PeersView:
+    """One row per peer, the most recently seen first, then former members, then members that were
+    only heard of. `groups` adds the use of their groups. `known_as` has the names that the owner of
+    this home gave to issuer keys (hex). It fits 60 columns."""
+
+    def __init__(self, snapshot: Snapshot, known_as: Mapping[str, str], *, groups: bool) -> None:
+        self._rows = (*snapshot.peers, *snapshot.former)
+        self._unmet = snapshot.unmet
+        self._more = snapshot.unmet_total - len(snapshot.unmet)
+        self._known_as = known_as
+        self._reach = snapshot.reach
+        self._groups = groups
+        self._called = called(snapshot, known_as)
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._rows and not self._unmet:
+            yield _NOBODY
+            return
+        wide = options.max_width >= _LINKS_WIDTH
+        yield from [self._links()] if wide else map(self._link_lines, self._rows)
+        for peer in self._rows:
+            if said := self._remarks(peer):
+                yield plain(f"{self._called[peer.peer_id]}: {said}")
+            yield from _remedy(peer.why)
+        for each in self._unmet:
+            yield plain(f"{self._called[each.peer_id]}: {each.why.text}")
+            yield from _remedy(each.why)
+        if self._more > 0:
+            yield f"and {self._more:,} more members that this node has not met"
+        if self._groups and self._rows:
+            yield ""
+            yield from self._of_groups(options.max_width >= _GROUPS_WIDTH)
+        if self._reach is not None:
+            yield plain(f"this node: {self._reach.text}")
+
+    def _links(self) -> Table:
+        table = _table("name", "address", "link", "ms", "in", "out", "version", "seen")
+        for peer in self._rows:
+            table.add_row(*map(plain, self._link_cells(peer)))
+        for each in self._unmet:
+            table.add_row(*map(plain, (self._called[each.peer_id], *"-" * 7)))
+        return table
+
+    def _link_cells(self, peer: PeerRow) -> tuple[str, ...]:
+        link, known = self._link(peer), peer.bytes_in or peer.bytes_out
+        trip = None if link == "-" else peer.round_trip
+        return (
+            self._called[peer.peer_id],
+            place(peer.address),
+            link,
+            "-" if trip is None else milliseconds(trip),
+            size(peer.bytes_in) if known else "-",
+            size(peer.bytes_out) if known else "-",
+            str(peer.version),
+            span(peer.seconds_since_seen),
+        )
+
+    def _link(self, peer: PeerRow) -> str:
+        if peer.address:
+            return "direct"
+        if peer.via is None or peer.why is not None:
+            return "-"
+        return f"relay {self._relay(peer.via)}" if peer.via else "direct"
+
+    def _relay(self, relay: str) -> str:
+        return self._called.get(relay) or short_id(relay)
+
+    def _link_lines(self, peer: PeerRow) -> str:
+        name, address, link, trip, came, went, version, seen = self._link_cells(peer)
+        how = f"{name} {address} {link}, {trip} ms, seen {seen} ago"
+        return f"{plain(how)}\n  in {came}, out {went}, version {version}"
+
+    def _remarks(self, peer: PeerRow) -> str:
+        said = [peer.why.text] if peer.why else []
+        said += [f"rejected {counts(peer.refused)}"] if peer.refused else []
+        said += [f"uses {peer.environment}: nothing is exchanged"] if peer.environment else []
+        said += [f"another model ({peer.model})"] if peer.model else []
+        return "; ".join(said)
+
+    def _of_groups(self, wide: bool) -> Iterator[RenderableType]:
+        if not wide:
+            yield from map(self._group_lines, self._rows)
+            return
+        table = _table("name", "peer", "member", "gave you", "took", "share", "score")
+        for peer in self._rows:
+            cells = (
+                who(peer, self._known_as),
+                short_id(peer.peer_id),
+                standing(peer),
+                f"{peer.received} of {peer.published}",
+                str(peer.took),
+                f"{peer.share:.0%}",
+                f"{peer.score:.2f}",
+            )
+            table.add_row(*map(plain, cells))
+        yield table
+
+    def _group_lines(self, peer: PeerRow) -> str:
+        name = f"{who(peer, self._known_as)} {short_id(peer.peer_id)} {standing(peer)}"
+        gave = f"gave you {peer.received} of {peer.published}, took {peer.took}"
+        return f"{plain(name)}\n  {gave}, share {peer.share:.0%}, score {peer.score:.2f}"
+
+
+def peers_view(
+    snapshot: Snapshot,
+    known_as: Mapping[str, str] = MappingProxyType({}),
+    *,
+    groups: bool = False,
+) -> RenderableType:
+    """See `PeersView`."""
+    return PeersView(snapshot, known_as, groups=groups)
+
+
+def called(snapshot: Snapshot, known_as: Mapping[str, str]) -> dict[str, str]:
+    """Return the name of each peer of a snapshot for people, by peer id. A name that several have,
+    as with a ticket of several uses, comes with the end of the id."""
+    rows: list[PeerRow | UnmetRow] = [*snapshot.peers, *snapshot.former, *snapshot.unmet]
+    names = {row.peer_id: name_of(row, known_as) for row in rows}
+    times = Counter(names.values())
+    return {
+        peer_id: f"{name} {short_id(peer_id)}"
+        if name and times[name] > 1
+        else name or short_id(peer_id)
+        for peer_id, name in names.items()
+    }
+
+
+def name_of(row: PeerRow | UnmetRow, known_as: Mapping[str, str]) -> str:
+    """Return a peer's name: the owner's for its ticket, or that in its certificate; "" for none."""
+    return known_as.get(row.issuer_key, row.name)
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds: one decimal below ten."""
+    return f"{seconds * 1e3:.1f}" if seconds < 0.00995 else f"{seconds * 1e3:,.0f}"
+
+
+def size(count: int) -> str:
+    """A number of bytes: 812 B, 3.4 kB, 12 MB."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1e3, larger
+    return f"{value:.1f} {unit}" if unit != "B" and value < 9.95 else f"{value:.0f} {unit}"
+
+
+def place(address: str) -> str:
+    """HOST:PORT of a multiaddr, "-" for none."""
+    found = split_endpoint(address)
+    if found is None:
+        return "-"
+    _, host, port = found
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, no_wrap=title not in ("name", "link"), overflow="fold")
+    return table
+
+
+def _remedy(why: Said | None) -> Iterator[str]:
+    if why is not None and why.remedy and why.level != "good":
+        yield plain(f"  → {why.remedy}")

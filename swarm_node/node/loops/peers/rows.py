@@ -1,0 +1,202 @@
+"""The rows of peers in a snapshot: the link to each, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.presets import environment_name
+from swarm_node.node.figures.snapshot import PeerRow, Said, UnmetRow
+from swarm_node.node.figures.underway import span
+from swarm_node.node.loops.parts import Shared
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.addresses.addresses import endpoint_of
+from swarm_node.p2p.exchange.meeting import Meeting
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here
+from swarm_node.p2p.peers.peers import Peer
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.wire.identity import short_id
+from swarm_node.rollout import PolicyRef
+
+#: The most members in a snapshot that this node only heard of.
+MAX_UNMET: Final = 64
+#: The least seconds of a suspension that is told. A useless group costs its author less.
+_TOLD_SECONDS = 5.0
+_ENDED: Final = {
+    "revoked": ("the owner of the swarm revoked its membership", "`swarm-node invite`"),
+    "expired": ("its membership ended", "`swarm-node invite`"),
+    "used_up": ("its ticket had admitted as many nodes as it may", "`swarm-node invite`"),
+    "banned": ("blocked on this node", "`swarm-node unban`"),
+    "not_yet_valid": ("its membership has not begun by this clock", "compare both clocks"),
+}
+
+
+def peer_rows(
+    shared: Shared,
+    reaching: ReachingTransport,
+    now: float,
+    info: EnvironmentInfo | None,
+    policy: PolicyRef,
+) -> list[PeerRow]:
+    """Return the rows of the peers that this node works with, the most recently seen first.
+    `policy` is this node's."""
+    by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
+    known = sorted(shared.directory.live(now, math.inf), key=lambda peer: now - peer.last_seen)
+    links, causes = reaching.links(), shared.directory.failures.causes(now)
+    rows = []
+    for peer in known:
+        row = PeerRow.of(
+            peer,
+            now,
+            shared.members,
+            by[peer.peer_id] / total,
+            reaching.usage.via.get(peer.peer_id),
+            _other_environment(peer, info),
+            _other_model(peer, policy),
+        )
+        address = links.get(peer.peer_id, "")
+        why = _why(peer, row, shared, reaching, causes, now, linked=bool(address))
+        row = msgspec.structs.replace(row, address=address, why=why)
+        rows.append(msgspec.structs.replace(row, **_traffic(reaching, peer.peer_id, now)))
+    return rows
+
+
+def former_rows(shared: Shared, reaching: ReachingTransport, now: float) -> list[PeerRow]:
+    """Return the rows of former members, and of members blocked here, for a snapshot."""
+    gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
+    rows = []
+    for peer in gone:
+        why, traffic = ended(shared.members, peer.peer_id), _traffic(reaching, peer.peer_id, now)
+        row = PeerRow.of(peer, now, shared.members)
+        rows.append(msgspec.structs.replace(row, why=why, **traffic))
+    return rows
+
+
+def of_unmet(
+    shared: Shared, reaching: ReachingTransport, meeting: Meeting | None, now: float
+) -> dict[str, Any]:
+    """Return the fields of a snapshot on members that this node heard of and has not met: the rows
+    of MAX_UNMET at most, and the number of all. Before the node runs there is no `meeting`."""
+    if meeting is None:
+        return {}
+    members, causes = shared.members, shared.directory.failures.causes(now)
+    found, total = meeting.unmet(MAX_UNMET)
+    rows = []
+    for each in found:
+        left = None if each.next_at is None else max(0.0, each.next_at - now)
+        peer_id, addresses = each.peer_id, list(each.addresses)
+        why = ended(members, peer_id) or absent(
+            peer_id, addresses, reaching, causes, each.tries, left
+        )
+        name, issuer = members.name(peer_id), members.issuer(peer_id)
+        rows.append(UnmetRow(peer_id, name, issuer, addresses, why))
+    return {"unmet": rows, "unmet_total": total}
+
+
+def ended(members: Members, peer_id: str) -> Said | None:
+    """Return why a peer is a member no more, None for a member and a stranger."""
+    shown = members.shown(peer_id)
+    if shown is None or shown[1] == "member":
+        return None
+    text, remedy = _ENDED.get(shown[1], (f"no member: {shown[1]}", "`swarm-node invite`"))
+    return Said(shown[1], "warning", text, remedy)
+
+
+def absent(
+    peer_id: str,
+    addresses: Sequence[str],
+    reaching: ReachingTransport,
+    causes: Sequence[Cause],
+    tries: int,
+    left: float | None = None,
+    *,
+    before: bool = False,
+) -> Said:
+    """Return why a member with these `addresses` is not connected. The last `tries` tries failed,
+    and the next is in `left` seconds, if that is known. `causes` are those that this node found. It
+    answered `before`, or never."""
+    cause = next((each for each in causes if each.peer == peer_id), None)
+    if cause is None:
+        whole = circuit.completed(addresses, peer_id)
+        if whole and not any(map(reaching.connects_to, whole)):
+            cause = Cause("out_of_range", peer_id, where=_where(addresses, port=False))
+        elif not tries:
+            return Said("untried", "good", "not tried yet: this node tries one after the other")
+        else:
+            cause = Cause("no_answer", peer_id, where=_where(addresses, port=True))
+    text = told_here(cause)
+    remedy = advice(cause)
+    if cause.code == "no_answer" and before:
+        remedy = "it answered before: its node may have stopped, or its machine may be off"
+    if cause.code == "no_answer" and left is not None:
+        text += f" ({tries} {'try' if tries == 1 else 'tries'}, the next in {span(left)})"
+    return Said(cause.code, CAUSES[cause.code].level, text, remedy)
+
+
+def _where(addresses: Sequence[str], *, port: bool) -> str:
+    """Name the first place where a peer says that it is, and the number of others. Its own loopback
+    addresses come last."""
+    places = dict[str, None]()
+    for text in addresses:
+        way, found = circuit.parse(text), endpoint_of(text)
+        if way is not None:
+            places[f"relay {short_id(way.relay)}"] = None
+        elif found is not None:
+            _, host, number = found
+            whole = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+            places[whole if port else host] = None
+    if not places:
+        return "no valid address"
+    first = min(places, key=lambda place: place.startswith(("127.", "::1", "[::1]")))
+    return first if len(places) == 1 else f"{first} (and {len(places) - 1} more)"
+
+
+def _why(
+    peer: Peer,
+    row: PeerRow,
+    shared: Shared,
+    reaching: ReachingTransport,
+    causes: Sequence[Cause],
+    now: float,
+    *,
+    linked: bool,
+) -> Said | None:
+    """Return why a known peer is not connected, or is asked for nothing; None for one that is."""
+    if over := ended(shared.members, peer.peer_id):
+        return over
+    if row.left_seconds >= _TOLD_SECONDS:
+        cut = now < peer.standing.cut_until
+        what = "disconnected" if cut else "suspended"
+        remedy = "nothing: it is asked again then; docs/troubleshooting.md explains each rejection"
+        return Said(what, "warning", f"{what} for {span(row.left_seconds)} more", remedy)
+    if not peer.retry.silent and (linked or row.via is not None):
+        return None
+    tries, due = peer.retry.failures, peer.retry.due_at
+    left = max(0.0, due - now) if math.isfinite(due) else None
+    return absent(peer.peer_id, peer.addresses, reaching, causes, tries, left, before=True)
+
+
+def _traffic(reaching: ReachingTransport, peer_id: str, now: float) -> dict[str, Any]:
+    traffic = reaching.usage.traffic(peer_id)
+    if traffic is None:
+        return {}
+    trip = traffic.round_trip(now)
+    return {"bytes_in": traffic.bytes_in, "bytes_out": traffic.bytes_out, "round_trip": trip}
+
+
+def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
+    theirs = peer.environment
+    if info is None or theirs is None or theirs == (info.name, info.version):
+        return ""
+    return environment_name(*theirs)
+
+
+def _other_model(peer: Peer, policy: PolicyRef) -> str:
+    if peer.policy is None or peer.policy == (policy.model, policy.tokenizer):
+        return ""
+    return peer.policy[0].hex()[:8]

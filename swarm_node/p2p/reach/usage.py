@@ -1,0 +1,96 @@
+"""What passes between this node and each peer: routes, bytes, round trips. Pure state, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from swarm_node.p2p.wire.transport import Handler
+from swarm_node.recent import Recent
+
+#: Peers whose traffic and routes are remembered.
+REMEMBERED: Final = 512
+#: The smallest round trip is that of at least the last so many seconds, and at most twice as many.
+RECENT_SECONDS: Final = 120.0
+
+
+@dataclass(slots=True)
+class PeerTraffic:
+    """Payload bytes of requests and replies exchanged with one peer since the start, and the
+    smallest recent round trip: the shortest time from a request to its reply, in seconds."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+    _since: float = -math.inf
+    _now: float = math.inf
+    _before: float = math.inf
+
+    def answered(self, sent: int, received: int, seconds: float, now: float) -> None:
+        """Count a request of this node and its reply, which took `seconds` until `now`."""
+        self.bytes_out += sent
+        self.bytes_in += received
+        self._turn(now)
+        self._now = min(self._now, seconds)
+
+    def rerouted(self) -> None:
+        """Forget the round trips of another route."""
+        self._now = self._before = math.inf
+
+    def round_trip(self, now: float) -> float | None:
+        """Return the smallest recent round trip in seconds, None without one."""
+        self._turn(now)
+        least = min(self._now, self._before)
+        return None if least == math.inf else least
+
+    def _turn(self, now: float) -> None:
+        if now - self._since < RECENT_SECONDS:
+            return
+        recent = now - self._since < 2 * RECENT_SECONDS
+        self._before = self._now if recent else math.inf
+        self._since, self._now = now, math.inf
+
+
+@dataclass
+class Usage:
+    """Routes and traffic. `asked` and `relayed` count own requests, in all and through relays.
+    `via` is the relay of each peer that answered lately, "" for a direct link."""
+
+    asked: int = 0
+    relayed: int = 0
+    via: Recent[str, str] = field(default_factory=lambda: Recent(REMEMBERED))
+    _traffic: Recent[str, PeerTraffic] = field(default_factory=lambda: Recent(REMEMBERED))
+
+    def traffic(self, peer: str) -> PeerTraffic | None:
+        """Return what was exchanged with `peer`, None for nothing."""
+        return self._traffic.get(peer)
+
+    def answered(
+        self, peer: str, via: str, sent: int, received: int, began: float, now: float
+    ) -> None:
+        """Count a request to `peer` that was answered `via` a relay, "" for a direct link."""
+        traffic = self._of(peer)
+        if self.via.get(peer, via) != via:
+            traffic.rerouted()
+        self.via[peer] = via
+        traffic.answered(sent, received, now - began, now)
+
+    def counting(self, handler: Handler, is_member: Callable[[str], bool]) -> Handler:
+        """Return a handler that counts what members ask and get. Strangers have any number of keys,
+        and displace no member's counts."""
+
+        async def counted(peer: str, payload: bytes) -> bytes:
+            reply = await handler(peer, payload)
+            if is_member(peer):
+                traffic = self._of(peer)
+                traffic.bytes_in += len(payload)
+                traffic.bytes_out += len(reply)
+            return reply
+
+        return counted
+
+    def _of(self, peer: str) -> PeerTraffic:
+        traffic = self._traffic.get(peer) or PeerTraffic()
+        self._traffic[peer] = traffic
+        return traffic
