@@ -5,8 +5,10 @@ SwarmNodeError               every error this program raises on purpose
 ├── MachineError             this machine lacks what a start needs: disk, driver, port, clock
 ├── HomeError                the node's directory is missing, unreadable or readable by others
 │   └── StorageError         a call to the database or the home failed; a later one may succeed
+│   └── OtherSwarmError      it belongs to another swarm than the ticket
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
+├── MembershipError          the swarm admits this node no more, or never did
 ├── AnswerError              answers of a program that cannot be published or judged as given
 ├── NotRunningError          no node answers on the control API of this home
 ├── SlowNodeError            a running node did not answer, or get anywhere, in time
@@ -37,14 +39,19 @@ import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
+#: Exit code of a node that its swarm does not admit: to start it again changes nothing.
+NOT_ADMITTED: Final = 3
 #: The number of an error of the operating system in a library's words: Python's, and Rust's.
 _NUMBER: Final = re.compile(r"\[Errno -?\d+\] | \(os error \d+\)")
 
 
 class SwarmNodeError(Exception):
-    """Base of everything raised on purpose; the CLI prints it as one line and exits 1."""
+    """Base of everything raised on purpose; the CLI prints it as one line and ends with
+    `exit_code`."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigError(SwarmNodeError):
@@ -64,6 +71,12 @@ class StorageError(HomeError):
     succeed: the file was locked, or the disk was full or had an error."""
 
 
+class OtherSwarmError(HomeError):
+    """The home belongs to another swarm than the ticket."""
+
+    exit_code = NOT_ADMITTED
+
+
 class TicketError(SwarmNodeError):
     """A ticket cannot be used."""
 
@@ -71,9 +84,18 @@ class TicketError(SwarmNodeError):
 class TicketExpiredError(TicketError):
     """A ticket for the swarm `swarm_id` (32 bytes) that admits nobody any more."""
 
+    exit_code = NOT_ADMITTED
+
     def __init__(self, message: str, swarm_id: bytes) -> None:
         super().__init__(message)
         self.swarm_id = swarm_id
+
+
+class MembershipError(SwarmNodeError):
+    """The swarm refuses this node for certain: its membership was revoked or ended, or its ticket
+    is used up. It would train alone for ever."""
+
+    exit_code = NOT_ADMITTED
 
 
 class AnswerError(SwarmNodeError):

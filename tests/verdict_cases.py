@@ -54,7 +54,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"updates": 0}, "sharing", "good"),
     ({"state": "starting"}, "starting", "warning"),
     ({"state": "stopping"}, "stopping", "warning"),
-    ({"peers": []}, "alone", "warning"),
+    ({"peers": []}, "unvisited", "good"),
     ({"peers": [peer(seen=61.0)]}, "alone", "warning"),
     ({"membership": None}, "sharing", "good"),
     ({"time": 78 * DAY}, "membership", "warning"),

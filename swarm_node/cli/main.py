@@ -1,5 +1,6 @@
 """The `swarm-node` command. Each subcommand imports what it needs when it runs, so that `--help` is
-quick. An error is one line on stderr with exit code 1 (2 for a wrong command line)."""
+quick. An error is one line on stderr with exit code 1 (2 for a wrong command line, 3 for a
+node that its swarm does not admit)."""
 
 from __future__ import annotations
 
@@ -142,11 +143,13 @@ def join(
     verbose: VerboseOption = None,
     log_format: LogFormatOption = None,
     forget: ForgetOption = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Go on though peers refuse it.")] = False,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
     Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
-    next node. The home remembers what it was given: `join` alone goes on as before. Options are
+    next node. The home remembers what it was given: `join` alone goes on as before. A node whose
+    swarm does not admit it ends with exit code 3, unless `--alone` is given. Options are
     also variables (SWARM_NODE_EXPERIENCE__LOCAL) and TOML keys: see `swarm-node config`.
     """
     from swarm_node.cli.views.live import live_screen
@@ -174,7 +177,8 @@ def join(
     sources = Sources(flags, config=config, with_home=True)
     sources.forget(forget or [])
     settings = sources.load()
-    join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
+    screen = live_screen() if settings.log_format == "auto" else None
+    join_swarm(settings, sources, code, screen, alone=alone)
 
 
 for command in (

@@ -17,8 +17,10 @@ import tomlkit
 
 from swarm_node.config import load_settings
 from swarm_node.errors import (
+    NOT_ADMITTED,
     ChildError,
     ConfigError,
+    MembershipError,
     NotRunningError,
     SlowNodeError,
     SwarmNodeError,
@@ -47,6 +49,7 @@ def start(
     *,
     home: str | Path | None = None,
     ticket: str | Path | None = None,
+    alone: bool = False,
     timeout: float = _START_SECONDS,
 ) -> StartedNode:
     """Start a node in a child process, and return it once it runs. Use it in a `with` block, at
@@ -55,10 +58,11 @@ def start(
     `settings` are keys of `swarm-node config` such as `{"run.eval_seconds": 5}`; `model` None
     leaves the model to them. Without a `home` it is a temporary one, which is deleted at the end.
     `ticket` is its text, or the path of its file; without one it goes on in the swarm of its home,
-    or founds one.
+    or founds one. A node that its swarm refuses ends, unless it may train `alone`.
 
     Raises:
         ConfigError: a setting is unknown or impossible; no process was started.
+        MembershipError: the swarm does not admit it.
         ChildError: the node ended; the message has its last lines.
         SlowNodeError: it does not run after `timeout` seconds.
     """
@@ -68,6 +72,7 @@ def start(
     if model is not None:
         given["model"] = model
     assigned = [f"--set={key}={_toml(key, value)}" for key, value in given.items()]
+    assigned += ["--alone"] * alone
     load_settings({**given, **({} if home is None else {"home": Path(home)})})
     node = StartedNode(home, assigned, ticket)
     try:
@@ -94,6 +99,7 @@ class StartedNode(RunningNode):
     """A node in a child process of this program. Its calls raise, besides what `RunningNode` names:
 
     ChildError: the process has ended; the message has its last lines.
+    MembershipError: so it has, because the swarm does not admit the node, or no more.
     """
 
     def __init__(
@@ -133,7 +139,7 @@ class StartedNode(RunningNode):
     ) -> None:
         try:
             self.stop()
-        except (ChildError, SlowNodeError):
+        except (ChildError, MembershipError, SlowNodeError):
             if kind is None:  # else the block's own error says more
                 raise
 
@@ -148,7 +154,7 @@ class StartedNode(RunningNode):
 
         Raises:
             SlowNodeError: it had not left after `timeout` seconds, and was killed.
-            ChildError: it ended with an error, now or before.
+            ChildError, MembershipError: it ended with an error, now or before.
         """
         if self._stopped:
             return
@@ -197,11 +203,11 @@ class StartedNode(RunningNode):
             self._temporary.cleanup()
         return left
 
-    def _ended(self) -> ChildError:
+    def _ended(self) -> ChildError | MembershipError:
         self._reader.join(_LAST_SECONDS)
-        return ChildError(
-            f"the node ended with {ended_by(self._process.returncode)}:\n{self._tail()}"
-        )
+        code = self._process.returncode
+        kind = MembershipError if code == NOT_ADMITTED else ChildError
+        return kind(f"the node ended with {ended_by(code)}:\n{self._tail()}")
 
     def _tail(self) -> str:
         return "\n".join(self._last) or "(it said nothing)"

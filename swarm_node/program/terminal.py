@@ -40,7 +40,8 @@ _MARKUP = re.compile(r"(?<!\\)\[[a-z#/@][^\[]*?\]")
 
 
 class RefusingGroup(TyperGroup):
-    """The commands of a program. An error of this program is one line on stderr and exit code 1.
+    """The commands of a program. An error of this program is one line on stderr, and its exit
+    code.
     Help wraps at the width of the terminal only, and shows square brackets as they are. A character
     that the terminal lacks ends no command. With NO_COLOR, there are no colours."""
 
@@ -75,7 +76,7 @@ class RefusingGroup(TyperGroup):
             # Others wrote some of it: a file of another machine, a peer, a coordinator.
             said = "\n".join(map(printable, with_home(str(error), ctx.obj).split("\n")))
             typer.secho(f"{self.name}: {said}", fg="red", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(error.exit_code) from None
 
 
 def _and_below(command: Any) -> Iterator[Any]:

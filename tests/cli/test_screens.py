@@ -39,7 +39,7 @@ def test_join_ticks_its_steps_draws_and_says_how_it_ended(width: int) -> None:
     words = " ".join(text.split())
     places = [
         words.index(said)
-        for said in ("✓ trainer", "✓ network", "listening", "alone: no peers yet", "unseen", "----")
+        for said in ("✓ trainer", "✓ network", "listening", "no peers yet", "unseen", "----")
     ]
     assert places == sorted(places)
     assert re.search(r"stopped: update [\d,]+ .* \(\d+\.\d s\)", words)

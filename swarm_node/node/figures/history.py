@@ -108,7 +108,7 @@ class Totals:
     peers' groups in updates; and `trained_tokens`. `sampled_tokens` are those of own answers.
 
     The others are found when a row is made. `seconds` is the node's clock. `own` and `external` are
-    groups trained on in `batches` updates, skipped ones included. `made` are own groups, of which
+    groups trained on in `updates`; `batches` has those skipped too. `made` are own groups, of which
     `informative` have different rewards. They have `answers`, of which `cut` ran out of tokens.
     `sampling` and `updating` are seconds of work.
     """
@@ -225,8 +225,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
             trained_tokens_per_second=d.trained_tokens / seconds,
             sampler_busy=min(1.0, d.sampling / seconds),
             trainer_busy=min(1.0, d.updating / seconds),
-            own_per_update=_ratio(d.own, d.batches),
-            peers_per_update=_ratio(d.external, d.batches),
+            own_per_update=_ratio(d.own, d.updates),
+            peers_per_update=_ratio(d.external, d.updates),
             own_reward=_ratio(d.own_reward, d.own_answers),
             turns=_ratio(d.own_turns, d.own_answers),
             informative_share=_ratio(d.informative, d.made),

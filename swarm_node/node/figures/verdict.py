@@ -40,6 +40,13 @@ COMPANY_SECONDS = 60.0
 TURN_SECONDS = 600.0
 #: Causes of one kind that are told.
 _SHOWN = 4
+#: A note on a node that created its swarm and has met nobody.
+_NO_PEERS = Said(
+    "no_peers",
+    "good",
+    "no peers yet",
+    "give a ticket to another machine: swarm-node invite --name NAME --out NAME.ticket",
+)
 
 
 class Steady:
@@ -135,12 +142,14 @@ def _findings(shot: Snapshot, steady: Steady | None) -> list[Said]:
     ]
     learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
     company = _company(shot, learns)
-    if steady is not None:
+    unvisited = company.kind == "unvisited"
+    if steady is not None and not unvisited:
         company = _held(shot, learns, company, steady)
     if not serious or company.kind == "alone":
         serious += [company, *_other_addresses(shot, company)]
     rank = {"bad": 0, "warning": 1, "good": 2}
-    return [*sorted(serious, key=lambda said: rank[said.level]), *_models(shot), *_callers(shot)]
+    first = sorted(serious, key=lambda said: rank[said.level])
+    return [*first, *([_NO_PEERS] * unvisited), *_models(shot), *_callers(shot)]
 
 
 def _refused_here(shot: Snapshot) -> Iterator[Said]:
@@ -334,6 +343,8 @@ def _company(shot: Snapshot, rising: bool) -> Said:
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{learns} and sharing")
+    if _unvisited(shot):
+        return Said("unvisited", "good", learns)
     why, remedy = _loneliness(shot)
     # A node that met somebody is alone for a while. One that nobody ever answered has wrong
     # addresses.
@@ -354,11 +365,13 @@ def _loneliness(shot: Snapshot) -> tuple[str, str]:
         if len(lost) == 1:
             return f"no peer answers now, {who(lost[0])} left {since} ago", doctor
         return f"no peer answers now, nobody since {since}", doctor
-    if shot.configured:
-        return "no peer has answered yet", doctor
-    return "no peers yet", (
-        "give a ticket to another machine: swarm-node invite --name NAME --out NAME.ticket"
-    )
+    return "no peer has answered yet", doctor
+
+
+def _unvisited(shot: Snapshot) -> bool:
+    """Check that nobody has met this node, and that it looks for nobody: it created its swarm."""
+    met = shot.peers or shot.former or shot.causes
+    return not met and not shot.configured and shot.coordinator is None
 
 
 def _of_addresses(shot: Snapshot) -> list[Cause]:

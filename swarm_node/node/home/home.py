@@ -31,7 +31,7 @@ import msgpack
 import msgspec
 
 from swarm_node.durable import open_regular, replace_private
-from swarm_node.errors import HomeError, Rejected, TicketError
+from swarm_node.errors import HomeError, OtherSwarmError, Rejected, TicketError
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
 from swarm_node.p2p.addresses.addresses import coordinator_url, unused_port
@@ -275,7 +275,7 @@ class Home(PrivateDirectory):
         if stock.files["swarm.json"].state == "sound":
             swarm = SwarmInfo.load(self._swarm_file)
             if swarm.swarm_id != ticket.info.swarm_id:
-                raise HomeError(
+                raise OtherSwarmError(
                     f"{self.path} belongs to swarm {swarm.name!r}, the ticket to "
                     f"{ticket.info.name!r}; use another --home"
                 )

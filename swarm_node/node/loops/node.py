@@ -20,6 +20,7 @@
 | relay    | two seconds                                | –                       |
 | link     | two seconds                                | –                       |
 | punch    | a member that asks for a direct link       | –                       |
+| belong   | two seconds; not with --alone              | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 | coordinate | a minute; only with a coordinator        | –                       |
 | serve    | a request of the owner's programs          | –                       |
@@ -52,6 +53,7 @@ from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.node.loops.learning.learner import Learner
 from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.node.loops.peers.belonging import Belonging
 from swarm_node.node.loops.peers.consequences import watch
 from swarm_node.node.loops.peers.dialing import DialCheck, ping, try_everything
 from swarm_node.node.loops.reporting.overview import take_report, take_snapshot
@@ -112,6 +114,7 @@ class Node:
         self._dials: DialCheck | None = None
         if parts.knock is not None:
             self._dials = DialCheck(shared.local, settings.network.bootstrap, parts.knock)
+        self.belonging: Belonging | None = None
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -119,6 +122,10 @@ class Node:
         """End `run` soon: break off a start, finish an update, store a checkpoint, close all
         parts."""
         self._stop.set()
+
+    def leave_if_refused(self, inviters: Sequence[str]) -> None:
+        """Have `run` end once the swarm refuses this node for certain; see `Belonging`."""
+        self.belonging = Belonging(self._shared.local, self._parts.storage, inviters, self.stop)
 
     def adopt(self, settings: Settings) -> None:
         """Apply new settings, which differ from the old ones in `at_once` keys only."""
@@ -304,6 +311,8 @@ class Node:
             steps["serve"] = self._parts.guests.step
         if self._dials is not None:
             steps["dial"] = self._dials.step
+        if self.belonging is not None:
+            steps["belong"] = partial(self.belonging.step, self._work.me)
         if self._work.coordinating is not None:
             steps["coordinate"] = partial(self._work.coordinating.step, self.snapshot)
         return steps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.errors import Rejected
 from swarm_node.node.loops.peers.company import Company
 from swarm_node.node.loops.reporting.evaluation import Evaluator
 from swarm_node.node.loops.sampling.judging import Judging
@@ -14,6 +15,7 @@ from swarm_node.node.loops.sampling.levels import Levels
 from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
 from swarm_node.node.loops.sampling.tasks import FittingTasks
 from swarm_node.p2p.exchange.exchange import Exchange
+from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.punch import Puncher
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """The workers of a node's loops. They need an environment that has started."""
+    """The workers of a node's loops. They need an environment that has started. `me` returns this
+    node's membership, or the reason why it has none."""
 
     tasks: FittingTasks
     judging: Judging
@@ -32,6 +35,7 @@ class Work:
     exchange: Exchange
     company: Company
     levels: Levels
+    me: Callable[[], Member | Rejected]
     prober: Prober | None = None
     puncher: Puncher | None = None
     coordinating: Coordinating | None = None

@@ -160,7 +160,7 @@ class Assembly:
             version=lambda: parts.trainer.version,
         )
         coordinating = self.coordinating(own, exchange.meeting)
-        workers = exchange, company, levels, prober, puncher, coordinating
+        workers = exchange, company, levels, own.me, prober, puncher, coordinating
         return Work(tasks, judging, maker, evaluator, *workers)
 
     def maker(self, info: EnvironmentInfo, judging: Judging, tasks: FittingTasks) -> RolloutMaker:

@@ -247,18 +247,22 @@ async def run_node(
     screen: Screen,
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], object] = lambda addresses: None,
+    *,
+    alone: bool = False,
 ) -> None:
     """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM). `screen`
     shows its progress. `on_running` gets the node's addresses once others can dial it. `reloading`
-    reads its settings again (by API or SIGHUP).
+    reads its settings again (by API or SIGHUP). A node that its swarm refuses ends, unless it may
+    train `alone`.
 
     Where the sampler cannot map the trainer's memory, although the probe's process could, the node
     starts once more, and each has weights of its own.
 
     Raises:
+        MembershipError: the swarm refuses it.
         SwarmNodeError: it cannot start.
     """
-    place = home, membership, model, screen, reloading, on_running
+    place = home, membership, model, screen, reloading, on_running, alone
     try:
         await _run(start, *place)
     except UnmappedError as error:
@@ -276,9 +280,12 @@ async def _run(
     screen: Screen,
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], object],
+    alone: bool,
 ) -> None:
     parts = build_parts(start.settings, home, membership, model, start.fit)
     node = assemble(start.settings, membership, parts)
+    if not alone:
+        node.leave_if_refused(home.bootstraps())
 
     def reload() -> Reloaded:
         changed, told = reloading.reload(node.settings)
@@ -315,6 +322,8 @@ async def _run(
         ended = await node.run(on_running, screen.step)
         if ended is not None:
             screen.ended(ended)
+        if node.belonging is not None and node.belonging.refusal is not None:
+            raise node.belonging.refusal
     finally:
         screen.detach()
         await control.close()

@@ -63,13 +63,20 @@ _log = structlog.get_logger(__name__)
 
 
 def join_swarm(
-    settings: Settings, sources: Sources, code: str | None = None, screen: Screen | None = None
+    settings: Settings,
+    sources: Sources,
+    code: str | None = None,
+    screen: Screen | None = None,
+    *,
+    alone: bool = False,
 ) -> None:
     """Run a node until it is stopped. A home without a swarm joins one by a ticket, or by a `code`
     that its coordinator redeems for one. `settings` came from `sources`, which are read again on
-    request. `screen` shows the progress, by default in the log.
+    request. `screen` shows the progress, by default in the log. A node that its swarm refuses ends,
+    unless it may train `alone`.
 
     Raises:
+        MembershipError: the swarm refuses it.
         SwarmNodeError: it cannot start; the message says what to do.
     """
     screen = screen or Screen()
@@ -79,7 +86,7 @@ def join_swarm(
         before, origins = sources.remembered(), sources.origins()
         used = {key: kept.value for key, kept in before.items() if origins[key] == HOME_SOURCE}
         try:
-            _join(settings, sources, code, screen)
+            _join(settings, sources, code, screen, alone)
         except (ConfigError, MachineError, ModelError) as error:
             said = str(error)
             named = [
@@ -113,7 +120,7 @@ def _said(said: str, value: object) -> Iterator[bool]:
         )
 
 
-def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -> None:
+def _join(given: Settings, sources: Sources, code: str | None, screen: Screen, alone: bool) -> None:
     screen.step("home")
     home = Home(given.home)
     home.check()
@@ -149,7 +156,9 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen) -
             notify("READY=1")
 
         reloading = Reloading(sources, given)
-        run_loop(run_node(start, home, membership, model, screen, reloading, on_running))
+        run_loop(
+            run_node(start, home, membership, model, screen, reloading, on_running, alone=alone)
+        )
 
 
 def _require(checks: Iterable[Check]) -> None:

@@ -22,11 +22,12 @@ from swarm_node.p2p.exchange.serving import hello_body
 from swarm_node.p2p.membership.credentials import Credentials
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Member
+from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
 from swarm_node.p2p.peers.causes import AT_LEAST, Cause, of_reason
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
-from swarm_node.p2p.wire.protocols import HELLO
+from swarm_node.p2p.wire.protocols import HELLO, REVOKED
 from swarm_node.p2p.wire.reasons import (
     BAD_REQUEST,
     NO_MEMBER,
@@ -219,6 +220,22 @@ class Asker:
             cause = Cause("clock", peer_id, name, detail=detail, seconds=seconds)
             self._directory.failures.failed(cause, self._clock.now())
 
+    async def _ask_for_list(self, peer: Peer) -> None:
+        """Ask a peer that calls this node revoked for the list that names it. The owner or a
+        delegate signed it, so it proves what the peer only says."""
+        me = self._credentials.me()
+        if isinstance(me, Rejected) and me.reason == "revoked":
+            return
+        try:
+            raw = await self._transport.request(
+                peer.peer_id, REVOKED, b"", max_reply=MAX_STATEMENT_BYTES
+            )
+        except (RefusedError, NotServedError):  # a program of an earlier version shows it to nobody
+            return
+        refused = self._credentials.lists.offer(raw) if raw else None
+        if refused is not None:
+            self.reject(refused, peer.peer_id)
+
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains. Raise TransportError if the peer is no member."""
         reached = not peer.addresses or await self._transport.dial(
@@ -229,7 +246,14 @@ class Asker:
         if not reached and not await self._transport.connected(peer.peer_id):
             raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
-        raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)
+        try:
+            raw = await self._transport.request(
+                peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY
+            )
+        except RefusedError as error:
+            if error.code == NO_MEMBER.code and error.named == "revoked":
+                await self._ask_for_list(peer)
+            raise
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
         if isinstance(hello, Rejected):
             self.reject(hello, peer.peer_id)

@@ -46,10 +46,13 @@ from swarm_node.p2p.wire.reasons import (
     with_seconds,
 )
 from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES, Handler, Transport
+from swarm_node.recent import Recent
 from swarm_node.storage import Storage
 
 #: Seconds for which the link of a stranger is cut after it broke the protocol.
 _STRANGER_SECONDS = 60.0
+#: Revoked callers that may still ask for the list that names them.
+_MAX_REVOKED_CALLERS = 64
 
 #: (caller, payload) -> the reply, or the fault of the request.
 Answer = Callable[[str, bytes], Awaitable[bytes | Rejected]]
@@ -97,11 +100,12 @@ class Server:
         self._clock = local.clock
         self._rng = rng
         self._on_pull = on_pull
+        #: Callers whose valid chain is on the list: it may be shown to them.
+        self._revoked_callers: Recent[str, None] = Recent(_MAX_REVOKED_CALLERS)
         for_members: dict[str, Handler] = {
             LIST: self._list,
             PULL: self._pull,
             PEERS: self._peers,
-            REVOKED: self._revoked,
             SECRET: self._secret,
             RENEW: self._renew,
             CLAIMS: self._claims,
@@ -111,6 +115,7 @@ class Server:
         for protocol, handler in for_members.items():
             admitted = functools.partial(self._admit, handler)
             transport.serve(protocol, functools.partial(self._answer, admitted))
+        transport.serve(REVOKED, functools.partial(self._answer, self._list_for))
         known = local.members
         transport.screen(known.vouches, known.is_member, known.issuer, gate=self)
 
@@ -127,6 +132,8 @@ class Server:
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._refuse(caller, member)
+            if member.reason == "revoked":
+                self._revoked_callers[caller] = None
             # A chain that begins later than now shows a caller's clock that is ahead.
             name = self._members.claimed(hello.chain, caller)
             self._directory.failures.refuse(
@@ -134,6 +141,7 @@ class Server:
             )
             raise NO_MEMBER.error(with_seconds(member.reason, member.seconds))
         self._directory.failures.admitted(caller)
+        self._revoked_callers.pop(caller, None)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = now
@@ -173,6 +181,13 @@ class Server:
 
     async def _revoked(self, caller: str, payload: bytes) -> bytes:
         return self._exchanged(caller, self._credentials.lists.exchange(payload))
+
+    async def _list_for(self, caller: str, payload: bytes) -> bytes:
+        """Exchange lists with a member. A caller that the list expelled is shown it, and nothing
+        that it sends is read: the list proves to it that its owner ended the membership."""
+        if caller in self._revoked_callers:
+            return self._credentials.lists.raw
+        return await self._admit(self._revoked, caller, payload)
 
     async def _secret(self, caller: str, payload: bytes) -> bytes:
         return self._exchanged(caller, self._credentials.secrets.exchange(payload))

@@ -40,7 +40,7 @@ def between(before: Totals, now: Totals) -> HistoryRow:
 
 
 def test_a_row_has_means_of_what_happened_in_between() -> None:
-    before = Totals(seconds=100.0, batches=10, updates=9, own=40, external=3, sampled_tokens=1000)
+    before = Totals(seconds=100.0, batches=10, updates=8, own=40, external=3, sampled_tokens=1000)
     now = Totals(
         seconds=110.0,
         batches=20,
@@ -66,7 +66,7 @@ def test_a_row_has_means_of_what_happened_in_between() -> None:
     assert (found.lag, found.age) == (0.5, 2.0)
     assert (found.own_reward, found.informative_share) == (0.25, 0.1)
     assert found.cut_share == 0.15
-    assert (found.updates_per_second, found.rows) == (0.9, 64)
+    assert (found.updates_per_second, found.rows) == (1.0, 64)
     assert (found.sampled_tokens_per_second, found.trained_tokens_per_second) == (200.0, 90.0)
     assert (found.sampler_busy, found.trainer_busy) == (0.4, 1.0), "an update began before"
     quiet = between(now, replace(now, seconds=120.0))

@@ -16,7 +16,7 @@ from swarm_node.environments.presets import environment_name
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.split import with_split
 from swarm_node.node.figures.samples import RecentRow
-from swarm_node.node.figures.snapshot import EvalPoint, Said, Snapshot
+from swarm_node.node.figures.snapshot import CoordinatorRow, EvalPoint, Said, Snapshot
 from swarm_node.node.figures.verdict import COMPANY_SECONDS, HOLD_SECONDS, Steady, findings
 from swarm_node.p2p.peers.causes import Cause
 
@@ -64,8 +64,22 @@ def test_the_most_serious_comes_first_and_nothing_is_lost() -> None:
 
 
 def test_a_node_alone_is_told_so_beside_what_is_worse() -> None:
-    found = findings(node(recent=RecentRow(256, 0, 0.0), peers=[]))
-    assert [said.kind for said in found] == ["nothing_to_learn", "alone"]
+    shot = node(recent=RecentRow(256, 0, 0.0), peers=[], configured=1)
+    assert [said.kind for said in findings(shot)] == ["nothing_to_learn", "alone"]
+
+
+def test_a_node_that_created_its_swarm_is_well_without_peers_and_one_with_a_ticket_is_not() -> None:
+    steady = Steady()
+    for _ in range(2):  # among peers again in between, and left by them
+        first, note = findings(node(peers=[]), steady)
+        assert (first.kind, first.level, note.kind, note.level) == (
+            *("unvisited", "good"),
+            *("no_peers", "good"),
+        )
+        assert findings(node(peers=[peer()]), steady)[0].kind == "sharing"
+    asked = CoordinatorRow("https://c.example")
+    for known in ({"configured": 1}, {"coordinator": asked}, {"former": [peer(seen=99.0)]}):
+        assert findings(node(peers=[], **known))[0].level == "warning"
 
 
 def test_an_expelled_node_is_told_so_first_and_then_that_it_trains_alone() -> None:

@@ -222,7 +222,9 @@ async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World)
         life.offer(rewards=EQUAL)
         assert await life.step()
         assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
-        assert life.tally.groups.trained_own == 2
+        assert life.tally.groups.trained_own == 0
+        assert not life.tally.trained_by
+        assert (life.tally.sums.lag, life.tally.sums.own_answers) == (0, 4)
         assert life.parts.sampler.version == 0
     # The end waits for what is written meanwhile.
     assert not any(world.home().glob("checkpoints/*"))

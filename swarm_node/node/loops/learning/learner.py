@@ -244,15 +244,10 @@ class Learner:
 
     def _record(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         tally = self._tally
-        tally.groups.trained_own += drawn.own_count
-        tally.groups.trained_external += drawn.external_count
-        tally.groups.trained_again += len(drawn.groups) - len(drawn.fresh)
-        tally.trained_by.update(group.author for group in drawn.fresh)
-        if tally.trained_by.total() > _RECENT_GROUPS:
-            tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
         if stats.skipped is None:
             tally.updates += 1
-        else:
+            self._count_trained(drawn)
+        else:  # a batch without a gradient: nothing was trained on
             tally.skipped_updates += 1
         if stats.halvings:
             tally.faults["memory"] += stats.halvings
@@ -276,9 +271,19 @@ class Learner:
                 skipped=stats.skipped,
             )
 
+    def _count_trained(self, drawn: Drawn) -> None:
+        tally = self._tally
+        tally.groups.trained_own += drawn.own_count
+        tally.groups.trained_external += drawn.external_count
+        tally.groups.trained_again += len(drawn.groups) - len(drawn.fresh)
+        tally.trained_by.update(group.author for group in drawn.fresh)
+        if tally.trained_by.total() > _RECENT_GROUPS:
+            tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
+
     def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         """Add to the sums for the history; `version` is the policy's before the update."""
         sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
+        trained = stats.skipped is None
         sums.rows += stats.informative
         sums.trained_tokens += stats.tokens
         for number, group in enumerate(drawn.fresh):
@@ -286,8 +291,8 @@ class Learner:
                 sums.own_reward += sum(group.rewards)
                 sums.own_answers += len(group.rewards)
                 sums.own_turns += sum(1 + len(each.earlier) for each in group.group.completions)
-                sums.lag += version - group.group.oldest_version
+                sums.lag += (version - group.group.oldest_version) * trained
                 continue
-            sums.age += version - group.arrived
-            if number not in left_out:
+            sums.age += (version - group.arrived) * trained
+            if trained and number not in left_out:
                 self._tally.taught.add(group)
