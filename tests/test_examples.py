@@ -24,6 +24,7 @@ SETTINGS = sorted(EXAMPLES.glob("*.toml"))
 def test_every_example_is_tested_here_and_named_in_the_documentation() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     others = {"successor.py", "hints.py", "exams.jsonl", "library.ipynb", "trl_member.py"}
+    others |= {"words.py"}
     assert files == {path.name for path in SETTINGS} | others
     pages = (ROOT / "docs" / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     assert {name for name in files if f"examples/{name})" not in pages} == set()
@@ -48,6 +49,18 @@ def test_the_environments_of_your_own_are_those_of_the_documentation() -> None:
     page = (ROOT / "docs" / "environments.md").read_text()
     files = [(EXAMPLES / name).read_text() for name in ("successor.py", "hints.py")]
     assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == files
+
+
+def test_the_file_of_words_has_the_drills_own_wording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from words import rows
+
+    drills = create_environment("drills", {})
+    asked = drills.render(drills.derive(TaskRef("drills", drills.version, "reversal", 5)))
+    found = rows()
+    assert len({row["question"] for row in found}) == len(found) == 400
+    pattern = r"Spell [a-z]+ backward\. End with a full stop\."
+    assert all(re.fullmatch(pattern, text) for text in [asked, *(r["question"] for r in found)])
 
 
 def test_the_environment_of_one_turn_scores_answers(monkeypatch: pytest.MonkeyPatch) -> None:

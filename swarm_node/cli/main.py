@@ -15,6 +15,7 @@ import typer
 from swarm_node.cli.home import ask, chosen_home, show, sound_home
 from swarm_node.cli.options import (
     AcceptOption,
+    AloneOption,
     AnswerFieldOption,
     AssignOption,
     ChoicesFieldOption,
@@ -143,14 +144,13 @@ def join(
     verbose: VerboseOption = None,
     log_format: LogFormatOption = None,
     forget: ForgetOption = None,
-    alone: Annotated[bool, typer.Option("--alone", help="Go on though peers refuse it.")] = False,
+    alone: AloneOption = False,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
     Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
-    next node. The home remembers what it was given: `join` alone goes on as before. A node whose
-    swarm does not admit it ends with exit code 3, unless `--alone` is given. Options are
-    also variables (SWARM_NODE_EXPERIENCE__LOCAL) and TOML keys: see `swarm-node config`.
+    next node. The home remembers what it was given: `join` alone goes on as before. A node that its
+    swarm refuses ends with exit code 3. Options are also TOML keys: see `swarm-node config`.
     """
     from swarm_node.cli.views.live import live_screen
     from swarm_node.config import Sources, parse_assignments
@@ -170,15 +170,13 @@ def join(
         "sampling.engine": sampler,
         "training.learning_rate": learning_rate,
         "run.max_steps": steps,
-        "verbose": verbose,
-        "log_format": log_format,
+        **{"verbose": verbose, "log_format": log_format},
         **parse_assignments(assign or []),
     }
     sources = Sources(flags, config=config, with_home=True)
     sources.forget(forget or [])
     settings = sources.load()
-    screen = live_screen() if settings.log_format == "auto" else None
-    join_swarm(settings, sources, code, screen, alone=alone)
+    join_swarm(settings, sources, code, live_screen(settings.log_format), alone=alone)
 
 
 for command in (

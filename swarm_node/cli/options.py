@@ -85,6 +85,9 @@ CodeOption = Annotated[
 LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]
+AloneOption = Annotated[
+    bool, typer.Option("--alone", help="Train on alone if the swarm refuses this node.")
+]
 VerboseOption = Annotated[
     bool | None, typer.Option("--verbose", "-v", help="Log updates and every rejection.")
 ]

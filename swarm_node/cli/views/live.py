@@ -31,10 +31,12 @@ _REFRESH_SECONDS = 1.0
 _KEYS = "\\[q]uit \\[p]eers \\[s]amples"
 
 
-def live_screen() -> Screen | None:
-    """A screen that draws, if stderr is a terminal that can be drawn on."""
+def live_screen(log_format: str = "auto") -> Screen | None:
+    """A screen that draws, if `log_format` lets it and stderr is a terminal that can be drawn
+    on."""
     console = Console(stderr=True, highlight=False)
-    return LiveScreen(console) if console.is_terminal and not console.is_dumb_terminal else None
+    drawn = log_format == "auto" and console.is_terminal and not console.is_dumb_terminal
+    return LiveScreen(console) if drawn else None
 
 
 class LiveScreen(Screen):

@@ -37,6 +37,7 @@ def _track(home: Path, into: Path) -> list[tuple[int, float]]:
     arguments = ["track", "tensorboard", "--home", str(home), "--into", str(into), "--once"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
+    assert f"--logdir {into}" in done.output
     (run,) = (path for path in into.glob("*/*") if path.is_dir())
     assert run.parent.name == "no-swarm"
     found = board.EventAccumulator(str(run)).Reload()

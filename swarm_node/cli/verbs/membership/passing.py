@@ -49,23 +49,25 @@ class Passing:
         self._asked = -math.inf
         self._answers: list[AnswerRow] = []
 
-    def once(self) -> None:
-        """Pass on what is new, and note how far it came."""
+    def once(self) -> int:
+        """Pass on what is new, and note how far it came. Return how many rows were new."""
         try:
-            self._pass_on()
+            return self._pass_on()
         finally:
             replace_private(self._file, msgspec.json.encode(self._mark))
 
-    def _pass_on(self) -> None:
-        mark = self._mark
+    def _pass_on(self) -> int:
+        mark, passed = self._mark, 0
         for row in self._rows():
             self._tracker.log(figures(row), row.updates, row.time)
             mark.until, mark.updates = row.time, row.updates
+            passed += 1
         for lineage in lineages(self._place.checkpoints, mark.checkpoint):
             self._tracker.checkpoint(lineage, mark.updates, time.time())
             mark.checkpoint = lineage.name
         if time.monotonic() - self._asked >= _ANSWERS_SECONDS:
             self._pass_answers()
+        return passed
 
     def _rows(self) -> Iterator[HistoryRow]:
         file = self._place.metrics

@@ -7,6 +7,7 @@ written before the tracker ran is passed on too.
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from swarm_node.cli.verbs.tracking.trackers import TRACKERS, TrackerName
 from swarm_node.errors import HomeError, extra_of
 
 _POLL_SECONDS: Final = 5.0
+#: Seconds between two lines about rows that were passed on.
+_TELL_SECONDS: Final = 60.0
 
 
 def track(
@@ -48,8 +51,23 @@ def track(
         raise HomeError(f"{tracker} is not installed ({error}): run {extra_of(tracker)}") from error
     with closing(made), suppress(KeyboardInterrupt):
         passing = Passing(place, made, place.path / f"tracked.{tracker}")
+        new, told = 0, float("-inf")
         while True:
-            passing.once()
+            new += passing.once()
+            if once or (new and time.monotonic() - told >= _TELL_SECONDS):
+                rows = f"{new:,} row{'s' * (new != 1)}"
+                typer.echo(f"{rows} → {_shown_by(tracker, into)}")
+                new, told = 0, time.monotonic()
             if once:
                 return
             time.sleep(_POLL_SECONDS)
+
+
+def _shown_by(tracker: TrackerName, into: Path) -> str:
+    """Where the figures went, and the command that shows them."""
+    directory = shlex.quote(str(into))
+    return {
+        TrackerName.TENSORBOARD: f"{into}; see them with: tensorboard --logdir {directory}",
+        TrackerName.WANDB: f"W&B, and {into}; offline runs are sent with: wandb sync",
+        TrackerName.TRACKIO: "trackio; see them with: trackio show",
+    }[tracker]
