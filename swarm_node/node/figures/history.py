@@ -108,7 +108,7 @@ class Totals:
     peers' groups in updates; and `trained_tokens`. `sampled_tokens` are those of own answers.
 
     The others are found when a row is made. `seconds` is the node's clock. `own` and `external` are
-    groups trained on in `updates`; `batches` has those skipped too. `made` are own groups, of which
+    groups trained on in `updates`. `made` are own groups, of which
     `informative` have different rewards. They have `answers`, of which `cut` ran out of tokens.
     `sampling` and `updating` are seconds of work.
     """
@@ -122,7 +122,6 @@ class Totals:
     sampled_tokens: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
-    batches: int = 0
     updates: int = 0
     own: int = 0
     external: int = 0

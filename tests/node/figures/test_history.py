@@ -40,10 +40,9 @@ def between(before: Totals, now: Totals) -> HistoryRow:
 
 
 def test_a_row_has_means_of_what_happened_in_between() -> None:
-    before = Totals(seconds=100.0, batches=10, updates=8, own=40, external=3, sampled_tokens=1000)
+    before = Totals(seconds=100.0, updates=8, own=40, external=3, sampled_tokens=1000)
     now = Totals(
         seconds=110.0,
-        batches=20,
         updates=18,
         own=76,
         external=7,

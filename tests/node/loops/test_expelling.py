@@ -160,7 +160,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Compa
     report = await expelled.network()
     first, *others = judge_network(report)
     said = expelled.snapshot().findings[0]
-    assert (first.subject, first.level, first.found) == ("revoked", "error", said.text)
+    assert (first.subject, first.level, first.found) == ("membership", "error", said.text)
     causes = {row.kind: row.cause for row in report.tried}
     assert [kind for kind, cause in causes.items() if cause and cause.code == "revoked"] == [
         "address",

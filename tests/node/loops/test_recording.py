@@ -36,7 +36,7 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
         await life
     assert (latest.refused, latest.replay, latest.turns) == (3, 2, None)
     alone, revoked = [line for line in lines if line["event"] == "verdict"]
-    assert (alone["kind"], alone["log_level"]) == ("alone", "info")
+    assert (alone["kind"], alone["log_level"]) == ("unvisited", "info")
     assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
     assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
     progress = [line for line in lines if line["event"] == "progress"]

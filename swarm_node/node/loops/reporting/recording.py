@@ -33,7 +33,7 @@ class Recorder:
         self._said: tuple[str, str] | None = None
         self._parts = parts
         self._shared = shared
-        self._before = self._totals()
+        self._before, self._seen = self._totals(), self._batches()
         self._measured: EvalPoint | None = None
         self._reported = parts.clock.now()
         #: When the work before the first update was told, and the seconds to the next time.
@@ -68,12 +68,14 @@ class Recorder:
                 sight = Sight(name, issuer, shown[1], not silent, peer.epoch, peer.addresses)
                 shared.tally.events.see(peer_id, replace(sight, refused=dict(peer.rejected)), wall)
 
+    def _batches(self) -> int:
+        return self._shared.tally.updates + self._shared.tally.skipped_updates
+
     def _due(self) -> bool:
         tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds
         if tally.evals and tally.evals[-1] is not self._measured:
             return True
-        moved = tally.updates + tally.skipped_updates > self._before.batches
-        return passed >= (LEAST_SECONDS if moved else MOST_SECONDS)
+        return passed >= (LEAST_SECONDS if self._batches() > self._seen else MOST_SECONDS)
 
     async def _record(self) -> None:
         parts = self._parts
@@ -92,7 +94,7 @@ class Recorder:
 
     def _row(self, memory: int) -> HistoryRow:
         tally, clock = self._shared.tally, self._parts.clock
-        before, self._before = self._before, self._totals()
+        before, self._before, self._seen = self._before, self._totals(), self._batches()
         point = tally.evals[-1] if tally.evals else None
         point, self._measured = None if point is self._measured else point, point
         peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
@@ -117,7 +119,6 @@ class Recorder:
         return replace(
             tally.sums,
             seconds=self._parts.clock.now(),
-            batches=tally.updates + tally.skipped_updates,
             updates=tally.updates,
             own=tally.groups.trained_own,
             external=tally.groups.trained_external,
