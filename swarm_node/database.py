@@ -73,12 +73,15 @@ class Database:
         with self._transaction() as db:  # which takes the lock, too
             (found,) = db.execute("PRAGMA user_version").fetchone()
             if found > layout:
-                raise HomeError(f"{self._path} was written by a newer {program}: upgrade this one")
+                raise HomeError(
+                    f"{self._path} was written by a newer {program}", "upgrade this one"
+                )
             if 0 < found < layout:
                 raise HomeError(
                     f"{self._path} has layout {found}, and {program} {__version__} reads layout "
-                    f"{layout} only: move it away and start again. Keys, membership and "
-                    "checkpoints are in other files"
+                    f"{layout} only",
+                    "move it away and start again. Keys, membership and "
+                    "checkpoints are in other files",
                 )
             if found == 0:
                 for statement in tables.split(";"):
@@ -190,7 +193,7 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise HomeError(f"{path} is in use by another process: stop that one first") from error
+        raise HomeError(f"{path} is in use by another process", "stop that one first") from error
     return descriptor
 
 

@@ -26,7 +26,7 @@ SwarmNodeError               every error this program raises on purpose
 └── UnknownTaskError         a task reference that this environment cannot derive
     └── SlowTaskError        making the task takes longer than this machine allows
 
-Every message says what to do next.
+Every message says what to do next: as its remedies, or in its sentence.
 """
 
 from __future__ import annotations
@@ -48,10 +48,25 @@ _NUMBER: Final = re.compile(r"\[Errno -?\d+\] | \(os error \d+\)")
 
 
 class SwarmNodeError(Exception):
-    """Base of everything raised on purpose; the CLI prints it as one line and ends with
-    `exit_code`."""
+    """Base of everything raised on purpose. The CLI prints the `cause`, then each of the `remedies`
+    on a line of its own, and ends with `exit_code`. As text, they are one sentence."""
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, cause: str = "", *remedies: str) -> None:
+        remedies = tuple(filter(None, remedies))
+        told = " ".join(each if each.endswith("?") else f"{each};" for each in remedies)
+        super().__init__(f"{cause}: {told.removesuffix(';')}" if told else cause)
+        self.cause, self.remedies = cause, remedies
+
+    def parted(self) -> tuple[str, str]:
+        """The cause, and the remedies in one line: those given apart, or else what follows the last
+        colon. "" without any."""
+        text = str(self)
+        if self.remedies:
+            return self.cause, text.removeprefix(f"{self.cause}: ")
+        cause, colon, remedy = text.rpartition(": ")
+        return (cause, remedy) if colon else (text, "")
 
 
 class ConfigError(SwarmNodeError):
@@ -191,18 +206,19 @@ class Rejected:
     seconds: float = field(default=0.0, compare=False)
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """Suggest the one of the `known` names that `name` looks like: ": did you mean X?", or ""."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f": did you mean {close[0]}?" if close else ""
+def meant(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return the remedy that asks for those of the `known` names that `name` looks like, at `most`
+    so many: "did you mean X or Y?". Empty if it looks like none."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=most)
+    *others, last = close or [""]
+    return [f"did you mean {' or '.join(filter(None, [', '.join(others), last]))}?"] * bool(close)
 
 
-def instead(name: str, known: Iterable[str], use: str = "use one of") -> str:
-    """Return the end of a sentence about a `name` that is not among the `known` ones: the one that
-    it looks like, and all that there are."""
+def instead(name: str, known: Iterable[str], use: str = "use one of") -> list[str]:
+    """Return the remedies for a `name` that is not among the `known` ones: the one that it looks
+    like, and all that there are."""
     names = list(known)
-    close, listed = meant(name, names), ", ".join(names)
-    return f"{close} There are {listed}" if close else f"; {use} {listed}"
+    return [*meant(name, names), f"{use} {', '.join(names)}"]
 
 
 def extra_of(name: str) -> str:

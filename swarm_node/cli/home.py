@@ -34,15 +34,28 @@ def sound_home(home: Path | None) -> Home:
     return place
 
 
+def require_running(home: Path | None) -> Home:
+    """The home of a node that has said where it answers. Nothing is asked, so this is quick.
+
+    Raises:
+        NotRunningError: there is none.
+    """
+    place = chosen_home(home)
+    if not place.control_file.exists():
+        raise place.not_running()
+    return place
+
+
 def ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
     """Ask the running node, and return its answer.
 
     Raises:
         NotRunningError: there is none.
     """
+    place = require_running(home)
     from swarm_node.node.control.control import ControlClient
 
-    return asyncio.run(question(ControlClient(chosen_home(home).control_file)))
+    return asyncio.run(question(ControlClient(place.control_file)))
 
 
 def json_of(value: Any) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +34,7 @@ from swarm_node.cli.options import (
     TicketFileOption,
     TicketOption,
     VerboseOption,
+    require_report,
     task_flags,
 )
 from swarm_node.cli.verbs import watching
@@ -52,6 +53,9 @@ from swarm_node.cli.verbs.support import support_bundle
 from swarm_node.cli.verbs.tracking.track import track
 from swarm_node.program.commands import home_option
 from swarm_node.program.terminal import RefusingGroup, show_page, version_option
+
+if TYPE_CHECKING:
+    from swarm_node.config import Sources
 
 app = typer.Typer(
     name="swarm-node",
@@ -90,6 +94,14 @@ def demo(
     peers' rollouts. Of the three games it samples one. With a pretrained model, which takes 15
     minutes, there are five families of graded tasks. Ctrl-C ends the demo cleanly at any time.
     """
+    from swarm_node.policy.models.model import require_model
+
+    if model is not None:
+        require_model(model)
+    require_report(report)
+    from swarm_node.demo.tasks import ground_of
+
+    ground_of(environment, nodes, model)
     from swarm_node.demo.run import run_demo
 
     raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler, environment, model)))
@@ -152,9 +164,7 @@ def join(
     next node. The home remembers what it was given: `join` alone goes on as before. A node that its
     swarm refuses ends with exit code 3. Options are also TOML keys: see `swarm-node config`.
     """
-    from swarm_node.cli.views.live import live_screen
     from swarm_node.config import Sources, parse_assignments
-    from swarm_node.node.start.join import join_swarm
 
     flags: dict[str, Any] = {
         "home": home,
@@ -175,7 +185,18 @@ def join(
     }
     sources = Sources(flags, config=config, with_home=True)
     sources.forget(forget or [])
+    _start(sources, code, alone)
+
+
+def _start(sources: Sources, code: str | None, alone: bool) -> None:
+    from swarm_node.node.start.named import require_named
+
     settings = sources.load()
+    require_named(settings, sources)
+    # What a typo need not wait for.
+    from swarm_node.cli.views.live import live_screen
+    from swarm_node.node.start.join import join_swarm
+
     join_swarm(settings, sources, code, live_screen(settings.log_format), alone=alone)
 
 
@@ -277,12 +298,12 @@ def status(
     The first line is the verdict. The exit code is 1 if it is bad (✗), as after an
     expulsion, or without a running node.
     """
-    from swarm_node.cli.views.status_view import status_view
-
     snapshot = ask(home, lambda client: client.status())
     if healthy:
         typer.echo(snapshot.state)
         raise typer.Exit(0 if snapshot.state == "running" else 1)
+    from swarm_node.cli.views.status_view import status_view
+
     show(json, snapshot, lambda: status_view(snapshot))
     if snapshot.findings and snapshot.findings[0].level == "bad":
         raise typer.Exit(1)
@@ -365,13 +386,25 @@ def export(
 
     The node may be running. A new repository of --push is private.
     """
-    from swarm_node.library.exporting import export as export_newest
-    from swarm_node.policy.training.checkpoints.export import check_hub, check_target
-    from swarm_node.policy.training.checkpoints.export import push as upload
+    from swarm_node.config import load_settings
+    from swarm_node.node.home.home import Home
+    from swarm_node.policy.models.model import require_model
+    from swarm_node.policy.training.checkpoints.target import (
+        check_hub,
+        check_target,
+        require_checkpoint,
+    )
 
     check_target(directory)
     if push is not None:
         check_hub(push)
+    settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
+    require_model(settings.model)
+    require_checkpoint(Home(settings.home).checkpoints, form)
+    # Both import torch.
+    from swarm_node.library.exporting import export as export_newest
+    from swarm_node.policy.training.checkpoints.export import push as upload
+
     version = export_newest(directory, form, home=home, base=base, model=model, config=config)
     typer.echo(f"wrote policy version {version} to {directory}")
     if push is not None:

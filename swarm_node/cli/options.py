@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from swarm_node.errors import SwarmNodeError
 from swarm_node.program.caches import settle_caches
 
 
@@ -116,3 +118,21 @@ def task_flags(
         "environment.options.choices": choices,
         "environment.allow_invalid": accept,
     }
+
+
+def require_report(directory: Path) -> None:
+    """Refuse the directory of a report that cannot be made, before what takes minutes.
+
+    Raises:
+        SwarmNodeError: it is a file, or may not be written.
+    """
+    there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    if not there.is_dir():
+        why = f"{there} is not a directory"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        why = f"{there} cannot be written"
+    else:
+        return
+    raise SwarmNodeError(
+        f"cannot write the report to {directory}: {why}", "choose another --report"
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, field_validator
@@ -15,6 +15,10 @@ from swarm_node.p2p.addresses.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 
+_KINDS = {
+    **{"int": "a whole number", "float": "a number", "bool": "true or false"},
+    **{"list": "a list of texts", "Path": "a path"},
+}
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 #: Marks a field that a running node takes over. `Node.adopt` applies it.
@@ -252,8 +256,8 @@ def default_home() -> Path:
     found = usual_home()
     if found is None:
         raise ConfigError(
-            "home: this user has no home directory (HOME is not set): name the node's directory "
-            "with --home or SWARM_NODE_HOME"
+            "home: this user has no home directory (HOME is not set)",
+            "name the node's directory with --home or SWARM_NODE_HOME",
         )
     return found
 
@@ -314,6 +318,46 @@ def field_of(key: str) -> FieldInfo:
     if inner and isinstance(model, type) and issubclass(model, Table):
         return model.model_fields[inner]
     return field
+
+
+def accepted(key: str) -> str:
+    """Say which values a dotted key takes: "a whole number from 1 to 1024, or auto"."""
+    field = field_of(key)
+    if any(getattr(item, "pattern", None) for item in field.metadata):
+        return f"this: {(field.description or '').rstrip('.')}"
+    return _values(field.annotation, field.metadata)
+
+
+def _values(annotation: Any, limits: Sequence[Any]) -> str:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        *others, last = map(str, parts)
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(annotation) is Annotated:
+        inner = [limit for info in parts[1:] for limit in getattr(info, "metadata", ())]
+        return _values(parts[0], [*limits, *inner])
+    if get_origin(annotation) in (list, dict) or not parts:
+        name = getattr(get_origin(annotation) or annotation, "__name__", "")
+        table = name == "dict" or (isinstance(annotation, type) and issubclass(annotation, Table))
+        return ("a table" if table else _KINDS.get(name, "a text")) + _within(limits)
+    return ", or ".join(_values(part, limits) for part in parts if part is not type(None))
+
+
+def _within(limits: Sequence[Any]) -> str:
+    """Limits in words; "" without limits. If one side has two, the narrower counts."""
+
+    def those(name: str) -> list[Any]:
+        return [getattr(item, name) for item in limits if getattr(item, name, None) is not None]
+
+    low, high, longest = those("ge"), those("le"), those("max_length")
+    high += [end - 1 for end in those("lt")]
+    if low and high:
+        return f" from {max(low):,} to {min(high):,}"
+    parts = [f"{max(low):,} or more"] if low else []
+    parts += [f"above {above:,}" for above in those("gt")]
+    parts += [f"at most {min(high):,}"] if high else []
+    parts += [f"at most {min(longest):,} long"] if longest else []
+    return f", {', '.join(parts)}" if parts else ""
 
 
 def value_of(settings: Settings, key: str) -> Any:

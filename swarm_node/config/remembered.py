@@ -67,7 +67,8 @@ def recall(home: Path) -> dict[str, Remembered]:
         if version != VERSION:
             raise ConfigError(
                 f"a later release wrote the settings that the home remembers (version {version}, "
-                f"this release reads {VERSION}): use that release, or {away}"
+                f"this release reads {VERSION})",
+                f"use that release, or {away}",
             )
         return msgspec.json.decode(raw, type=_RememberedFile).settings
     except HomeError as error:
@@ -95,8 +96,8 @@ def change_remembered(home: Path, changes: Mapping[str, Remembered | None]) -> N
         data = msgspec.json.format(msgspec.json.encode(_RememberedFile(VERSION, after))) + b"\n"
         if len(data) > MAX_BYTES:
             raise ConfigError(
-                f"a home remembers {MAX_BYTES} bytes of settings at most: keep long ones in a "
-                "settings file (--config FILE)"
+                f"a home remembers {MAX_BYTES} bytes of settings at most",
+                "keep long ones in a settings file (--config FILE)",
             )
         place.save(FILE, data)
 

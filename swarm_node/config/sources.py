@@ -8,6 +8,7 @@ with the key's name.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from swarm_node.config.model import Settings, default_home, settings_keys
+from swarm_node.config.model import Settings, accepted, default_home, settings_keys
 from swarm_node.config.remembered import (
     ONE_START,
     UNWRITABLE,
@@ -27,9 +28,11 @@ from swarm_node.config.remembered import (
     portable,
     recall,
 )
-from swarm_node.errors import ConfigError, meant
+from swarm_node.errors import ConfigError, meant, reason_of
 
 ENV_PREFIX = "SWARM_NODE_"
+#: Of a value in a message.
+_SHOWN_CHARS: Final = 80
 MAX_FILE_BYTES = 64 * 1024
 #: Variables that are no settings: the path of the settings file, and the key of `serve`.
 _ENV_OTHER = {"SWARM_NODE_CONFIG", "SWARM_NODE_API_KEY"}
@@ -39,7 +42,7 @@ HOME_SOURCE = "the home"
 _TRUNCATIONS: Final = ("sampling.top_p", "sampling.top_k", "sampling.min_p")
 _TRUNCATED: Final = (
     "there is no {}: tokens that it leaves out have probability 0, so ratios to later policies are "
-    "undefined; set sampling.temperature"
+    "undefined"
 )
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
@@ -135,7 +138,7 @@ class Sources:
         known = sorted({*(key for key, _ in settings_keys()), *held})
         for key in keys:
             if key not in known:
-                raise ConfigError(f"--forget: {_unknown(key, known)}")
+                raise ConfigError(f"--forget: unknown setting {key}", *_unknown(key, known))
         gone = held.keys() & set(keys)
         self.forgotten.update(gone, _accepted_with(gone))
 
@@ -189,7 +192,8 @@ class Sources:
                 try:
                     validated({"home": self.home, **_nest({key: kept.value})})
                 except ConfigError as error:
-                    raise ConfigError(f"{error} ({forgetting(self.home, [key])})") from None
+                    helps = (*error.remedies, forgetting(self.home, [key]))
+                    raise ConfigError(error.cause, *helps) from None
 
     def _named(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """(name of the source, nested values), the weakest source first."""
@@ -244,7 +248,7 @@ def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
     keys = keys_of(changes)
     for key in keys:
         if key in UNWRITABLE:
-            raise ConfigError(f"{key} is not remembered in a home: give it to `swarm-node join`")
+            raise ConfigError(f"{key} is not remembered in a home", "give it to `swarm-node join`")
     kept: dict[str, Remembered | None] = dict.fromkeys(_accepted_with(keys))
     kept |= {key: Remembered(portable(settings, key), "config set") for key in keys}
     change_remembered(home, kept)
@@ -271,7 +275,9 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for item in assignments:
         key, separator, text = item.partition("=")
         if not separator or not key:
-            raise ConfigError(f"write KEY=VALUE, such as experience.local=6, not {item!r}")
+            raise ConfigError(
+                f"{item} is no assignment", "write KEY=VALUE, such as experience.local=6"
+            )
         parsed[key.strip()] = _parse_value(text)
     return parsed
 
@@ -285,7 +291,7 @@ def validated(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(error))) from None
+        raise _refusal(error) from None
 
 
 def text_of(path: Path | None) -> str:
@@ -300,10 +306,12 @@ def text_of(path: Path | None) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes: shorten it")
+            raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes", "shorten it")
         return raw.decode()
     except OSError as error:
-        raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the settings file {path}: {reason_of(error)}", "name another --config"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
@@ -338,7 +346,9 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(ENV_PREFIX) or variable in _ENV_OTHER:
             continue
         if variable not in by_variable:
-            raise ConfigError(_unknown(variable, map(variable_of, known)))
+            raise ConfigError(
+                f"unknown setting {variable}", *_unknown(variable, map(variable_of, known))
+            )
         found[by_variable[variable]] = text
     return found
 
@@ -347,8 +357,9 @@ def variable_of(key: str) -> str:
     return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    return f"unknown setting {name}{meant(name, known) or '; `swarm-node config` lists them all'}"
+def _unknown(name: str, known: Iterable[str]) -> list[str]:
+    """The remedies for an unknown setting."""
+    return meant(name, known) or ["`swarm-node config` lists them all"]
 
 
 def _parse_value(text: str) -> Any:
@@ -387,17 +398,30 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
             base[key] = value
 
 
-def _explain(error: ValidationError) -> Iterator[str]:
+def _refusal(error: ValidationError) -> ConfigError:
+    """Say which settings have which values, and what each takes."""
     known = [key for key, _ in settings_keys()]
-    reasons: dict[str, list[str]] = {}
-    for item in error.errors(include_url=False, include_input=False):
+    causes, remedies = dict[str, str](), dict[str, None]()
+    for item in error.errors(include_url=False):
         parts = [str(part) for part in item["loc"]]
         # A setting of several types has their names behind it, and a reason of each.
         whole = (".".join(parts[:count]) for count in range(1, len(parts)))
         key = next((each for each in whole if each in known), ".".join(parts))
         if item["type"] == "extra_forbidden":
-            yield _TRUNCATED.format(key) if key in _TRUNCATIONS else _unknown(key, known)
+            causes[key] = (
+                _TRUNCATED.format(key) if key in _TRUNCATIONS else f"unknown setting {key}"
+            )
+            helps = ["set sampling.temperature"] if key in _TRUNCATIONS else _unknown(key, known)
+        elif item["type"] == "value_error":  # which is a sentence of `model`
+            causes[key], helps = f"{key}: {item['ctx']['error']}", []
         else:
-            why = item["msg"].removeprefix("Value error, ")
-            reasons.setdefault(key, []).append(f"{why[:1].lower()}{why[1:]}")
-    yield from (f"{key}: {', or '.join(each)}" for key, each in reasons.items())
+            value = "this" if key == "ticket" else _shown(item["input"])  # which is a secret
+            causes[key] = f"{key}: {value} is not accepted"
+            helps = [f"{key} takes {accepted(key)}"]
+        remedies |= dict.fromkeys(helps)
+    return ConfigError("; ".join(causes.values()), *remedies)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value, default=str)
+    return f"{text[:_SHOWN_CHARS]}…" if len(text) > _SHOWN_CHARS else text

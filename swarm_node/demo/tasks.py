@@ -83,7 +83,7 @@ def ground_of(environment: str, nodes: int, model: str | None = None) -> DemoTas
     ground = GROUNDS.get(environment)
     if ground is None:
         raise ConfigError(
-            f"--environment: no demo of {environment!r}{instead(environment, GROUNDS)}"
+            f"--environment: no demo of {environment!r}", *instead(environment, GROUNDS)
         )
     if model not in (None, ground.model):
         if ground is not DRILLS:

@@ -236,7 +236,7 @@ def create(
     if families is None:
         if preset not in PRESETS:
             raise ConfigError(
-                f"environment.options.preset: unknown {preset!r}{instead(str(preset), PRESETS)}"
+                f"environment.options.preset: unknown {preset!r}", *instead(str(preset), PRESETS)
             )
         levels = preset in GRADED
         return _Drills(PRESETS[preset], instruction, strict=strict, graded_levels=levels)
@@ -331,7 +331,7 @@ def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, in
     checked = {}
     for family, lengths in families.items():
         if family not in FAMILIES:
-            raise ConfigError(f"{key}.{family} is unknown{instead(str(family), FAMILIES)}")
+            raise ConfigError(f"{key}.{family} is unknown", *instead(str(family), FAMILIES))
         if not (
             isinstance(lengths, list | tuple)
             and len(lengths) == 2

@@ -15,11 +15,9 @@ import msgspec
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.registry import (
-    HUB,
-    available,
     create_environment,
     factory_taking,
-    unknown_name,
+    require_environment,
 )
 from swarm_node.environments.split import described
 from swarm_node.environments.splitting import Asking
@@ -96,8 +94,7 @@ def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False
     Raises:
         ConfigError: the message says what there is, or why it cannot be had.
     """
-    if (":" not in name and name not in available()) or name.startswith(HUB):
-        raise unknown_name(name)
+    require_environment(name, options)
     if (name in _LISTS and not asks) or (name in _SHIPPED and not options):
         return Tried(name, _turns(name), name in _LISTS)
     command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
@@ -157,7 +154,7 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
     presets = module.PRESETS
     if preset is not None and preset not in presets:
         raise ConfigError(
-            f"environment.options.preset: unknown {preset!r}{instead(preset, presets)}"
+            f"environment.options.preset: unknown {preset!r}", *instead(preset, presets)
         )
     if {"families", "datasets"} & options.keys():
         return
@@ -170,8 +167,8 @@ def _check_families(where: str, families: Sequence[str], known: Collection[str])
     for family in families:
         if family not in known:
             raise ConfigError(
-                f"environment.families: {where} has no family {family!r}"
-                f"{instead(family, known, 'use some of')}"
+                f"environment.families: {where} has no family {family!r}",
+                *instead(family, known, "use some of"),
             )
 
 

@@ -11,12 +11,15 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
 
+from swarm_node.durable import open_regular
 from swarm_node.environments.splitting import Asking, SplitEnvironment
-from swarm_node.errors import ConfigError, instead
+from swarm_node.errors import ConfigError, instead, reason_of
 
 GROUP = "swarm_node.environments"
 #: What the name of a data set of a model hub begins with.
 HUB: Final = "hub:"
+#: Environments of rows in files, which their option `path` names.
+_OF_ROWS: Final = ("jsonl", "programs")
 
 
 def available() -> list[str]:
@@ -83,10 +86,37 @@ def factory_of(name: str) -> Callable[..., Any]:
         raise _not_a_name(name)
     if "://" in name:
         raise ConfigError(
-            f"environment.name: {name[:80]!r} is a server, and no member can replay what it said: "
-            "name the class that it runs, as module:Class"
+            f"environment.name: {name[:80]!r} is a server, and no member can replay what it said",
+            "name the class that it runs, as module:Class",
         )
     return _adapted(_imported(name)) if ":" in name else _installed(name)
+
+
+def require_environment(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an environment that is not installed, and files of rows that cannot be opened. Nothing
+    is imported for it, so this comes before all that takes longer.
+
+    Raises:
+        ConfigError: the message says what there is.
+    """
+    if (":" not in name and name not in available()) or name.startswith(HUB):
+        raise unknown_name(name)
+    path = options.get("path") if name in _OF_ROWS else None
+    for item in path if isinstance(path, list | tuple) else [path]:
+        if isinstance(item, str) and not item.startswith(HUB):
+            file = Path(item).expanduser()
+            try:
+                open_regular(file).close()
+            except OSError as error:
+                raise unreadable(file, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> ConfigError:
+    """Make the error about a file of rows."""
+    return ConfigError(
+        f"environment.options.path: cannot read {path}: {reason_of(error)}",
+        "name a file of questions",
+    )
 
 
 def unknown_name(name: str) -> ConfigError:
@@ -94,15 +124,17 @@ def unknown_name(name: str) -> ConfigError:
     if "environment.options.path" in chosen_environment(name):
         return _not_a_name(name)
     return ConfigError(
-        f"environment.name: there is no environment {name!r}{instead(name, available())}; "
-        "module:factory is for your own"
+        f"environment.name: there is no environment {name!r}",
+        *instead(name, available()),
+        "name one of your own as module:factory, and a file of questions with its ending",
     )
 
 
 def _not_a_name(path: str) -> ConfigError:
     return ConfigError(
-        f"environment.name: {path[:80]!r} holds questions and is no environment: say --environment "
-        f"{path[:80]}, or set environment.name=jsonl and environment.options.path"
+        f"environment.name: {path[:80]!r} holds questions and is no environment",
+        f"say --environment {path[:80]}, or set environment.name=jsonl and "
+        "environment.options.path",
     )
 
 
@@ -148,8 +180,8 @@ def _loaded(name: str, load: Callable[[], Any]) -> Callable[..., Any]:
         factory = load()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"environment.name: {name!r} cannot be imported ({error}); "
-            "check its spelling and that its folder is on PYTHONPATH"
+            f"environment.name: {name!r} cannot be imported ({error})",
+            "check its spelling and that its folder is on PYTHONPATH",
         ) from error
     if not callable(factory):
         raise ConfigError(f"environment.name: {name!r} is not a function that makes an environment")

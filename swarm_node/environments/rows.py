@@ -20,9 +20,9 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from swarm_node.durable import open_regular
 from swarm_node.environments.base import split_held_out
 from swarm_node.environments.formats import plain, refused_kind
-from swarm_node.environments.registry import HUB
+from swarm_node.environments.registry import HUB, unreadable
 from swarm_node.environments.split import canonical
-from swarm_node.errors import ConfigError, reason_of
+from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 MAX_FILE_BYTES = 256 << 20
@@ -101,9 +101,9 @@ class Family(Generic[_Row]):
         return text
 
 
-def refuse(option: str, what: str) -> ConfigError:
+def refuse(option: str, what: str, *remedies: str) -> ConfigError:
     """The error for a bad option of an environment."""
-    return ConfigError(f"environment.options.{option}: {what}")
+    return ConfigError(f"environment.options.{option}: {what}", *remedies)
 
 
 def read_families(
@@ -218,9 +218,7 @@ def _read(path: Path) -> bytes:
         with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise refuse(
-            "path", f"cannot read {path}: {reason_of(error)}: name a file of questions"
-        ) from error
+        raise unreadable(path, error) from error
     if len(data) > MAX_FILE_BYTES:
         raise refuse("path", f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
     try:

@@ -21,12 +21,8 @@ from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.gguf.directory import quantised
 from swarm_node.policy.models.hub import HubModel, hub_model, origin
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.training.checkpoints.export import (
-    Format,
-    check_target,
-    newest_state,
-    write_export,
-)
+from swarm_node.policy.training.checkpoints.export import newest_state, write_export
+from swarm_node.policy.training.checkpoints.target import Format, check_target
 
 #: Settings that the model card lists, with their names among the trainer's settings.
 _TOLD = {
@@ -104,8 +100,8 @@ def _public_base(name: str | None, model_dir: Path) -> HubModel | None:
     given = hub_model(name)
     if given is None:
         raise ModelError(
-            f"--base takes OWNER/NAME of the hub, or OWNER/NAME@REVISION, not {name!r}: leave it "
-            "out for a base that is in no repository"
+            f"--base takes OWNER/NAME of the hub, or OWNER/NAME@REVISION, not {name!r}",
+            "leave it out for a base that is in no repository",
         )
     same = known is not None and known.repo == given.repo and given.revision == "main"
     return known if same else given

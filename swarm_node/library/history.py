@@ -59,7 +59,7 @@ class NodeHistory(Sequence[HistoryRow]):
         try:
             import pandas
         except ImportError as error:
-            raise SwarmNodeError(f"to_pandas needs pandas: run {extra_of('pandas')}") from error
+            raise SwarmNodeError("to_pandas needs pandas", f"run {extra_of('pandas')}") from error
         names = [name for name in HistoryRow.__struct_fields__ if name not in _BY_FAMILY]
         frame = pandas.DataFrame([_flat(row) for row in self._rows])
         known = [name for name in frame.columns if name not in names]

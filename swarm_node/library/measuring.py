@@ -13,9 +13,8 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
-from swarm_node.environments.registry import chosen_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.errors import ConfigError
+from swarm_node.library.named import chosen_tasks, require_measured
 from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
 from swarm_node.library.stored_policy import StoredPolicy, holding, open_sampler, stored_policies
 from swarm_node.node.figures.snapshot import SCHEMA
@@ -31,7 +30,6 @@ from swarm_node.rollout import HELD_OUT_SEED, TaskRef
 
 #: Answers that are sampled between two lines of progress.
 _ANSWERS_AT_ONCE = 1024
-_OPTIONS = "environment.options"
 
 
 class FamilyRates(msgspec.Struct, frozen=True):
@@ -102,17 +100,16 @@ async def measure(
         ConfigError: a setting or a file cannot be used; the message says why.
         ChildError: the environment's process cannot be kept alive.
     """
-    if k is not None and not 1 <= k <= answers:
-        raise ConfigError(f"--k is {k}: pass@k needs at least as many answers: --answers {k}")
     flags = {"home": home, "model": model, **(assigned or {})}
     settings = load_settings(flags, config=config, with_home=True)
+    require_measured(settings, tasks, checkpoint, assigned or {}, k, answers)
+    name, options = chosen_tasks(settings, tasks, assigned or {})
     directory = resolve(settings.model)
     store = Home(settings.home).checkpoints
     shape = ModelConfig.from_directory(directory)
     settings = for_model(settings, shape)
     threads = torch_threads(settings, shape)
-    table, run, sampling = settings.environment, settings.run, settings.sampling
-    name, options = _environment(tasks, table.name, table.options, assigned or {})
+    run, sampling = settings.run, settings.sampling
     where = place(run.device, settings.training.dtype, hardware(run.device))
     rows = []
     with holding(store) as hold:
@@ -133,21 +130,6 @@ async def measure(
     said = info.name, info.version, answers, k or answers
     asked = sampling.temperature, sampling.max_new_tokens
     return CheckpointsReport(SCHEMA, settings.model, *said, *asked, rows)
-
-
-def _environment(
-    tasks: str | None, name: str, options: Mapping[str, Any], assigned: Mapping[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """Name and options of the environment that `tasks` means. For the home's own environment the
-    home's options count, because they decide which texts the home trains on."""
-    if tasks is None:
-        return name, dict(options)
-    chosen = chosen_environment(tasks)
-    wanted, path = chosen["environment.name"], chosen.get(f"{_OPTIONS}.path")
-    begin = _OPTIONS + "."
-    given = {key.removeprefix(begin): v for key, v in assigned.items() if key.startswith(begin)}
-    known = {**(options if name == wanted else {}), **given}
-    return wanted, {**known, "path": path} if path else known
 
 
 def _tasks(info: EnvironmentInfo, limit: int | None, usual: int) -> Iterator[TaskRef]:

@@ -65,7 +65,7 @@ def member(
     if named := {"home", "ticket", "model"} & given.keys():
         raise ConfigError(f"{min(named)} is an argument of member, and none of its settings")
     if ticket is None and home is None:
-        raise TicketError("a member joins a swarm: give a ticket, or a home that joined one")
+        raise TicketError("a member joins a swarm", "give a ticket, or a home that joined one")
     text = read_ticket(ticket) if isinstance(ticket, Path) else ticket
     if model is not None:
         given["model"] = str(model)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm_node.config import load_settings
-from swarm_node.errors import HomeError
 from swarm_node.library.endpoint import Endpoint, listening
-from swarm_node.library.stored_policy import ALL, open_sampler, stored_policies
+from swarm_node.library.named import require_served
+from swarm_node.library.stored_policy import open_sampler, stored_policies
 from swarm_node.node.control.openai import OpenAIServer, ServedAt, model_name
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.guests import Guests
@@ -37,12 +37,11 @@ async def serve_stored(
         MachineError: the port is taken.
     """
     settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
+    require_served(settings, checkpoint)
     directory = resolve(settings.model)
     shape = ModelConfig.from_directory(directory)
     settings = for_model(settings, shape)
     stored = Home(settings.home)
-    if checkpoint == ALL:
-        raise HomeError("serve takes one checkpoint: name it, or leave --checkpoint out")
     (policy,) = stored_policies(checkpoint, stored.checkpoints, directory)
     codec = Codec.from_directory(policy.model)
     where = place(settings.run.device, settings.training.dtype, hardware(settings.run.device))

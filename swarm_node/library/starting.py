@@ -30,7 +30,7 @@ from swarm_node.library.temporary import TemporaryHome
 from swarm_node.node.control.control import LEAVE_SECONDS
 from swarm_node.process import ended_by
 from swarm_node.process.leader import led
-from swarm_node.program.logs import printable
+from swarm_node.program.commands import printable
 
 #: An inference engine takes long to import and start.
 _START_SECONDS = 900.0

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from psutil import pid_exists
 
 from swarm_node.errors import CheckpointError
+from swarm_node.library.named import ALL, BASE, no_policy, policy_directory, require_policy
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.text.codec import Codec
@@ -28,9 +29,6 @@ from swarm_node.policy.training.checkpoints.stored import (
     head,
     newest_valid,
 )
-
-#: The words that name the model before its first update, and everything that is stored.
-BASE, ALL = "base", "all"
 
 
 class StoredPolicy(NamedTuple):
@@ -109,29 +107,26 @@ def stored_policies(
             except FileNotFoundError:
                 gone(path.name)
         return found
+    require_policy(which, store)
     if which is None:
         newest = newest_valid(store)
         if newest is None:
-            raise CheckpointError(
-                f"no checkpoint under {store}: run the node first, which stores one every "
-                "run.save_steps updates and when it stops, or take `--checkpoint base`"
-            )
+            raise CheckpointError(f"no checkpoint under {store} any more", "try again")
         return [_held(newest, model, hold)]
-    path = Path(which).expanduser()
-    path = path if path.is_dir() else store / which
+    path = policy_directory(which, store)
     if (path / MANIFEST).is_file():
         ours = path.parent.resolve() == store.resolve()
         return [_held(path, model, hold) if ours else _checkpoint(path, model)]
     if (path / "config.json").is_file():
         return [StoredPolicy(path.name, 0, resolve(str(path)))]
-    raise CheckpointError(f"no checkpoint or model at {path}: {_choices(checkpoints(store))}")
+    raise no_policy(path, store)
 
 
 def _held(path: Path, model: Path, hold: Callable[[Path], Path]) -> StoredPolicy:
     try:
         return _checkpoint(hold(path), model)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} was replaced meanwhile: try again") from error
+        raise CheckpointError(f"{path} was replaced meanwhile", "try again") from error
 
 
 def _checkpoint(path: Path, model: Path) -> StoredPolicy:
@@ -139,18 +134,13 @@ def _checkpoint(path: Path, model: Path) -> StoredPolicy:
     if fault is not None:
         if not path.exists():
             raise FileNotFoundError(path)
-        raise CheckpointError(f"{path} cannot be used: {fault}; name another with --checkpoint")
+        raise CheckpointError(f"{path} cannot be used: {fault}", "name another with --checkpoint")
     found = head(path)
     if found.model != policy_digests(model)[0]:
         raise CheckpointError(
-            f"{path} was not made from the model in {model}: name its base with --model"
+            f"{path} was not made from the model in {model}", "name its base with --model"
         )
     return StoredPolicy(path.name, found.version, model, path, found.rank)
-
-
-def _choices(there: Sequence[Path]) -> str:
-    names = [path.name for path in there] or ["no checkpoint yet"]
-    return f"give a directory, `{ALL}` or `{BASE}`; this home has {', '.join(names)}"
 
 
 async def open_sampler(

@@ -104,8 +104,8 @@ def place(
     if first + ranks > found.gpus:
         raise ConfigError(
             f"run.device = {device!r} and run.trainer_processes = {ranks} need GPU "
-            f"{first + ranks - 1}, and torch sees {found.gpus}, counted from 0: set run.device to "
-            '"cpu" or to a GPU that is there, or install a torch built for CUDA'
+            f"{first + ranks - 1}, and torch sees {found.gpus}, counted from 0",
+            'set run.device to "cpu" or to a GPU that is there, or install a torch built for CUDA',
         )
     return Placement(f"cuda:{first + rank}", found.products if dtype == "auto" else dtype)
 

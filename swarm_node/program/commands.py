@@ -1,4 +1,5 @@
-"""Commands in messages: with `--home`, where a person named the node's home."""
+"""Texts in messages: commands with `--home`, where a person named the node's home, and what others
+wrote."""
 
 from __future__ import annotations
 
@@ -23,3 +24,8 @@ def with_home(text: str, home: Path | None) -> str:
     """Return `text` with `--home` in each of its commands on a home; None: the usual one."""
     option = home_option(home)
     return _ON_A_HOME.sub(lambda found: found[0] + option, text) if option else text
+
+
+def printable(text: str) -> str:
+    """Return untrusted text in one line; control characters are replaced."""
+    return "".join(c if c.isprintable() else " " if c == "\n" else "?" for c in text)

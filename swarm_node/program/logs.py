@@ -13,6 +13,7 @@ import structlog
 
 from swarm_node.durable import Journal
 from swarm_node.errors import reason_of
+from swarm_node.program.commands import printable
 
 LogFormat = Literal["auto", "text", "json"]
 #: Two files of this size are kept.
@@ -80,11 +81,6 @@ def line_of(line: bytes, as_is: bool) -> str:
         return text if as_is else as_text(None, "", event)
     except (ValueError, KeyError, AttributeError):  # a crash cut it
         return printable(text)
-
-
-def printable(text: str) -> str:
-    """Return untrusted text in one line; control characters are replaced."""
-    return "".join(c if c.isprintable() else " " if c == "\n" else "?" for c in text)
 
 
 def _shown(value: object) -> str:

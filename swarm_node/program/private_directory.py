@@ -70,8 +70,8 @@ class PrivateDirectory:
             make_private(self.path)
         except OSError as error:
             raise HomeError(
-                f"cannot make the home directory {self.path}: {error.strerror}; "
-                "choose another with --home"
+                f"cannot make the home directory {self.path}: {error.strerror}",
+                "choose another with --home",
             ) from error
 
     def check(self) -> None:
@@ -93,7 +93,7 @@ class PrivateDirectory:
         except OSError as error:  # a directory above it cannot be entered
             why = str(error.strerror).lower()
         raise HomeError(
-            f"cannot use the home directory {self.path}: {why}; choose another with --home"
+            f"cannot use the home directory {self.path}: {why}", "choose another with --home"
         )
 
     def _require_text(self) -> None:
@@ -102,8 +102,8 @@ class PrivateDirectory:
             str(self.path).encode()
         except UnicodeEncodeError as error:
             raise HomeError(
-                f"cannot use the home directory {self.path}: its name is no text in UTF-8; choose "
-                "another with --home"
+                f"cannot use the home directory {self.path}: its name is no text in UTF-8",
+                "choose another with --home",
             ) from error
 
     def load(self, name: str) -> bytes | None:
@@ -123,7 +123,7 @@ class PrivateDirectory:
         except OSError as error:
             raise self._failed("read", name, error) from error
         if len(data) > MAX_KEPT_BYTES:
-            raise HomeError(f"{self.path / name} is too long: restore it from a backup")
+            raise HomeError(f"{self.path / name} is too long", "restore it from a backup")
         content = content_of(data)
         return content if isinstance(content, bytes) else data
 

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - signs that look like ASCII are replaced by it
-"""Terminal of a command: its encoding, version, refusals, times, and addresses of pages."""
+"""Terminal of a command: its encoding, version, errors, times, and addresses of pages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 import typer
 from typer.core import TyperGroup
 
 from swarm_node.errors import ConfigError, SwarmNodeError
-from swarm_node.program.commands import with_home
+from swarm_node.program.commands import printable, with_home
 from swarm_node.version import __version__
 
 DAY = 86_400
@@ -40,8 +41,8 @@ _MARKUP = re.compile(r"(?<!\\)\[[a-z#/@][^\[]*?\]")
 
 
 class RefusingGroup(TyperGroup):
-    """The commands of a program. An error of this program is one line on stderr, and its exit
-    code.
+    """The commands of a program. An error of this program goes to stderr, with its exit code: see
+    `told`.
     Help wraps at the width of the terminal only, and shows square brackets as they are. A character
     that the terminal lacks ends no command. With NO_COLOR, there are no colours."""
 
@@ -71,12 +72,52 @@ class RefusingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwarmNodeError as error:
-            from swarm_node.program.logs import printable
-
-            # Others wrote some of it: a file of another machine, a peer, a coordinator.
-            said = "\n".join(map(printable, with_home(str(error), ctx.obj).split("\n")))
-            typer.secho(f"{self.name}: {said}", fg="red", err=True)
+            cause, *remedies = told(ctx.find_root().command.name or "", error, ctx.obj)
+            typer.secho(cause, fg="red", err=True)
+            for remedy in remedies:
+                typer.echo(remedy, err=True)
             raise typer.Exit(error.exit_code) from None
+
+
+def told(program: str, error: SwarmNodeError, home: Path | None) -> Iterator[str]:
+    """The cause of an error, and each of its remedies behind an arrow. On a terminal they wrap at
+    its width, elsewhere each is one line. Commands in them name `home`."""
+    columns = _columns(sys.stderr)
+    for mark, text in ((f"{program}: ", error.cause), *(("→ ", each) for each in error.remedies)):
+        # Others wrote some of it: a file of another machine, a peer, a coordinator.
+        said = mark + "\n".join(map(printable, with_home(text, home).split("\n")))
+        yield said if columns is None else wrapped(said, columns, "  " if mark == "→ " else "")
+
+
+def _columns(stream: TextIO) -> int | None:
+    """The width of a terminal; None for any other stream."""
+    if not stream.isatty():
+        return None
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isascii() and wanted.isdigit() and int(wanted):
+        return int(wanted)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def wrapped(text: str, columns: int, indent: str = "") -> str:
+    """Break each line of a text between words, at `columns`. A longer word has a line of its own,
+    which the terminal breaks. Further lines begin with `indent`."""
+    from rich.cells import cell_len
+
+    lines = []
+    for long in text.split("\n"):
+        line, *words = long.split(" ")
+        for word in words:
+            if cell_len(line) + 1 + cell_len(word) <= columns:
+                line += f" {word}"
+            else:
+                lines.append(line.rstrip())
+                line = indent + word
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _and_below(command: Any) -> Iterator[Any]:
@@ -148,8 +189,8 @@ def seconds_of(text: str, most: int) -> int:
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= most:
         raise ConfigError(
-            f"--expires {text}: write a number and m, h, d or w, {most // DAY}d at most, such as "
-            "12h or 7d"
+            f"--expires {text}: this is no time",
+            f"write a number and m, h, d or w, {most // DAY}d at most, such as 12h or 7d",
         )
     return seconds
 

@@ -28,7 +28,7 @@ def build_with_progress(out: Path, recipe: Recipe) -> None:
         ModelError: `out` holds something already.
     """
     if out.exists() and any(out.iterdir()):
-        raise ModelError(f"{out} is not empty; choose another directory with --out")
+        raise ModelError(f"{out} is not empty", "choose another directory with --out")
     _build(out, recipe)
     print(f"wrote {out}; use it with `swarm-node join --model {out}`")
 

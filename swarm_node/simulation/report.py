@@ -231,7 +231,7 @@ def drawing(size: tuple[float, float], draw: Callable[[Any], None]) -> Drawing:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise SwarmNodeError(f"a picture needs matplotlib: run {extra_of('plot')}") from error
+        raise SwarmNodeError("a picture needs matplotlib", f"run {extra_of('plot')}") from error
     figure, png = Figure(figsize=size, layout="constrained"), BytesIO()
     draw(figure)
     figure.savefig(png, dpi=_DPI)

@@ -84,9 +84,14 @@ def test_an_unknown_variable_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("run.threads", "0", "run.threads: input should be greater than or equal to 1, or "),
+        ("run.threads", "0", "run.threads: 0 .* whole number from 1 to 256, or auto"),
         ("sampling.top_p", "0.9", "there is no sampling.top_p: .* set sampling.temperature"),
-        ("network.bootstrap", "[3]", "network.bootstrap: input should be a valid string"),
+        ("run.max_steps", "abc", "run.max_steps: abc .* whole number, 0 or more"),
+        ("training.learning_rate", "nan", "learning_rate: NaN .* number, above 0, at most 1"),
+        ("run.device", "gpu", "run.device: gpu .* cuda:N"),
+        ("log_format", "xml", "log_format: xml .* auto, text or json"),
+        ("training", "3", "training: 3 .* a table"),
+        ("network.bootstrap", "[3]", "network.bootstrap: 3 .* list of texts"),
     ],
 )
 def test_a_value_is_refused_in_words(key: str, value: str, said: str) -> None:

@@ -59,5 +59,5 @@ def test_a_home_is_all_that_an_unknown_user_names(tmp_path: Path) -> None:
 def test_without_a_home_an_unknown_user_is_asked_for_one(tmp_path: Path) -> None:
     done = run(tmp_path, "status", given={})
     assert done.returncode == 1
-    assert done.stderr.count(b"\n") == 1
+    assert b"Traceback" not in done.stderr
     assert b"--home or SWARM_NODE_HOME" in done.stderr

@@ -89,7 +89,9 @@ def test_an_error_has_the_sentence_of_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError) as caught:
         connect(tmp_path)
     done = CliRunner().invoke(app, ["status", "--home", str(tmp_path)])
-    assert " ".join(done.stderr.split()) == f"swarm-node: {caught.value}"
+    cause, *remedies = done.stderr.splitlines()
+    assert cause == f"swarm-node: {caught.value.cause}"
+    assert remedies == [f"→ {remedy}" for remedy in caught.value.remedies]
     (tmp_path / "control.json").write_text("{")
     with pytest.raises(HomeError, match=r"control\.json"):
         connect(tmp_path)

@@ -78,7 +78,7 @@ def test_a_home_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: 
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below"):
-        with pytest.raises(HomeError, match=r"a directory; .* --home"):
+        with pytest.raises(HomeError, match=r"a directory: .* --home"):
             PrivateDirectory(path).check()
     with pytest.raises(HomeError, match="too long"):
         PrivateDirectory(tmp_path / ("x" * 300)).check()

@@ -74,7 +74,7 @@ def doctor(
     `doctor --facts FILE` judge it elsewhere.
     """
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.start.join import with_ticket
+    from swarm_node.node.start.named import with_ticket
     from swarm_node.program.commands import with_home
 
     flags = {
@@ -154,7 +154,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.facts import gather
     from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.admission import of_choice, refused
-    from swarm_node.node.start.join import ticket_text
+    from swarm_node.node.start.named import ticket_text
     from swarm_node.policy.models.model import of_hub
     from swarm_node.policy.planning.demand import Lengths
 
@@ -175,12 +175,12 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
             tried = tried._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
     except ConfigError as error:
         tried = None
-        wrong.append(Finding("environment", "error", str(error)))
+        wrong.append(Finding("environment", "error", *error.parted()))
     try:
         shape = shape_of(settings.model)
     except ModelError as error:
         if of_hub(settings.model) is None:
-            wrong.append(Finding("model", "error", str(error)))
+            wrong.append(Finding("model", "error", *error.parted()))
     if shape is not None:
         settings = for_model(settings, shape)
         wrong += _of_gguf(settings.model)
@@ -221,7 +221,7 @@ def _of_model(settings: Settings, tried: Tried, checkpoints: Path) -> Iterator[F
     try:
         model = Model.read(settings.model, resolve(settings.model, told=lambda _: None))
     except ModelError as error:
-        yield Finding("model", "error", str(error))
+        yield Finding("model", "error", *error.parted())
     else:
         yield from refused(of_model(settings, model, tried, checkpoints))
 
@@ -259,7 +259,7 @@ def find_network(settings: Settings) -> list[Finding]:
         try_addresses,
         try_stored,
     )
-    from swarm_node.node.start.join import ticket_text
+    from swarm_node.node.start.named import ticket_text
     from swarm_node.p2p.addresses.addresses import coordinator_url
     from swarm_node.p2p.membership.ticket import parse_ticket
     from swarm_node.storage import MAX_PEERS, stored_peers
@@ -291,7 +291,7 @@ def findings_view(findings: Sequence[Finding]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from swarm_node.program.logs import printable
+    from swarm_node.program.commands import printable
 
     table = Table.grid(padding=(0, 1))
     for finding in findings:

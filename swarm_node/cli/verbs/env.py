@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,9 @@ from swarm_node.cli.options import (
     task_flags,
 )
 from swarm_node.program.terminal import RefusingGroup
+
+if TYPE_CHECKING:
+    from swarm_node.config import Settings
 
 env_app = typer.Typer(
     cls=RefusingGroup, no_args_is_help=True, help="Environments: tasks and their scorers."
@@ -54,9 +58,10 @@ def check(
     right answer of every row must score 1. What a model answers right says whether it can learn
     there. `--set environment.options.KEY=VALUE` gives options.
     """
+    flags = task_flags(name, None, None, question, answer, choices, accept)
+    given = _named(model, flags, assign, config)
     from swarm_node.cli.home import show
     from swarm_node.cli.verbs.evaluating import progress
-    from swarm_node.config import load_settings, parse_assignments
     from swarm_node.library.measuring import Progress
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.preflight.defaults import for_model
@@ -64,10 +69,8 @@ def check(
     from swarm_node.policy.models.config import ModelConfig
     from swarm_node.policy.models.model import resolve
 
-    flags = task_flags(name, None, None, question, answer, choices, accept)
-    flags |= parse_assignments(assign or [])
     directory = resolve(model)
-    settings = for_model(load_settings(flags, config=config), ModelConfig.from_directory(directory))
+    settings = for_model(given, ModelConfig.from_directory(directory))
     table, sampling = settings.environment, settings.sampling
     with progress() as tell:
         found = asyncio.run(
@@ -90,3 +93,21 @@ def check(
 
     show(json, {"schema": SCHEMA, "checks": found}, view)
     raise typer.Exit(int(any(said.level == "bad" for said in found)))
+
+
+def _named(
+    model: str, flags: dict[str, Any], assign: list[str] | None, config: Path | None
+) -> Settings:
+    """The settings. The model and the environment that they name are there.
+
+    Raises:
+        ConfigError, ModelError: one is not.
+    """
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.environments.registry import require_environment
+    from swarm_node.policy.models.model import require_model
+
+    settings = load_settings({**flags, **parse_assignments(assign or [])}, config=config)
+    require_model(model)
+    require_environment(settings.environment.name, settings.environment.options)
+    return settings

@@ -49,12 +49,18 @@ def evaluate(
     if tasks is None and checkpoint is None:
         if (k, limit, model, config, assign, answers) != (None, None, None, None, None, 4):
             raise ConfigError(
-                "these options are for stored checkpoints: add --checkpoint all, or --tasks FILE"
+                "these options are for stored checkpoints", "add --checkpoint all, or --tasks FILE"
             )
         _ask_node(home, json)
         return
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.library.named import require_measured
+
+    assigned = parse_assignments(assign or [])
+    flags = {"home": home, "model": model, **assigned}
+    settings = load_settings(flags, config=config, with_home=True)
+    require_measured(settings, tasks, checkpoint, assigned, k, answers)
     from swarm_node.cli.views.pass_rates_view import pass_rates_view
-    from swarm_node.config import parse_assignments
     from swarm_node.library.measuring import measure
 
     with progress() as tell:
@@ -69,7 +75,7 @@ def evaluate(
                     home=home,
                     model=model,
                     config=config,
-                    assigned=parse_assignments(assign or []),
+                    assigned=assigned,
                     tell=tell,
                     gone=_tell_gone,
                 )
@@ -82,10 +88,10 @@ def evaluate(
 def _ask_node(home: Path | None, json: bool) -> None:
     import msgspec
 
+    point = ask(home, lambda client: client.evaluate())
     from swarm_node.cli.views.views import eval_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
-    point = ask(home, lambda client: client.evaluate())
     listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
     show(json, listed, lambda: eval_view(point))
 

@@ -60,22 +60,23 @@ def plan(
     a file (--facts), for the free memory of this machine's GPU, or, without a
     GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
 
+    Short names of models: tiny, tiny-talk, smollm2-135m, -360m, -1.7b,
+    llama3.2-1b, -3b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -1.7b, -4b, -8b;
+    with -base after them the models without instruction tuning.
+
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
+    memory = None if vram is None else parse_vram(vram)
+    settings = _named(model, assign, config)
     from swarm_node.cli.views.plan_view import PlannedCard
-    from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import demand_of, for_model
-    from swarm_node.policy.models.gguf.directory import gguf_model
-    from swarm_node.policy.models.gguf.file import is_gguf
     from swarm_node.policy.planning.demand import Lengths
     from swarm_node.policy.planning.fit import decide
 
-    flags = {"model": model, **parse_assignments(assign or [])}
-    settings = load_settings(flags, config=config)
     shape = shape_of(settings.model)
     settings = for_model(settings, shape)
-    machines = _machines(settings, vram, facts)
+    machines = _machines(settings, memory, facts)
     name, options = settings.environment.name, settings.environment.options
     tried = try_environment(name, options, asks=True)
     lengths = Lengths(tried.turns, prompt_bytes(tried, options))
@@ -87,21 +88,39 @@ def plan(
         typer.echo(json_of(_plain(settings.model, shape, cards)))
     else:
         _show(settings.model, shape, cards)
-        if is_gguf(settings.model):
-            typer.echo(f"\n{gguf_model(Path(settings.model).expanduser())[1]}.")
     if all(card.decision.found is None for card in cards):
         raise typer.Exit(1)
+
+
+def _named(model: str | None, assign: list[str] | None, config: Path | None) -> Settings:
+    """The settings; what they name is there.
+
+    Raises:
+        ConfigError, ModelError: it is not.
+    """
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.environments.registry import require_environment
+    from swarm_node.policy.models.model import require_model
+
+    settings = load_settings({"model": model, **parse_assignments(assign or [])}, config=config)
+    require_model(settings.model)
+    require_environment(settings.environment.name, settings.environment.options)
+    return settings
 
 
 def _show(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> None:
     from rich.console import Console
 
     from swarm_node.cli.views.plan_view import card_view, cards_view
+    from swarm_node.policy.models.gguf.directory import gguf_model
+    from swarm_node.policy.models.gguf.file import is_gguf
 
     one = len(cards) == 1
     view = card_view(name, shape, *cards) if one else cards_view(name, shape, cards)
     # Outside a terminal, lines are wide enough not to wrap.
     Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
+    if is_gguf(name):
+        typer.echo(f"\n{gguf_model(Path(name).expanduser())[1]}.")
 
 
 def shape_of(name: str) -> ModelConfig:
@@ -174,7 +193,7 @@ def _plain(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> dict[
     return {"schema": _SCHEMA, "model": name, "weights": shape.weight_count, "cards": rows}
 
 
-def _machines(settings: Settings, vram: str | None, facts: Path | None) -> list[Machine]:
+def _machines(settings: Settings, vram: int | None, facts: Path | None) -> list[Machine]:
     """The machine to plan for: a card of `vram`, the machine in a file of `facts`, this one, or,
     without a GPU, several cards.
 
@@ -187,9 +206,9 @@ def _machines(settings: Settings, vram: str | None, facts: Path | None) -> list[
     from swarm_node.node.preflight.stored import read_facts
 
     if vram is not None and facts is not None:
-        raise ConfigError("--vram and --facts both name a machine: take one of them")
+        raise ConfigError("--vram and --facts both name a machine", "take one of them")
     if vram is not None:
-        return [card(settings, parse_vram(vram))]
+        return [card(settings, vram)]
     if facts is not None:
         return [machine_of(read_facts(facts, settings.home), settings)]
     if settings.run.device != "cpu" and gpu_memory() is not None:

@@ -60,6 +60,8 @@ def serve(
             typer.echo(_NO_NODE, err=True)
         else:
             return
+    if stored or not chosen:
+        _require_stored(checkpoint, home, model, config)
     from swarm_node.library.endpoint import Endpoint, read_key
     from swarm_node.library.forwarding import serve_running
     from swarm_node.library.serving import serve_stored
@@ -82,6 +84,16 @@ def serve(
 
     with suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(serving())
+
+
+def _require_stored(
+    checkpoint: str | None, home: Path | None, model: str | None, config: Path | None
+) -> None:
+    from swarm_node.config import load_settings
+    from swarm_node.library.named import require_served
+
+    settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
+    require_served(settings, checkpoint)
 
 
 def _ends_at_sigterm() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node.cli.options import AssignOption
+from swarm_node.cli.options import AssignOption, require_report
 from swarm_node.errors import ConfigError
 
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
@@ -44,6 +44,13 @@ def simulate(
 ) -> None:
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
     clock. The same command gives the same hash. Settings come from the command line alone."""
+    from swarm_node.policy.models.model import require_model
+
+    delays, paces, models = range_of("--delay", delay), range_of("--speeds", speeds), model or []
+    for each in models:
+        require_model(each)
+    if report is not None:
+        require_report(report)
     from swarm_node.simulation.run import run_simulation, simulation_settings
     from swarm_node.simulation.scenario import Scenario
 
@@ -52,11 +59,11 @@ def simulate(
         rounds=rounds,
         seed=seed,
         specialised=specialised,
-        delay=range_of("--delay", delay),
+        delay=delays,
         loss=loss,
-        speeds=range_of("--speeds", speeds),
+        speeds=paces,
         eval_rounds=eval_rounds,
-        models=tuple(model or ("tiny",)),
+        models=tuple(models or ("tiny",)),
     )
     flags: dict[str, Any] = {
         "experience.local": local,

@@ -23,7 +23,7 @@ import typer
 
 from swarm_node.cli.home import chosen_home
 from swarm_node.cli.options import ConfigOption, HomeOption
-from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError, reason_of
 
 if TYPE_CHECKING:
     from swarm_node.node.home.home import Home
@@ -61,6 +61,8 @@ def support_bundle(
     No key, secret, token or ticket is in it. It names peers and their addresses: read it before you
     pass it on.
     """
+    if out.exists():  # collecting takes seconds
+        raise _refused(out, "file exists")
     place = chosen_home(home)
     secrets = known_secrets(place.path)
     parts = {name: cleaned(part, secrets) for name, part in _collected(place, config)}
@@ -69,12 +71,16 @@ def support_bundle(
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise HomeError(f"cannot make {out} ({error.strerror}): choose another --out") from error
+        raise _refused(out, reason_of(error)) from error
     with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z:
         for name, part in parts.items():
             z.writestr(name, part)
     typer.echo(f"{out}\n{listed}")
     typer.echo("It names peers and their addresses: read it before you pass it on.", err=True)
+
+
+def _refused(out: Path, why: str) -> HomeError:
+    return HomeError(f"cannot make {out}: {why}", "choose another --out")
 
 
 def _collected(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:

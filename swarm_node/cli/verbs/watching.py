@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.home import ask, chosen_home, require_running, show
 from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import HomeError, SwarmNodeError
 
@@ -24,12 +24,13 @@ def samples(home: HomeOption = None, json: JsonOption = False) -> None:
     Of each family: the first own answer since the start, the newest one, and the newest that a peer
     gave right. Nothing in an answer can write into the terminal.
     """
-    from swarm_node.cli.views.samples_view import samples_view
 
     async def both(client: Any) -> Any:
         return await client.samples(), await client.status()
 
     report, snapshot = ask(home, both)
+    from swarm_node.cli.views.samples_view import samples_view
+
     show(json, report, lambda: samples_view(report.samples, snapshot.peers))
 
 
@@ -37,14 +38,15 @@ def top(home: HomeOption = None) -> None:
     """Watch the running node, as `join` draws it. q or Ctrl-C leaves it running."""
     from rich.console import Console
 
-    from swarm_node.cli.views.live import watch
-    from swarm_node.node.control.control import ControlClient
-
     console = Console(highlight=False)
     if not console.is_terminal:
         raise SwarmNodeError(
-            "top draws on a terminal: use `swarm-node status`, or `swarm-node logs --follow`"
+            "top draws on a terminal", "use `swarm-node status`, or `swarm-node logs --follow`"
         )
+    require_running(home)
+    from swarm_node.cli.views.live import watch
+    from swarm_node.node.control.control import ControlClient
+
     client = ControlClient(chosen_home(home).control_file)
     try:
         asyncio.run(watch(console, client.status))

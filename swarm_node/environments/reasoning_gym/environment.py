@@ -242,7 +242,7 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(config)} - _OWN_SETTINGS
     for name in settings:
         if name not in known:
-            raise ConfigError(f"{key}.{name} is unknown{instead(name, sorted(known))}")
+            raise ConfigError(f"{key}.{name} is unknown", *instead(name, sorted(known)))
     try:
         made = config(**settings)
         if hasattr(made, "validate"):
@@ -254,7 +254,7 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
 def _preset(name: str) -> Mapping[str, dict[str, Any]]:
     if name not in PRESETS:
         raise ConfigError(
-            f"environment.options.preset: unknown {name!r}{instead(str(name), PRESETS)}"
+            f"environment.options.preset: unknown {name!r}", *instead(str(name), PRESETS)
         )
     return PRESETS[name]
 

@@ -34,13 +34,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from swarm_node.config import named_home
 from swarm_node.config.reloading import Reloaded
 from swarm_node.durable import open_regular, replace_private
 from swarm_node.errors import (
     ConfigError,
     HomeError,
-    NotRunningError,
     SlowNodeError,
     SwarmNodeError,
     reason_of,
@@ -56,12 +54,12 @@ from swarm_node.node.control.openai import (
 from swarm_node.node.figures.history import CHARTS, HistoryReport
 from swarm_node.node.figures.samples import SampleRow, SamplesReport
 from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport, Snapshot
+from swarm_node.node.home.home import Home
 from swarm_node.page.entrance import Entrance, Key, bearer, decoded, is_local, is_one_of
 from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
-from swarm_node.program.commands import with_home
 
 MAX_BODY = 64 * 1024
 #: The longest time that a ping waits for an answer, and what finding the peer may take besides.
@@ -409,7 +407,7 @@ class ControlClient:
             with open_regular(file) as opened:
                 return f"http://127.0.0.1:{port}", opened.read(MAX_BODY).decode("ascii", "replace")
         except FileNotFoundError:
-            raise NotRunningError(self._message()) from None
+            raise Home(self._file.parent).not_running() from None
         except OSError as error:
             raise HomeError(f"cannot read {file}: {reason_of(error)}") from error
 
@@ -418,15 +416,10 @@ class ControlClient:
             with open_regular(self._file) as file:
                 return decoded(file.read(MAX_BODY), _Address)
         except FileNotFoundError:
-            raise NotRunningError(self._message()) from None
+            raise Home(self._file.parent).not_running() from None
         except (OSError, SwarmNodeError) as error:
             why = reason_of(error) if isinstance(error, OSError) else error
             raise HomeError(f"cannot read {self._file}: {why}") from error
-
-    def _message(self) -> str:
-        home = self._file.parent
-        start = with_home("start one with `swarm-node join`", named_home(home))
-        return f"no node is running in {home}: {start}"
 
     async def _call(
         self, method: str, path: str, patience: float | None = None, body: Any = None
@@ -446,16 +439,16 @@ class ControlClient:
                 async for chunk in response.content.iter_chunked(MAX_BODY):
                     answer += chunk
                     if len(answer) > _MAX_ANSWER:
-                        raise NotRunningError(self._message())
+                        raise Home(self._file.parent).not_running()
                 if response.status == 401:  # another program took the port of a node that died
-                    raise NotRunningError(self._message())
+                    raise Home(self._file.parent).not_running()
                 if response.status != 200:
                     said = answer[:500].decode("utf-8", "replace")
                     text = "".join(c if c.isprintable() else " " for c in said)
                     raise SwarmNodeError(f"the node answered {response.status}: {text}")
                 return bytes(answer)
         except ClientError:
-            raise NotRunningError(self._message()) from None
+            raise Home(self._file.parent).not_running() from None
         except TimeoutError:
             raise SlowNodeError(
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "

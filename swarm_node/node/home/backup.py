@@ -80,6 +80,8 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     Raises:
         HomeError: `out` exists or cannot be written, or the home cannot be read.
     """
+    if out.exists():
+        raise _taken(out)
     home.swarm()  # or there is nothing to keep
     small = [home.path / name for name in SMALL_FILES if (home.path / name).exists()]
     large = sorted(checkpoint.iterdir()) if checkpoint is not None else []
@@ -102,10 +104,14 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
             _append(archive, _MANIFEST, io.BytesIO(manifest), now)
             target.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
     except FileExistsError:
-        raise HomeError(f"{out} exists already: choose another name for the backup") from None
+        raise _taken(out) from None
     except (OSError, sqlite3.Error) as error:
         raise HomeError(f"cannot write the backup {out}: {words_of(error)}") from error
     return Backup(int(now), files)
+
+
+def _taken(out: Path) -> HomeError:
+    return HomeError(f"{out} exists already", "choose another name for the backup")
 
 
 def restore(home: Home, source: Path) -> Backup:
@@ -116,13 +122,14 @@ def restore(home: Home, source: Path) -> Backup:
         HomeError: the home is in use or was used; the backup is damaged, or holds what no backup
             holds. Nothing is restored then.
     """
+    _open(source).close()  # before a home is made for it
     home.create()
     with home.lock():
         for name in (*SMALL_FILES, _DATABASE, home.checkpoints.name, RECORD):
             if (home.path / name).exists():
                 raise HomeError(
-                    f"{home.path} is in use already ({name} is there): restore into a new "
-                    "directory, --home DIR"
+                    f"{home.path} is in use already ({name} is there)",
+                    "restore into a new directory, --home DIR",
                 )
         place = Path(tempfile.mkdtemp(prefix=".restoring-", dir=home.path))
         try:
@@ -151,7 +158,9 @@ def _check(place: Path, source: Path) -> None:
     unknown = [fault for fault in judged.errors if fault.file != RECORD]
     if unknown or judged.state == "new":
         said = "; ".join(fault.found for fault in unknown) or "it holds no files of a home"
-        raise HomeError(f"{source} is not a usable backup ({said}): take another, or an older one")
+        raise HomeError(
+            f"{source} is not a usable backup ({said})", "take another, or an older one"
+        )
 
 
 @contextmanager
@@ -222,17 +231,32 @@ def _read(source: Path, place: Path) -> Backup:
         HomeError: the backup is damaged, or holds what no backup holds.
     """
     try:
-        if source.exists() and not source.is_file():  # a pipe may never have an end
-            raise ValueError("it is no regular file")
-        with source.open("rb") as file, tarfile.open(None, "r:", file, tarinfo=_Header) as archive:
+        with _open(source) as file, tarfile.open(None, "r:", file, tarinfo=_Header) as archive:
             return _unpack(archive, file, place)
     except tarfile.TarError:
         what = "it is cut short, or no backup"
     except (ValueError, RecursionError) as error:
         what = str(error)
     except OSError as error:
-        raise HomeError(f"cannot read the backup {source}: {error.strerror}") from error
-    raise HomeError(f"{source} is not a usable backup ({what}): take another copy of it")
+        raise HomeError(f"cannot read the backup {source}: {reason_of(error)}") from error
+    raise _unusable(source, what)
+
+
+def _open(source: Path) -> IO[bytes]:
+    """
+    Raises:
+        HomeError: it cannot be opened, or is no regular file: a pipe may never have an end.
+    """
+    try:
+        if source.exists() and not source.is_file():
+            raise _unusable(source, "it is no regular file")
+        return source.open("rb")
+    except OSError as error:
+        raise HomeError(f"cannot read the backup {source}: {reason_of(error)}") from error
+
+
+def _unusable(source: Path, what: str) -> HomeError:
+    return HomeError(f"{source} is not a usable backup ({what})", "take another copy of it")
 
 
 def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
@@ -262,7 +286,7 @@ def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
                 raise ValueError("its files are not those of its manifest")
             return Backup(int(header.mtime), found)
         if size > shutil.disk_usage(place).free:
-            raise HomeError(f"no room for {name}, {size:,} bytes, in {place.parent}: free some")
+            raise HomeError(f"no room for {name}, {size:,} bytes, in {place.parent}", "free some")
         path = place / name
         for parent in reversed(path.relative_to(place).parents):
             (place / parent).mkdir(mode=0o700, exist_ok=True)

@@ -31,7 +31,13 @@ import msgpack
 import msgspec
 
 from swarm_node.durable import open_regular, replace_private
-from swarm_node.errors import HomeError, OtherSwarmError, Rejected, TicketError
+from swarm_node.errors import (
+    HomeError,
+    NotRunningError,
+    OtherSwarmError,
+    Rejected,
+    TicketError,
+)
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
 from swarm_node.p2p.addresses.addresses import coordinator_url, unused_port
@@ -48,6 +54,7 @@ from swarm_node.p2p.membership.statements import verify_secret
 from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.membership.ticket import Ticket, make_ticket, redeem
 from swarm_node.p2p.wire.identity import Identity
+from swarm_node.program.commands import with_home
 from swarm_node.program.private_directory import PrivateDirectory, content_of
 
 _MAX_SMALL_FILE = 8192
@@ -100,6 +107,13 @@ class Home(PrivateDirectory):
             HomeError: it is missing or damaged, or others can read it.
         """
         return Identity.load(self.path / "node.key")
+
+    def not_running(self) -> NotRunningError:
+        """Make the error that no node answers for this home."""
+        from swarm_node.config import named_home
+
+        start = with_home("start one with `swarm-node join`", named_home(self.path))
+        return NotRunningError(f"no node is running in {self.path}", start)
 
     def judged(self, *, deep: bool = False, ticket: bool = False) -> HomeState:
         """Judge this home as a whole. `deep`: database and checkpoints too, which takes seconds
@@ -210,8 +224,9 @@ class Home(PrivateDirectory):
         if not self.has_swarm:
             _refuse(self.path, self.judged())
             raise HomeError(
-                f"{self.path} belongs to no swarm yet: run `swarm-node init NAME` to found one, "
-                "or `swarm-node join --ticket-file FILE` to join one"
+                f"{self.path} belongs to no swarm yet",
+                "run `swarm-node init NAME` to found one, "
+                "or `swarm-node join --ticket-file FILE` to join one",
             )
         info, raw = SwarmInfo.load(self._swarm_file), self.load("secret")
         if raw is None:
@@ -219,8 +234,9 @@ class Home(PrivateDirectory):
         newest = verify_secret(raw, info)
         if isinstance(newest, Rejected):
             raise HomeError(
-                f"{self.path / 'secret'} is damaged ({newest.reason}): restore it from a backup, "
-                "or copy it from another member's home (`swarm-node doctor` lists all checks)"
+                f"{self.path / 'secret'} is damaged ({newest.reason})",
+                "restore it from a backup, "
+                "or copy it from another member's home (`swarm-node doctor` lists all checks)",
             )
         if newest.body.number <= info.secret_number:
             return info
@@ -234,8 +250,8 @@ class Home(PrivateDirectory):
         """
         if self.has_swarm:
             raise HomeError(
-                f"{self.path} already belongs to swarm {self.swarm().name!r}; "
-                "use another --home to found a new one"
+                f"{self.path} already belongs to swarm {self.swarm().name!r}",
+                "use another --home to found a new one",
             )
         try:  # before anything is written
             create_swarm(name, Identity.generate(), bytes(32))
@@ -277,7 +293,8 @@ class Home(PrivateDirectory):
             if swarm.swarm_id != ticket.info.swarm_id:
                 raise OtherSwarmError(
                     f"{self.path} belongs to swarm {swarm.name!r}, the ticket to "
-                    f"{ticket.info.name!r}; use another --home"
+                    f"{ticket.info.name!r}",
+                    "use another --home",
                 )
         # What lies here must be of the ticket's swarm, whether or not swarm.json can tell.
         _refuse(self.path, take_stock(self.path, swarm=ticket.info).judged(ticket=True))
@@ -339,7 +356,7 @@ class Home(PrivateDirectory):
             if not isinstance(issuer_certificate, bytes) or not isinstance(member, bytes):
                 raise ValueError("not certificates")
         except (ValueError, TypeError) as error:
-            raise HomeError(f"{path} is damaged; join again with a ticket") from error
+            raise HomeError(f"{path} is damaged", "join again with a ticket") from error
         return Membership(self.identity(), swarm, (issuer_certificate, member))
 
     def invite(

@@ -105,7 +105,7 @@ class Attendant:
             raise ConfigError(f"the node at {self._node} refuses this host: {answer.why}")
         if not hmac.compare_digest(answer.proof, self._proof("node", nonces, answer.task)):
             raise ConfigError(
-                f"who answers at {self._node} has not the key of this host: check the address"
+                f"who answers at {self._node} has not the key of this host", "check the address"
             )
         address, _ = writer.get_extra_info("peername")[:2]
         own, _ = writer.get_extra_info("sockname")[:2]

@@ -141,8 +141,8 @@ def interface_of(address: str) -> str:
         if any(each.family == socket.AF_INET and each.address == address for each in found):
             return str(name)
     raise ConfigError(
-        f"run.trainer_hosts: no network interface of this machine has the address {address}: name "
-        "one that has, and that the other hosts reach"
+        f"run.trainer_hosts: no network interface of this machine has the address {address}",
+        "name one that has, and that the other hosts reach",
     )
 
 
@@ -208,8 +208,8 @@ class Hosts:
         except TimeoutError:
             raise ChildError(
                 f"{len(self._waiting)} of {self.count - 1} trainer hosts came to {self._at} within "
-                f"{patience:g} s: run `swarm-node train-host {self._at}` on each host "
-                "(run.trainer_hosts)"
+                f"{patience:g} s",
+                f"run `swarm-node train-host {self._at}` on each host (run.trainer_hosts)",
             ) from None
         self._running = self._waiting[: self.count - 1]
         del self._waiting[: self.count - 1]
@@ -244,8 +244,8 @@ class Hosts:
                 )
             except (OSError, OverflowError) as error:
                 raise ConfigError(
-                    f"run.trainer_hosts: cannot listen on {self._at} ({words_of(error)}): name an "
-                    "address of this machine and a free port"
+                    f"run.trainer_hosts: cannot listen on {self._at} ({words_of(error)})",
+                    "name an address of this machine and a free port",
                 ) from error
         address = str(self._server.sockets[0].getsockname()[0])
         return address, interface_of(address)

@@ -92,7 +92,7 @@ class ProgramPolicy:
                 kept = msgspec.msgpack.decode(raw, type=PolicyState)
             except (msgspec.DecodeError, RecursionError) as error:
                 path = self._home.path / _FILE
-                raise CheckpointError(f"{path} is damaged: delete it, it has counts") from error
+                raise CheckpointError(f"{path} is damaged", "delete it, it has counts") from error
             self.version, self.extra = kept.version, kept.extra
         return self._home.path, self.version
 
@@ -141,8 +141,8 @@ class ProgramNode(Node):
             if len(found) == count:
                 return found
         raise ConfigError(
-            "nearly all prompts are too long for the model: take shorter questions, choose "
-            "environment.families, or lower sampling.max_new_tokens"
+            "nearly all prompts are too long for the model",
+            "take shorter questions, choose environment.families, or lower sampling.max_new_tokens",
         )
 
     async def judge(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
@@ -273,7 +273,8 @@ class ProgramNode(Node):
         if digest in await storage.run(storage.authors_of, digest):
             raise AnswerError(
                 f"a group of {ref.family}/{ref.seed} was published before, and peers refuse a "
-                "second one: take new tasks()"
+                "second one",
+                "take new tasks()",
             )
 
     def _loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:

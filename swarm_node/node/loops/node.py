@@ -187,7 +187,7 @@ class Node:
             SwarmNodeError: the node has not started, or the environment failed.
         """
         if self._opened is None:
-            raise SwarmNodeError("the node is still starting; try again in a few seconds")
+            raise SwarmNodeError("the node is still starting", "try again in a few seconds")
         point = await self._opened.evaluator.measure()
         point = replace(point, alone=self._tally.groups.trained_external == 0)
         add(self._tally.evals, point)
@@ -200,7 +200,7 @@ class Node:
             SwarmNodeError: the node has not started, or asks nobody.
         """
         if self._state != "running" or self._work.prober is None:
-            raise SwarmNodeError("the node is not running yet; try again in a few seconds")
+            raise SwarmNodeError("the node is not running yet", "try again in a few seconds")
         await self._work.prober.refresh()
         report = await take_report(self._parts, self._shared, self._reaching)
         local, asker = self._shared.local, self._work.exchange.asker

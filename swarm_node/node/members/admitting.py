@@ -86,8 +86,9 @@ def invite_from_stock(
     ticket = take(home, now)
     if ticket is None:
         raise HomeError(
-            f"{home.path} has neither root.key nor a ticket left: make an issuer file where "
-            "root.key lies (`swarm-node issuer make --help`), take it here with `issuer use FILE`"
+            f"{home.path} has neither root.key nor a ticket left",
+            "make an issuer file where "
+            "root.key lies (`swarm-node issuer make --help`), take it here with `issuer use FILE`",
         )
     try:
         text = with_addresses(ticket, home.swarm(), addresses[:8])
@@ -111,13 +112,14 @@ def rename(home: Home, old: str, new: str) -> None:
         names = {entry.name for entry in entries}
         if old not in names:
             raise HomeError(
-                f"no ticket of this home is called {old!r}{meant(old, names)}: "
-                "`swarm-node members` lists them"
+                f"no ticket of this home is called {old!r}",
+                *meant(old, names),
+                "`swarm-node members` lists them",
             )
         if new in names:
             raise HomeError(
-                f"another ticket is called {new!r} already, and to revoke one would expel both: "
-                "take another name"
+                f"another ticket is called {new!r} already, and to revoke one would expel both",
+                "take another name",
             )
         ledger.write(
             [
@@ -255,8 +257,8 @@ def _check_name(name: str) -> None:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise TicketError(
-            f"{name!r} cannot be the name of a ticket: take 1 to 32 letters, digits, spaces, or "
-            "any of _ . -"
+            f"{name!r} cannot be the name of a ticket",
+            "take 1 to 32 letters, digits, spaces, or any of _ . -",
         ) from None
 
 

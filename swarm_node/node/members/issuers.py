@@ -110,10 +110,10 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
     """
     made = read_issuer_file(source)
     if not made.steward_seed:
-        raise TicketError(f"{source} has tickets only: give it to `swarm-coordinator serve`")
+        raise TicketError(f"{source} has tickets only", "give it to `swarm-coordinator serve`")
     tickets = valid_tickets(made.tickets, now)
     if not tickets:
-        raise TicketError(f"all tickets of {source} have expired: make a new one offline")
+        raise TicketError(f"all tickets of {source} have expired", "make a new one offline")
     joined = None
     if not home.has_swarm:
         joined = tickets[0]
@@ -121,7 +121,8 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
     swarm = home.swarm()
     if any(ticket.info.swarm_id != swarm.swarm_id for ticket in tickets):
         raise HomeError(
-            f"{home.path} belongs to swarm {swarm.name!r}, {source} to another: use another --home"
+            f"{home.path} belongs to swarm {swarm.name!r}, {source} to another",
+            "use another --home",
         )
     steward = _steward(made, swarm)
     own = home.membership().opened()
@@ -161,8 +162,8 @@ def _stock(home: Home) -> list[str]:
         return [] if raw is None else msgspec.json.decode(raw, type=Tickets)
     except (ValueError, RecursionError) as error:
         raise HomeError(
-            f"{home.path / STOCK} is damaged ({error}): restore it from a backup, or take the "
-            "issuer file again"
+            f"{home.path / STOCK} is damaged ({error})",
+            "restore it from a backup, or take the issuer file again",
         ) from error
 
 
@@ -171,5 +172,5 @@ def _steward(made: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:
     body = verify_issuer(certificate, swarm)
     key = Identity.from_seed(bytes.fromhex(made.steward_seed)).public_key
     if isinstance(body, Rejected) or not body.steward or body.issuer_key != key:
-        raise TicketError("the root key did not sign the steward of this file: make it again")
+        raise TicketError("the root key did not sign the steward of this file", "make it again")
     return certificate, body

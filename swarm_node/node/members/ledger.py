@@ -93,7 +93,7 @@ class Ledger(Generic[Entry]):
             entries: list[Entry] = self._decoder.decode(content)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise HomeError(
-                f"{path} is damaged ({error}): restore it from a backup, or move it away"
+                f"{path} is damaged ({error})", "restore it from a backup, or move it away"
             ) from error
         return entries
 

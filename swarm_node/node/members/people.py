@@ -48,7 +48,7 @@ def whom(text: str, admissions: Sequence[IssuedTicket], peers: Sequence[PeerRow]
     if found:
         ids = ", ".join(found[:8])
         raise HomeError(
-            f"{len(found)} peers have ids that end with {text!r}: give a whole one ({ids})"
+            f"{len(found)} peers have ids that end with {text!r}", f"give a whole one ({ids})"
         )
     raise HomeError(
         f"nobody here is called {text!r}: `swarm-node members` lists names and peer ids"
@@ -65,7 +65,7 @@ def keys_of(meant: Meant, own: Membership) -> list[bytes]:
     keys += [bytes.fromhex(key) for key in meant.issuer_keys]
     opened = own.opened()
     if isinstance(opened, Rejected):
-        raise HomeError(f"the membership of this home is damaged ({opened.reason}): restore it")
+        raise HomeError(f"the membership of this home is damaged ({opened.reason})", "restore it")
     issuer, member = opened
     if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
         raise HomeError("this would expel the node of this home itself")

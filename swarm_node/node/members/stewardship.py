@@ -32,7 +32,7 @@ def revoked(home: Home) -> Statement[Revocations] | None:
         return None
     held = verify_revocations(raw, home.swarm())
     if isinstance(held, Rejected):
-        raise HomeError(f"{home.path / 'revoked'} is damaged ({held.reason}): restore a backup")
+        raise HomeError(f"{home.path / 'revoked'} is damaged ({held.reason})", "restore a backup")
     return held
 
 
@@ -54,7 +54,7 @@ def revoke(
     """
     signer = _signer(home)
     if outrank and signer.certificate:
-        raise HomeError("only root.key outranks a steward: run this where it lies")
+        raise HomeError("only root.key outranks a steward", "run this where it lies")
     with home.editing():
         try:
             held, swarm = revoked(home), home.swarm()
@@ -93,7 +93,7 @@ def _signer(home: Home) -> Signer:
     steward = home.steward()
     if steward is None:
         raise HomeError(
-            f"{home.path} holds neither root.key nor a steward's key: run this in the home of the "
-            "swarm's owner"
+            f"{home.path} holds neither root.key nor a steward's key",
+            "run this in the home of the swarm's owner",
         )
     return steward

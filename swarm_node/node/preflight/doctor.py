@@ -76,7 +76,7 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
         machine = machine_of(facts, settings)
     except ConfigError as error:
         if findings[-1].level != "error":
-            text, _, remedy = str(error).partition(": ")
+            text, remedy = error.parted()
             findings.append(Finding("device", "error", text, remedy))
     else:
         wanted = settings.sampling.engine
@@ -124,7 +124,7 @@ def examine(
             return _completed(findings, sampler)
         found = fit(demand, machine)
     except (ConfigError, ModelError) as error:
-        text, _, remedy = str(error).partition(": ")
+        text, remedy = error.parted()
         if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free
             return _completed(findings, [*sampler, Finding("model", "error", text, remedy)])
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
@@ -148,9 +148,11 @@ def refuse(findings: list[Finding]) -> None:
     Raises:
         MachineError: with every error and its remedy.
     """
-    errors = [f"{item.found}: {item.remedy}" for item in findings if item.level == "error"]
+    errors = [item for item in findings if item.level == "error"]
     if errors:
-        raise MachineError("; ".join(errors) + " (`swarm-node doctor` lists all checks)")
+        remedies = [item.remedy for item in errors if item.remedy]
+        cause = "; ".join(item.found for item in errors)
+        raise MachineError(cause, *remedies, "`swarm-node doctor` lists all checks")
 
 
 def machine_of(facts: Facts, settings: Settings) -> Machine:
@@ -271,7 +273,7 @@ def _sampler(
     try:
         choice = choose()
     except ModelError as error:
-        text, _, remedy = str(error).rpartition(": ")
+        text, remedy = error.parted()
         yield Finding("sampler", "error", text, remedy)
         return
     if not choice.vllm:
@@ -359,7 +361,7 @@ def _disk(facts: Facts, shape: ModelConfig, found: Fit) -> Finding:
     try:
         few = check_disk(facts.home, shape, found, facts.disk)
     except HomeError as error:
-        text, _, remedy = str(error).partition(": ")
+        text, remedy = error.parted()
         return Finding("disk", "error", text, remedy)
     if few is not None:
         return Finding("disk", "warning", few, "free some, or name another disk with --home")

@@ -89,7 +89,7 @@ async def check_environment(
             async for said in _answers(hosts, info, chosen, model, sampling, answers, tell):
                 found.append(said)
         except SwarmNodeError as error:
-            found.append(Said("error", "bad", str(error)))
+            found.append(Said("error", "bad", *error.parted()))
     return found
 
 

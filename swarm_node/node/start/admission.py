@@ -57,8 +57,7 @@ def refused(checks: Iterable[Check]) -> Iterator[Finding]:
         try:
             check.judge()
         except SwarmNodeError as error:
-            text, colon, remedy = str(error).rpartition(": ")
-            yield Finding(check.subject, "error", text or remedy, remedy if colon else "")
+            yield Finding(check.subject, "error", *error.parted())
 
 
 def check_positions(codec: Codec, longest: int) -> None:
@@ -70,7 +69,8 @@ def check_positions(codec: Codec, longest: int) -> None:
     if not codec.fits((), longest + 1):
         raise ModelError(
             f"sampling.max_new_tokens is {longest} and the model has {codec.positions} positions, "
-            "for prompt and answer together: lower it"
+            "for prompt and answer together",
+            "lower it",
         )
 
 

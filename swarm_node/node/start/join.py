@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
-from pydantic import SecretStr
 
 from swarm_node.config import Settings, Sources, named_home
 from swarm_node.config.reloading import Reloading
 from swarm_node.config.remembered import FILE as SETTINGS_FILE
-from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.durable import Journal
 from swarm_node.environments.presets import Tried, try_environment
-from swarm_node.errors import (
-    ConfigError,
-    MachineError,
-    ModelError,
-    TicketExpiredError,
-)
+from swarm_node.errors import ConfigError, TicketExpiredError
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.admitting import admissions, holders, out_of_date, present
 from swarm_node.node.preflight.doctor import (
@@ -45,14 +35,14 @@ from swarm_node.node.preflight.first_lines import (
     told_line,
 )
 from swarm_node.node.start.admission import Check, of_choice, of_model
+from swarm_node.node.start.named import remembering, ticket_text
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import notify, run_loop
-from swarm_node.p2p.membership.ticket import parse_ticket, read_ticket
+from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, Told, resolve
 from swarm_node.policy.planning.room import check_disk
-from swarm_node.policy.training.checkpoints.stored import checkpoints
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
@@ -82,42 +72,8 @@ def join_swarm(
     screen = screen or Screen()
     screen.home = named_home(settings.home)
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
-    with screen:
-        before, origins = sources.remembered(), sources.origins()
-        used = {key: kept.value for key, kept in before.items() if origins[key] == HOME_SOURCE}
-        try:
-            _join(settings, sources, code, screen, alone)
-        except (ConfigError, MachineError, ModelError) as error:
-            said = str(error)
-            named = [
-                key
-                for key, held in used.items()
-                # "model" and "home" are words of many an error.
-                if ("." in key and key in said) or any(_said(said, held))
-            ]
-            if not named:
-                raise
-            raise type(error)(f"{said} ({_remedy(sources.home, named)})") from error
-
-
-def _remedy(home: Path, named: Sequence[str]) -> str:
-    """What helps against remembered values of the keys `named`."""
-    if [*named] == ["model"] and checkpoints(Home(home).checkpoints):
-        return (
-            f"remembered in {home}, with what it was trained to; if it has moved, "
-            "`swarm-node join --model PLACE` goes on with it"
-        )
-    return forgetting(home, named)
-
-
-def _said(said: str, value: object) -> Iterator[bool]:
-    """Take each text in a setting's value. Yield True if the error `said` quotes it, else False."""
-    inner = value.values() if isinstance(value, Mapping) else value
-    for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
-        yield (
-            isinstance(item, str)
-            and re.search(rf"(?<!\w){re.escape(item)}(?!\w)", said) is not None
-        )
+    with screen, remembering(sources):
+        _join(settings, sources, code, screen, alone)
 
 
 def _join(given: Settings, sources: Sources, code: str | None, screen: Screen, alone: bool) -> None:
@@ -251,7 +207,8 @@ def join_as_member(
     if tried.turns > 1:
         raise ConfigError(
             f"environment.name: {environment.name} has dialogues, and a member publishes answers "
-            "to one question: run a node for it"
+            "to one question",
+            "run a node for it",
         )
     model = Model.read(given.model, resolve(given.model))
     from swarm_node.node.start.build_member import run_member  # imports torch and the network stack
@@ -320,33 +277,7 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> str | None:
         return ticket_text(settings)
     url = settings.network.coordinator
     if not url:
-        raise ConfigError("--code is redeemed by a coordinator: name it with --coordinator URL")
+        raise ConfigError("--code is redeemed by a coordinator", "name it with --coordinator URL")
     from swarm_node.node.loops.peers.coordinator_client import redeem
 
     return asyncio.run(redeem(url, code, home.begin(), time.time))
-
-
-def with_ticket(settings: Settings) -> Settings:
-    """Return `settings` with the ticket's text in place of its file, because standard input can be
-    read only once.
-
-    Raises:
-        TicketError: its file cannot be read.
-    """
-    text = ticket_text(settings)
-    ticket = None if text is None else SecretStr(text)
-    return settings.model_copy(update={"ticket": ticket})
-
-
-def ticket_text(settings: Settings) -> str | None:
-    """Return the text of the ticket that `settings` give or name, None without one.
-
-    Raises:
-        TicketError: its file cannot be read.
-    """
-    if settings.ticket is None:
-        return None
-    text = settings.ticket.get_secret_value().strip().strip("'\"")
-    if not text.startswith("@"):
-        return text
-    return read_ticket(text[1:], sys.stdin)

@@ -41,7 +41,9 @@ def read_issuer_file(source: Path) -> IssuerFile:
             raise ValueError("it is too long")
         return msgspec.json.decode(raw, type=IssuerFile)
     except (ValueError, RecursionError) as error:
-        raise HomeError(f"{source} is not a usable issuer file ({error}): copy it again") from error
+        raise HomeError(
+            f"{source} is not a usable issuer file ({error})", "copy it again"
+        ) from error
 
 
 def valid_tickets(texts: Sequence[str], now: float) -> list[Ticket]:

@@ -457,8 +457,9 @@ def load_claims(keeper: Keeper | None) -> Claims:
         rows = msgspec.msgpack.decode(raw, type=list[_StoredClaims])
     except (msgspec.DecodeError, RecursionError) as error:
         raise HomeError(
-            f"the file {_ADMITTED!r} of this home is damaged: restore it from a backup, or remove "
-            "it, and tickets that admit some members are counted anew"
+            f"the file {_ADMITTED!r} of this home is damaged",
+            "restore it from a backup, or remove "
+            "it, and tickets that admit some members are counted anew",
         ) from error
     for issuer, uses, subjects in rows:
         for subject, met_ms in subjects:

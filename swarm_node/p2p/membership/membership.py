@@ -165,8 +165,8 @@ class SwarmInfo:
                 raise ValueError("its digest does not match its secret")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise HomeError(
-                f"{path} is not a usable swarm file ({error}): restore it from a backup, or join "
-                "again with a ticket"
+                f"{path} is not a usable swarm file ({error})",
+                "restore it from a backup, or join again with a ticket",
             ) from error
         return info
 
@@ -182,7 +182,7 @@ class SwarmInfo:
         if path.exists():
             there = SwarmInfo.load(path)
             if there.swarm_id != self.swarm_id:
-                raise HomeError(f"{path} belongs to another swarm: use another home for this one")
+                raise HomeError(f"{path} belongs to another swarm", "use another home for this one")
             if there.secret_number >= self.secret_number:
                 return
         stored = _SwarmFile(

@@ -189,25 +189,26 @@ def parse_ticket(text: str, now: float) -> Ticket:
     """
     body = unpack(_TicketBody, _decode(text), max_bytes=MAX_TICKET_CHARS)
     if isinstance(body, Rejected):
-        raise TicketError("this ticket is malformed, or from a newer program: ask for a new one")
+        raise TicketError("this ticket is malformed, or from a newer program", "ask for a new one")
     try:
         info = SwarmInfo(body.name, body.root_key, body.secret, body.secret_number)
     except ValueError as error:
-        raise TicketError(f"this ticket is unusable ({error}): ask for a new one") from error
+        raise TicketError(f"this ticket is unusable ({error})", "ask for a new one") from error
     if info.swarm_id != body.swarm_id:
         raise TicketError(
             "this ticket contradicts itself: its swarm id does not follow from its root key and "
-            "name; ask for a new one, from somebody you trust"
+            "name",
+            "ask for a new one, from somebody you trust",
         )
     issuer = verify_issuer(body.issuer_certificate, info)
     if isinstance(issuer, Rejected):
         raise TicketError(
-            f"the root key of this ticket did not sign it ({issuer.reason}): ask for a new one"
+            f"the root key of this ticket did not sign it ({issuer.reason})", "ask for a new one"
         )
     if issuer.issuer_key != Identity.from_seed(body.issuer_seed).public_key:
-        raise TicketError("this ticket holds a key it has no certificate for: ask for a new one")
+        raise TicketError("this ticket holds a key it has no certificate for", "ask for a new one")
     if issuer.not_after != body.expires:
-        raise TicketError("the expiry of this ticket was altered: ask for a new one")
+        raise TicketError("the expiry of this ticket was altered", "ask for a new one")
     _check_time(issuer, info, now)
     return Ticket(
         info, body.addresses, body.expires, issuer, body.issuer_certificate, body.issuer_seed
@@ -239,25 +240,27 @@ def _decode(text: str) -> bytes:
         raise TicketError(f"this is too long for a ticket (over {MAX_TICKET_CHARS} characters)")
     compact = "".join(text.split())
     if re.match(r"swarmjoin\d+\.", compact) and not compact.startswith(PREFIX):
-        raise TicketError("this ticket is of another wire version: upgrade the older of both nodes")
+        raise TicketError(
+            "this ticket is of another wire version", "upgrade the older of both nodes"
+        )
     if not compact.startswith(PREFIX):
         raise TicketError(f"this is not a join ticket: one begins with {PREFIX}")
     encoded = compact.removeprefix(PREFIX)
     if encoded and not _ALPHABET.fullmatch(encoded):
-        raise TicketError("this ticket holds characters no ticket has: copy the whole line again")
+        raise TicketError("this ticket holds characters no ticket has", "copy the whole line again")
     # A single trailing character encodes no whole byte, and only a truncated ticket has one.
     encoded = encoded[: len(encoded) - (len(encoded) % 4 == 1)]
     try:
         raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
     except binascii.Error as error:
-        raise TicketError("this ticket is malformed: copy the whole line again") from error
+        raise TicketError("this ticket is malformed", "copy the whole line again") from error
     overhead = _LENGTH.size + _CHECKSUM_BYTES
     length = _LENGTH.unpack_from(raw)[0] if len(raw) >= _LENGTH.size else 0
     if len(raw) < length + overhead:
-        raise TicketError("this ticket is cut short: copy the whole line, to its end")
+        raise TicketError("this ticket is cut short", "copy the whole line, to its end")
     body, checksum = raw[_LENGTH.size :][:length], raw[_LENGTH.size + length :]
     if checksum != _checksum(body):
-        raise TicketError("this ticket was altered in copying: copy the whole line again")
+        raise TicketError("this ticket was altered in copying", "copy the whole line again")
     return body
 
 
@@ -273,8 +276,8 @@ def _check_time(issuer: IssuerBody, info: SwarmInfo, now: float) -> None:
         )
     if now < issuer.not_before - CLOCK_SKEW_SECONDS:
         raise TicketError(
-            f"this ticket is valid only from {_date(issuer.not_before)}: "
-            "check that the clock of this machine is right"
+            f"this ticket is valid only from {_date(issuer.not_before)}",
+            "check that the clock of this machine is right",
         )
 
 

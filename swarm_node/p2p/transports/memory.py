@@ -115,7 +115,7 @@ class MemoryNetwork:
             TransportError: another transport runs under this identity.
         """
         if self._running.setdefault(transport.peer_id, transport) is not transport:
-            raise TransportError("this identity already runs: stop the other node first")
+            raise TransportError("this identity already runs", "stop the other node first")
 
     def detach(self, transport: MemoryTransport) -> None:
         if self._running.get(transport.peer_id) is transport:
@@ -152,7 +152,7 @@ class MemoryNetwork:
         receiver = self._reach(source, target)
         handler, route = receiver.handler(protocol), receiver.route(protocol)
         if receiver.severed(source.peer_id):
-            raise TransportError("the peer cut the link: ask again later")
+            raise TransportError("the peer cut the link", "ask again later")
         if route is not None:
             reply = await self._pass_on(receiver, route, source.peer_id, protocol, payload)
         elif handler is not None:
@@ -163,7 +163,7 @@ class MemoryNetwork:
             check_size("reply", len(reply.payload), max_reply)
         await self._carry(target, source.peer_id, reply.payload, fates[1])
         if self._reach(source, target) is not receiver:
-            raise TransportError("the peer restarted before it answered: ask again")
+            raise TransportError("the peer restarted before it answered", "ask again")
         return reply.unwrap(max_reply)
 
     async def _pass_on(
@@ -194,14 +194,14 @@ class MemoryNetwork:
         self.sent[source] += len(payload)
         if fate is None:
             await asyncio.sleep(self._patience)
-            raise TransportError("the peer did not answer in time: try again later")
+            raise TransportError("the peer did not answer in time", "try again later")
         if fate:
             await asyncio.sleep(fate)
         self.received[target] += len(payload)
 
     def _reach(self, source: MemoryTransport, target: str) -> MemoryTransport:
         if self._running.get(source.peer_id) is not source:
-            raise TransportError("the transport is not running: start it first")
+            raise TransportError("the transport is not running", "start it first")
         receiver = self._running.get(target)
         if receiver is None or not self.reaches(source.peer_id, target):
             raise TransportError(f"cannot reach the peer {target}")
@@ -326,4 +326,4 @@ class MemoryTransport:
 
     def _require_running(self) -> None:
         if self._network.running(self._peer_id) is not self:
-            raise TransportError("the transport is not running: start it first")
+            raise TransportError("the transport is not running", "start it first")

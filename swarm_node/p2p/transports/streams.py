@@ -309,7 +309,7 @@ class StreamTransport(ABC, Generic[Node]):
         if connections is None:
             async with self._changing:
                 if not self._started:
-                    raise TransportError("the transport is not running: start it first")
+                    raise TransportError("the transport is not running", "start it first")
                 if self._node is node:
                     await self._restart_node()
             await self.dial(addresses)
@@ -358,7 +358,7 @@ class StreamTransport(ABC, Generic[Node]):
 
     def _running(self) -> Node:
         if not self._started:
-            raise TransportError("the transport is not running: start it first")
+            raise TransportError("the transport is not running", "start it first")
         if self._node is None or self._node.dead:
             raise TransportError("the network daemon died: the node starts it again")
         return self._node

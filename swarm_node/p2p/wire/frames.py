@@ -151,7 +151,7 @@ async def read_reply(
         status, length = await read_head(reader, limit)
         payload, digest = await _read(reader, length)
         if await reader.readexactly(DIGEST_BYTES) != digest:
-            raise TransportError("a reply arrived damaged: ask again or ask another peer")
+            raise TransportError("a reply arrived damaged", "ask again or ask another peer")
         writer.write(ACK)
         await writer.drain()
     return Reply(payload, refused=status == _REFUSED).unwrap(limit)

@@ -15,7 +15,7 @@ import base58
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm_node.durable import create_private, open_regular
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, reason_of
 
 KEY_BYTES = 32
 #: Largest private file: a key file or a swarm file.
@@ -100,9 +100,9 @@ def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(most + 1)
     except OSError as error:
-        raise HomeError(f"cannot read the {what} {path}: {error.strerror}") from error
+        raise HomeError(f"cannot read the {what} {path}: {reason_of(error)}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise HomeError(f"the {what} {path} is open to other users: run chmod 600 {path}")
+        raise HomeError(f"the {what} {path} is open to other users", f"run chmod 600 {path}")
     return data
 
 

@@ -83,28 +83,30 @@ def check_template(text: str) -> None:
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ModelError(
             f"the chat template has {len(text)} characters, at most {MAX_TEMPLATE_CHARS} are "
-            "rendered: choose another model"
+            "rendered",
+            "choose another model",
         )
     program = Path(__file__).with_name("trial.py")
     try:
         done = bounded_run([sys.executable, "-I", str(program), text], _TRIAL_SECONDS)
     except subprocess.SubprocessError as error:
         raise ModelError(
-            f"the chat template could not be tried in {_TRIAL_SECONDS:g} s ({error}): try again "
-            "when this machine is less busy, or choose another model"
+            f"the chat template could not be tried in {_TRIAL_SECONDS:g} s ({error})",
+            "try again when this machine is less busy, or choose another model",
         ) from error
     except OSError as error:
         raise ModelError(f"the chat template cannot be tried: {reason_of(error)}") from error
     if done.returncode:
         why = done.stdout.decode("ascii", "replace").strip() or "it used up its processor time"
-        raise ModelError(f"the chat template is refused: {why}; choose another model")
+        raise ModelError(f"the chat template is refused: {why}", "choose another model")
 
 
 def _check_weights(files: list[Path], config: ModelConfig, path: Path) -> None:
     if config.num_hidden_layers > MAX_LAYERS:
         raise ModelError(
             f"{path / 'config.json'}: {config.num_hidden_layers} layers, at most {MAX_LAYERS} run "
-            "here: choose another model"
+            "here",
+            "choose another model",
         )
     most = _TENSORS_PER_LAYER * config.num_hidden_layers + _TENSORS_OUTSIDE
     tensors = size = 0

@@ -118,7 +118,7 @@ class Recipe:
             ("corpus", self.corpus, _CORPORA),
         ):
             if value not in known:
-                raise ConfigError(f"there is no {name} {value}: choose from {', '.join(known)}")
+                raise ConfigError(f"there is no {name} {value}", f"choose from {', '.join(known)}")
         if self.steps < 1:
             raise ConfigError("a warm start takes 1 step or more")
 

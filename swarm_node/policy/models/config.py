@@ -241,15 +241,15 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         raise ModelError(
             f"config.json: a {raw['model_type']} model with {repr(heads)[:_SHOWN]} heads of "
             f"head_dim {repr(head_dim)[:_SHOWN]} and a hidden_size of "
-            f"{repr(raw.get('hidden_size'))[:_SHOWN]} is not supported: use one whose heads share "
-            "the hidden size, such as qwen2.5-0.5b"
+            f"{repr(raw.get('hidden_size'))[:_SHOWN]} is not supported",
+            "use one whose heads share the hidden size, such as qwen2.5-0.5b",
         )
 
 
 def _other_family(model_type: object) -> ModelError:
     shown = repr(model_type)[:_SHOWN]
     return ModelError(
-        f"config.json: model_type {shown} is not supported: use a model of {', '.join(FAMILIES)}"
+        f"config.json: model_type {shown} is not supported", f"use a model of {', '.join(FAMILIES)}"
     )
 
 

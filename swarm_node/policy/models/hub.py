@@ -135,11 +135,11 @@ def fetch(
         return cached
     listed = _listed(model)
     if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
-        raise ModelError(f"{model} has no {missing[0]}: choose a model of transformers")
+        raise ModelError(f"{model} has no {missing[0]}", "choose a model of transformers")
     if not any(file.name.endswith(".safetensors") for file in listed):
         raise ModelError(
-            f"{model} has no model.safetensors; other formats may hold code and are never loaded: "
-            "choose a revision with safetensors, or convert it yourself"
+            f"{model} has no model.safetensors; other formats may hold code and are never loaded",
+            "choose a revision with safetensors, or convert it yourself",
         )
     _check_small(model, listed)
     config = examined(_download(model, ["config.json"]), told)
@@ -263,7 +263,8 @@ def _check_small(model: HubModel, listed: Sequence[_File]) -> None:
         if not file.name.endswith(".safetensors") and file.size > MAX_JSON_BYTES:
             raise ModelError(
                 f"{model}: {file.name} is {_amount(file.size)}, at most "
-                f"{_amount(MAX_JSON_BYTES)} are taken: choose another model or revision"
+                f"{_amount(MAX_JSON_BYTES)} are taken",
+                "choose another model or revision",
             )
 
 
@@ -275,7 +276,8 @@ def _check_weights(model: HubModel, listed: Sequence[_File], config: ModelConfig
     if size > most:
         raise ModelError(
             f"{model} has {_amount(size)} of weights, its config.json describes {_amount(most)} at "
-            "most, so they do not belong together: choose another model or revision"
+            "most, so they do not belong together",
+            "choose another model or revision",
         )
 
 
@@ -289,8 +291,8 @@ def _planned(model: HubModel, listed: Sequence[_File]) -> Download:
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise ModelError(
-            f"{model} needs {_amount(needed)} more in {cache}, where {_amount(free)} are free: "
-            f"free {_amount(needed - free)}, name another disk in HF_HOME, or take a smaller model"
+            f"{model} needs {_amount(needed)} more in {cache}, where {_amount(free)} are free",
+            f"free {_amount(needed - free)}, name another disk in HF_HOME, or take a smaller model",
         )
     return Download(str(model), len(missing), needed, cache)
 
@@ -299,7 +301,7 @@ def _check_sizes(path: Path, listed: Sequence[_File]) -> None:
     for file in listed:
         if (path / file.name).stat().st_size != file.size:
             raise ModelError(
-                f"{path / file.name} has not the size the hub states: remove it and try again"
+                f"{path / file.name} has not the size the hub states", "remove it and try again"
             )
 
 

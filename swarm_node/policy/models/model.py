@@ -36,12 +36,28 @@ _CHUNK_BYTES = 1 << 20
 
 
 def no_model(name: str, path: Path) -> ModelError:
-    """Return the error for a `name` that is no model, with the short name that it looks like."""
+    """Return the error for a `name` that is no model, with the short names that it looks like."""
     return ModelError(
-        f"no model at {path}{meant(name, [*SHIPPED, *ALIASES]) or '.'} Give a short name "
-        f"({', '.join((*SHIPPED, *ALIASES))}), organisation/name of the model hub, or a directory "
-        "with config.json, model.safetensors and tokenizer.json, or a GGUF file"
+        f"no model at {path}",
+        *meant(name, [*SHIPPED, *ALIASES], most=3),
+        "`swarm-node plan --help` lists the short names",
+        "or give organisation/name of the model hub, a GGUF file, or a directory with config.json, "
+        "model.safetensors and tokenizer.json",
     )
+
+
+def require_model(name: str) -> None:
+    """Refuse a `name` that is no model and means none of the hub. Nothing is read or fetched, so
+    this comes before all that takes longer.
+
+    Raises:
+        ModelError: it is none.
+    """
+    path = Path(name).expanduser()
+    if name in SHIPPED or of_hub(name) is not None:
+        return
+    if not (path.is_file() if is_gguf(name) else (path / "config.json").is_file()):
+        raise no_model(name, path)
 
 
 def of_hub(name: str) -> HubModel | None:

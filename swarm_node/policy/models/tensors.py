@@ -111,6 +111,6 @@ def check_weights(
             raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
         if not (state[name].is_floating_point() and state[name].itemsize > 1):
             raise ModelError(
-                f"the weights are not supported: {name} is {state[name].dtype}; choose the "
-                'unquantised model, of which training.base = "nf4" makes four bits'
+                f"the weights are not supported: {name} is {state[name].dtype}",
+                'choose the unquantised model, of which training.base = "nf4" makes four bits',
             )

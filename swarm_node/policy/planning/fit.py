@@ -206,7 +206,7 @@ def fit(demand: Demand, machine: Machine) -> Fit:
     """
     decided = decide(demand, machine)
     if decided.found is None:
-        raise ModelError(f"{decided.why}: {decided.advice}")
+        raise ModelError(decided.why, decided.advice)
     return decided.found
 
 

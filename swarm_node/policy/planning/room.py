@@ -36,8 +36,9 @@ def check_disk(home: Path, shape: ModelConfig, found: Fit, room: int) -> str | N
         f"{smaller:,.1f} GB"
     ) * (not rank)
     raise HomeError(
-        f"{needs}, where two must fit: free {(2 * each - room) / 1e9:,.1f} GB there, give a "
-        f"home on another disk (--home){lighter}"
+        f"{needs}, where two must fit",
+        f"free {(2 * each - room) / 1e9:,.1f} GB there, give a "
+        f"home on another disk (--home){lighter}",
     )
 
 

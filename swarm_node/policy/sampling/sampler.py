@@ -62,8 +62,8 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
     needed = len(request.prompt_ids) + request.max_new_tokens
     if needed > positions:
         raise ModelError(
-            f"a prompt and its answer need {needed} positions, the model has "
-            f"{positions}: lower max_new_tokens"
+            f"a prompt and its answer need {needed} positions, the model has {positions}",
+            "lower max_new_tokens",
         )
 
 

@@ -128,8 +128,8 @@ class TorchSampler:
             if not out_of_memory(error):
                 raise
             raise ModelError(
-                f"not enough memory on {placement.device} for the sampler's weights: take a "
-                "smaller model"
+                f"not enough memory on {placement.device} for the sampler's weights",
+                "take a smaller model",
             ) from error
         codec = codec or Codec.from_directory(path)
         sampler = cls(model, codec, max_rows=max_rows, shape=shape, threads=threads)
@@ -319,7 +319,8 @@ class TorchSampler:
             tokens = len(tried[0].prompt_ids) + len(tried[0].uniforms)
             raise ModelError(
                 f"not enough memory to sample one answer at a time, of {tokens} tokens with its "
-                "prompt: lower sampling.max_new_tokens, or take a smaller model"
+                "prompt",
+                "lower sampling.max_new_tokens, or take a smaller model",
             )
         self._max_rows = len(tried) // 2
         self._faults["sampler_memory"] += 1

@@ -96,7 +96,7 @@ def map_base(directory: Path, config: ModelConfig, gpu: int | None = None) -> tu
     if found["handle"] is None:
         file = directory / _FILE
         if file.stat().st_size != total:
-            raise ModelError(f"{file} is not of this model: remove it and start again")
+            raise ModelError(f"{file} is not of this model", "remove it and start again")
         # Copied on write: a reader shares the pages and cannot change the trainer's weights.
         flat = torch.from_file(str(file), shared=False, size=total, dtype=torch.uint8)
     else:
@@ -161,7 +161,8 @@ def _new_file(path: Path, size: int) -> Tensor:
         path.unlink()
         raise ModelError(
             f"{path.parent} has no space for {size / 2**30:.1f} GiB of frozen weights "
-            f"({error.strerror}): free some, or give a container more with --shm-size"
+            f"({error.strerror})",
+            "free some, or give a container more with --shm-size",
         ) from error
     finally:
         os.close(descriptor)

@@ -115,7 +115,7 @@ def invite(home: Path, *arguments: str) -> Result:
 def refused(done: Result) -> str:
     assert done.exit_code == 1
     assert done.stderr.startswith("swarm-node: ")
-    assert done.stderr.count("\n") == 1
+    assert all(line.startswith("→ ") for line in done.stderr.splitlines()[1:])
     return done.stderr
 
 

@@ -26,7 +26,8 @@ from swarm_node.node.home import inventory
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import examine, refuse
 from swarm_node.node.preflight.facts import gather
-from swarm_node.node.start.join import belong, ticket_text
+from swarm_node.node.start.join import belong
+from swarm_node.node.start.named import ticket_text
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.storage import LAYOUT, Storage

@@ -34,7 +34,7 @@ def edit(path: Path, **changes: object) -> None:
 def test_resolve_finds_the_shipped_model_and_local_directories(copy: Path) -> None:
     assert (TINY / "model.safetensors").is_file()
     assert resolve(str(copy)) == copy
-    with pytest.raises(ModelError, match=r"mean qwen2\.5-0\.5b\?"):
+    with pytest.raises(ModelError, match=r"mean qwen2\.5-0\.5b,"):
         resolve("./Qwen/Qwen2.5-0.5B")
 
 

@@ -135,8 +135,8 @@ def _admit(
         )
     if any(option is not None for option in (expires, uses, member_days)):
         raise ConfigError(
-            "without root.key here, the issuer file decides how long tickets and memberships last: "
-            "leave --expires, --uses and --member-days out"
+            "without root.key here, the issuer file decides how long tickets and memberships last",
+            "leave --expires, --uses and --member-days out",
         )
     return admitting.invite_from_stock(home, name, addresses, time.time(), present)
 
@@ -179,7 +179,7 @@ def write_secret(out: Path, content: bytes) -> None:
     try:
         create_private(out, content)
     except FileExistsError:
-        raise TicketError(f"{out} exists already: choose another file") from None
+        raise TicketError(f"{out} exists already", "choose another file") from None
     except OSError as error:
         raise TicketError(f"cannot write {out}: {error.strerror}") from error
 
@@ -221,14 +221,15 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     ones, and those that showed it after it was used up. A ticket for any number of nodes has only
     peers that the node knows.
     """
+    place = chosen_home(home)
+    swarm = place.swarm()
     from swarm_node.cli.views.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
     from swarm_node.node.members.bans import ban_ledger
     from swarm_node.node.members.stewardship import revoked
 
-    place = chosen_home(home)
-    swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
+    bans, held = ban_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
     entries, came, now = admissions(place).entries(), holders(place), time.time()
     stale = out_of_date(entries, came, _present(home), now)
@@ -387,8 +388,8 @@ def _own_addresses(home: Path | None) -> list[str]:
         ]
         if not addresses:
             raise NotRunningError(
-                "a ticket needs an address that newcomers can dial: start this node first "
-                "(`swarm-node join`), or name one with --address"
+                "a ticket needs an address that newcomers can dial",
+                "start this node first (`swarm-node join`), or name one with --address",
             ) from None
         typer.echo(
             "No node runs here: the ticket has its addresses of the last start. Newcomers need it "
@@ -396,7 +397,7 @@ def _own_addresses(home: Path | None) -> list[str]:
             err=True,
         )
     if not addresses:
-        raise NotRunningError("the node is still starting; try again in a few seconds")
+        raise NotRunningError("the node is still starting", "try again in a few seconds")
     return dialled_first(addresses)
 
 
@@ -422,8 +423,9 @@ def dialable(address: str, own_id: str) -> str:
         if parse_address(text) is not None or circuit.parse(text) is not None:
             return text
     raise ConfigError(
-        f"--address {address[:80]}: nobody can dial it; write /ip4/HOST/tcp/PORT or "
-        "/dns4/NAME/tcp/PORT, with /p2p/ID for another node than this one"
+        f"--address {address[:80]}: nobody can dial it",
+        "write /ip4/HOST/tcp/PORT or "
+        "/dns4/NAME/tcp/PORT, with /p2p/ID for another node than this one",
     )
 
 

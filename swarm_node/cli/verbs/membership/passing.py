@@ -20,7 +20,7 @@ from swarm_node.node.figures.history import HistoryRow, MetricsFile
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.home.home import Home
 from swarm_node.policy.training.checkpoints.stored import checkpoints, head
-from swarm_node.program.logs import printable
+from swarm_node.program.commands import printable
 
 #: Trackers keep every table: at most twelve an hour, of 64 rows, of some 900 characters each.
 _ANSWERS_SECONDS: Final = 300.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -42,13 +43,17 @@ def track(
     is not passed on again. The package comes with `pip install '.[tensorboard]'` in a checkout, or
     `[wandb]`, `[trackio]`.
     """
+    if find_spec(tracker) is None:
+        raise HomeError(f"{tracker} is not installed", f"run {extra_of(tracker)}")
     from swarm_node.cli.verbs.membership.passing import Passing, run_name
 
     place = chosen_home(home)
     try:
         made = TRACKERS[tracker](into, run_name(place))
     except ImportError as error:
-        raise HomeError(f"{tracker} is not installed ({error}): run {extra_of(tracker)}") from error
+        raise HomeError(
+            f"{tracker} cannot be imported ({error})", f"run {extra_of(tracker)}"
+        ) from error
     with closing(made), suppress(KeyboardInterrupt):
         passing = Passing(place, made, place.path / f"tracked.{tracker}")
         new, told = 0, float("-inf")

@@ -82,7 +82,8 @@ class CoordinatorClient:
         self._plain = parsed.scheme == "http"
         if self._plain and not _may_be_own(parsed.host or ""):
             raise ConfigError(
-                f"network.coordinator {url} is on the Internet: use https, so that nobody reads it"
+                f"network.coordinator {url} is on the Internet",
+                "use https, so that nobody reads it",
             )
         self._signer = signer
         self._wall = wall
@@ -191,7 +192,8 @@ def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
     except (ValueError, RecursionError):
         raise CoordinatorError(
             f"{base} is no coordinator of this version, or something else answers there (HTTP "
-            f"{status}): check the URL"
+            f"{status})",
+            "check the URL",
         ) from None
     why = printable(f"{problem.detail} ({problem.reason})")
     raise CoordinatorError(f"{base} refuses: {why}")

@@ -119,7 +119,7 @@ def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, 
     unknown = sorted(set(wanted) - set(info.families))
     if unknown:
         raise ConfigError(
-            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
-            f"{meant(unknown[0], info.families)}"
+            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}",
+            *meant(unknown[0], info.families),
         )
     return tuple(wanted) or info.families

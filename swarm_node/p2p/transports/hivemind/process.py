@@ -81,7 +81,7 @@ async def start_p2pd(
             function inside `handler`'s own check is called."""
             method = name.rpartition(".")[2]
             if method not in CALLS:
-                raise TransportError(f"hivemind's {name} has no gate: install the pinned version")
+                raise TransportError(f"hivemind's {name} has no gate", "install the pinned version")
             call = TableCall(method, handler.__wrapped__, request_type, responses[method])
 
             async def answer(raw: bytes, remote: Any) -> bytes:

@@ -96,7 +96,7 @@ class Libp2pDaemon:
             TransportError: py-libp2p is missing, or it cannot listen.
         """
         if not installed():
-            raise TransportError(f"py-libp2p is not installed: run {INSTALL}")
+            raise TransportError("py-libp2p is not installed", f"run {INSTALL}")
         child = Child(
             "network",
             "swarm_node.p2p.transports.libp2p.process",

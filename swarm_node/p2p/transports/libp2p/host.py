@@ -94,8 +94,8 @@ class Host:
                 listeners = await trio.open_tcp_listeners(port, host=host)
             except OSError as error:
                 raise TransportError(
-                    f"cannot listen on {address}: {reason_of(error)}; choose another address or "
-                    "port"
+                    f"cannot listen on {address}: {reason_of(error)}",
+                    "choose another address or port",
                 ) from error
             for listener in listeners:
                 listening.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")

@@ -166,7 +166,8 @@ def make_config(text: str) -> Any:
     except Exception as error:  # its classes raise errors of any kind
         raise ModelError(
             f"config.json: transformers refuses this {_shown(raw['model_type'])} "
-            f"({_first_line(error)}): choose another model"
+            f"({_first_line(error)})",
+            "choose another model",
         ) from error
 
 
@@ -202,7 +203,8 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
     if constants > _MOST_BUFFER_BYTES:
         raise ModelError(
             f"config.json: {constants:.2g} bytes besides the weights, at most "
-            f"{_MOST_BUFFER_BYTES:.2g} are kept: choose a model of fewer positions"
+            f"{_MOST_BUFFER_BYTES:.2g} are kept",
+            "choose a model of fewer positions",
         )
     layers = linear_layers(model.get_decoder()).values()
     inner = getattr(config, "intermediate_size", None)
@@ -289,7 +291,8 @@ def _without_memory(config: Any) -> Any:
     except Exception as error:  # its classes raise errors of any kind
         raise ModelError(
             f"config.json: transformers cannot make this {_shown(config.model_type)} "
-            f"({_first_line(error)}): choose another model"
+            f"({_first_line(error)})",
+            "choose another model",
         ) from error
 
 
@@ -338,7 +341,8 @@ def _tried(path: Path) -> dict[str, Any]:
     except subprocess.SubprocessError as error:
         raise ModelError(
             f"{path / 'config.json'} could not be read by transformers in {_TRIAL_SECONDS:g} s "
-            f"({error}): try again when this machine is less busy, or choose another model"
+            f"({error})",
+            "try again when this machine is less busy, or choose another model",
         ) from error
     except OSError as error:
         raise ModelError(f"transformers cannot be started: {reason_of(error)}") from error
@@ -347,8 +351,8 @@ def _tried(path: Path) -> dict[str, Any]:
         refusal, fields = answer.get("refusal"), answer.get("fields")
     except (ValueError, IndexError, AttributeError) as error:
         raise ModelError(
-            f"{path / 'config.json'}: it takes more time or memory to read than a model does: "
-            "choose another model"
+            f"{path / 'config.json'}: it takes more time or memory to read than a model does",
+            "choose another model",
         ) from error
     if refusal is not None:
         raise ModelError(str(refusal))

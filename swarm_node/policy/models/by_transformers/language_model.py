@@ -235,8 +235,8 @@ class TransformersLM(nn.Module):
 
     def _refusal(self, why: str) -> ModelError:
         return ModelError(
-            f"a {self.config.model_type} of transformers {why}: choose another model, such as "
-            "qwen2.5-0.5b"
+            f"a {self.config.model_type} of transformers {why}",
+            "choose another model, such as qwen2.5-0.5b",
         )
 
 

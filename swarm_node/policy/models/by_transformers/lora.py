@@ -98,6 +98,7 @@ def _targets(model: TransformersLM) -> list[str]:
     if not found or meant != found:
         raise ModelError(
             f"a {model.config.model_type} of transformers has no linear layers that peft can name "
-            "apart from others: set training.lora_rank to 0, which trains all weights"
+            "apart from others",
+            "set training.lora_rank to 0, which trains all weights",
         )
     return sorted(names)

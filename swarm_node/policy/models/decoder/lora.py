@@ -94,8 +94,8 @@ class TrainedAdapter(ABC):
             name: value.shape for name, value in self.parameters.items()
         }:
             raise ModelError(
-                f"the adapter does not fit this model at rank {self._rank}: "
-                "use the base model and the rank that it was trained with"
+                f"the adapter does not fit this model at rank {self._rank}",
+                "use the base model and the rank that it was trained with",
             )
         with torch.no_grad():
             for name, parameter in self.parameters.items():

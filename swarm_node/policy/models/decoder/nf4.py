@@ -86,7 +86,7 @@ def bitsandbytes(setting: str, instead: str) -> Any:
             return import_module("bitsandbytes")
     except ImportError as error:
         raise ConfigError(
-            f"{setting} needs bitsandbytes: run {extra_of('gpu')}, or set {instead}"
+            f"{setting} needs bitsandbytes", f"run {extra_of('gpu')}, or set {instead}"
         ) from error
 
 

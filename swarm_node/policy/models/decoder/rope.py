@@ -54,8 +54,8 @@ class RopeScaling:
             return None
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise ModelError(
-                f"config.json: rope scaling {repr(kind)[:_SHOWN]} is not supported: use a model "
-                f"with plain positions or {' or '.join(SCALINGS)}"
+                f"config.json: rope scaling {repr(kind)[:_SHOWN]} is not supported",
+                f"use a model with plain positions or {' or '.join(SCALINGS)}",
             )
         return cls(kind, **{name: _number(table, name, raw) for name in SCALINGS[kind]})
 

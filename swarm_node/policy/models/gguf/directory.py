@@ -135,8 +135,8 @@ def _check_private(*directories: Path) -> None:
     for directory in directories:
         if not is_private(directory):
             raise ModelError(
-                f"others may write {directory}, and so could change models there: remove it if it "
-                "is yours, or name a directory of your own in XDG_CACHE_HOME"
+                f"others may write {directory}, and so could change models there",
+                "remove it if it is yours, or name a directory of your own in XDG_CACHE_HOME",
             )
 
 
@@ -174,7 +174,7 @@ def _write(
 ) -> None:
     """Write all files but config.json, which is there."""
     if find_spec("gguf") is None:
-        raise ModelError(f"{header.path} needs the package gguf: run {extra_of('gguf')}")
+        raise ModelError(f"{header.path} needs the package gguf", f"run {extra_of('gguf')}")
     files = tokenizer_files(header, config["vocab_size"])
     ends = {key: value for key, value in config.items() if key.endswith("_token_id")}
     files["generation_config.json"] = json.dumps(ends, indent=2).encode()
@@ -185,7 +185,8 @@ def _write(
     if size + _SPARE_BYTES > free:
         raise ModelError(
             f"{header.path.name} needs {size / 1e9:.1f} GB dequantised in {place.parent}, where "
-            f"{free / 1e9:.1f} are free: free some, or name another disk in XDG_CACHE_HOME"
+            f"{free / 1e9:.1f} are free",
+            "free some, or name another disk in XDG_CACHE_HOME",
         )
     for name, data in files.items():
         (place / name).write_bytes(data)

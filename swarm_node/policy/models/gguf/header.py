@@ -115,8 +115,9 @@ def read_header(path: Path) -> Header:
     """
     if _SPLIT.search(path.name):
         raise ModelError(
-            f"{path} is a part of a split GGUF file, which is not read: put the parts together "
-            "with llama.cpp's `llama-gguf-split --merge` and give the whole file"
+            f"{path} is a part of a split GGUF file, which is not read",
+            "put the parts together "
+            "with llama.cpp's `llama-gguf-split --merge` and give the whole file",
         )
     try:
         with open_regular(path) as file:
@@ -124,7 +125,7 @@ def read_header(path: Path) -> Header:
             size = file.seek(0, 2)
     except OSError as error:
         raise ModelError(
-            f"cannot read {path}: {reason_of(error)}; name the model's place with --model"
+            f"cannot read {path}: {reason_of(error)}", "name the model's place with --model"
         ) from error
     try:
         return _parsed(path, data, size)

@@ -75,8 +75,8 @@ def refuse(header: Header, what: str) -> ModelError:
     """Return the error for a file whose model is not computed here."""
     names = ", ".join(ARCHITECTURES)
     return ModelError(
-        f"{header.path}: {what}; GGUF files of plain {names} models (Mistral's say llama) run "
-        "here: choose another file"
+        f"{header.path}: {what}; GGUF files of plain {names} models (Mistral's say llama) run here",
+        "choose another file",
     )
 
 

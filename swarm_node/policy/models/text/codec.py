@@ -57,14 +57,14 @@ def _check_sources(path: Path) -> None:
     more, settings = path / "additional_chat_templates", path / "tokenizer_config.json"
     if more.exists():
         raise ModelError(
-            f"{more} would take the place of the model's chat template: remove it, and put the "
-            "template that you want into chat_template.jinja"
+            f"{more} would take the place of the model's chat template",
+            "remove it, and put the template that you want into chat_template.jinja",
         )
     names = read_json(settings).get("fast_tokenizer_files") if settings.is_file() else None
     if names not in (None, ["tokenizer.json"]):
         raise ModelError(
-            f"{settings}: fast_tokenizer_files names other tokenizers than tokenizer.json: remove "
-            "the entry"
+            f"{settings}: fast_tokenizer_files names other tokenizers than tokenizer.json",
+            "remove the entry",
         )
 
 
@@ -80,8 +80,8 @@ class Codec:
     ) -> None:
         if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
             raise ModelError(
-                "the model names no end token inside its vocabulary: put its id as eos_token_id "
-                "into generation_config.json"
+                "the model names no end token inside its vocabulary",
+                "put its id as eos_token_id into generation_config.json",
             )
         # Decoding also leaves out the tokens that tokenizer.json flags as special.
         flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -112,7 +112,7 @@ class Codec:
         if tokenizer.chat_template is not None:
             asked = self._templated([{"role": "user", "content": _ANSWERS[0]}], True)
             if _ANSWERS[0] not in asked:
-                raise ModelError("the chat template leaves out what the user says: mend it")
+                raise ModelError("the chat template leaves out what the user says", "mend it")
 
     @classmethod
     def from_directory(cls, path: Path) -> Self:
@@ -335,8 +335,9 @@ def _cut(text: str, marks: Sequence[str]) -> list[str] | None:
 
 def _no_dialogue(why: str) -> ModelError:
     return ModelError(
-        f"this model's chat template cannot be continued with a reply ({why}): take a model that "
-        "was trained for conversations, such as tiny-talk, or an environment of one turn"
+        f"this model's chat template cannot be continued with a reply ({why})",
+        "take a model that "
+        "was trained for conversations, such as tiny-talk, or an environment of one turn",
     )
 
 

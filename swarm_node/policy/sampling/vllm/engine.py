@@ -375,6 +375,6 @@ def _head_size(model: ModelConfig, device: str) -> int:
     # The padding's zeros would count in the mean by which a head is normalised.
     if larger is None or model.family.head_norms or not model.native:
         raise ModelError(
-            f"vLLM on a CPU cannot take attention heads of {own}: use `--sampler torch`"
+            f"vLLM on a CPU cannot take attention heads of {own}", "use `--sampler torch`"
         )
     return larger

@@ -73,7 +73,7 @@ def _adopt(model: Any, base: CausalLM) -> Iterator[tuple[str, int]]:
         name = ".".join(fused.get(word, word) for word in next(iter(parts)).split("."))
         parameter = parameters.pop(name, None)
         if parameter is None:
-            raise ModelError(f"vLLM has no {name}: take `--sampler torch`")
+            raise ModelError(f"vLLM has no {name}", "take `--sampler torch`")
         parameter.data = torch.zeros(parameter.shape, dtype=parameter.dtype, device=weight.device)
         model.load_weights(parts.items())
         yield name, parameter.nbytes
@@ -83,7 +83,7 @@ def _adopt(model: Any, base: CausalLM) -> Iterator[tuple[str, int]]:
             if weight.device.type == "cpu":
                 _multiply_unpacked(model, parameter)
     if parameters:
-        raise ModelError(f"the trainer has no {min(parameters)}: take `--sampler torch`")
+        raise ModelError(f"the trainer has no {min(parameters)}", "take `--sampler torch`")
 
 
 def _multiply_unpacked(model: Any, parameter: Tensor) -> None:

@@ -398,7 +398,8 @@ class VllmSampler:
                 if self._failures > TRIES:
                     raise EngineError(
                         f"the inference engine failed {self._failures} times in a row, last: "
-                        f"{error}; see the log above, {self._plan.ways_out}"
+                        f"{error}",
+                        f"see the log above, {self._plan.ways_out}",
                     )
                 try:
                     await self._start()

@@ -107,7 +107,8 @@ def save(
         # safetensors gives what the disk says in an error of its own.
         raise CheckpointError(
             f"cannot write a checkpoint of {state.bytes / 1e6:,.1f} MB under {root}: "
-            f"{words_of(error)}; free space there"
+            f"{words_of(error)}",
+            "free space there",
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would fill the disk
@@ -129,8 +130,8 @@ def read(path: Path) -> TrainingState:
         )
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({words_of(error)}); move it away to "
-            "use an older one"
+            f"{path} cannot be read as a checkpoint ({words_of(error)})",
+            "move it away to use an older one",
         ) from error
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,10 +20,12 @@ from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.training.checkpoints.checkpoint import TrainingState, read
 from swarm_node.policy.training.checkpoints.stored import newest_valid
-
-Format = Literal["hf", "peft"]
-
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+from swarm_node.policy.training.checkpoints.target import (
+    Format,
+    check_form,
+    check_target,
+    require_checkpoint,
+)
 
 #: Copied from the base model's directory where they exist.
 _TOKENIZER_FILES = (
@@ -48,26 +49,16 @@ def newest_state(checkpoints: Path, model_dir: Path) -> TrainingState:
         CheckpointError: there is none, none verifies, or it was made from another model.
         ModelError: `model_dir` holds no model.
     """
+    require_checkpoint(checkpoints)
     newest = newest_valid(checkpoints)
     if newest is None:
-        raise CheckpointError(
-            f"no checkpoint under {checkpoints}: run the node first; it stores one every "
-            "run.save_steps updates, and when it stops"
-        )
+        raise CheckpointError(f"no checkpoint under {checkpoints} any more", "try again")
     state = read(newest)
     if state.model != policy_digests(model_dir)[0]:
         raise CheckpointError(
-            f"{newest} was not made from the model in {model_dir}: name its base with --model"
+            f"{newest} was not made from the model in {model_dir}", "name its base with --model"
         )
     return state
-
-
-def check_target(target: Path) -> None:
-    """Raises:
-    ModelError: there is something at `target` already.
-    """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ModelError(f"{target} is not an empty directory; choose another one")
 
 
 def write_export(
@@ -93,11 +84,7 @@ def write_export(
     check_target(target)
     target = target.resolve()
     rank = int(state.settings.get("lora_rank", 0))
-    if form == "peft" and not rank:
-        raise ModelError(
-            "this home trained all weights (training.lora_rank = 0), so there is no adapter to "
-            "export; use --format hf"
-        )
+    check_form(form, rank)
     model = load_model(model_dir)
     adapter: TrainedAdapter | None = None
     try:
@@ -151,20 +138,6 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def check_hub(repo: str) -> None:
-    """Check what can be checked locally before a push to `repo`.
-
-    Raises:
-        ModelError: `repo` is no repository name, or there is no token.
-    """
-    from huggingface_hub import get_token
-
-    if not _REPOSITORY.fullmatch(repo):
-        raise ModelError(f"--push takes OWNER/NAME of a repository, not {repo!r}")
-    if get_token() is None:
-        raise ModelError("--push needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
-
-
 def push(directory: Path, repo: str) -> str:
     """Upload an export to the hub and return its address. A new repository is private.
 
@@ -183,7 +156,7 @@ def push(directory: Path, repo: str) -> str:
     except (HTTPError, OSError, ValueError) as error:  # refused, unreachable, offline by setting
         reason = words_of(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"{directory} is written, but {api.endpoint} did not take it ({reason[0]}): check the "
-            f"network and the token, then `hf upload {repo} {directory}`"
+            f"{directory} is written, but {api.endpoint} did not take it ({reason[0]})",
+            f"check the network and the token, then `hf upload {repo} {directory}`",
         ) from error
     return str(address)

@@ -53,8 +53,8 @@ def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = No
         faults.append(f"{path.name}: {fault}")
     if faults:
         raise CheckpointError(
-            f"no checkpoint under {root} verifies ({faults[0]}); restore a backup, or move the "
-            "directory away to start from the base"
+            f"no checkpoint under {root} verifies ({faults[0]})",
+            "restore a backup, or move the directory away to start from the base",
         )
     return None
 
@@ -122,9 +122,10 @@ def require_same(stored: tuple[Any, bytes], wanted: tuple[int, bytes]) -> None:
     """
     if stored[0] != wanted[0]:
         raise CheckpointError(
-            f"the checkpoint was made with training.lora_rank = {stored[0]}, not {wanted[0]}: set "
+            f"the checkpoint was made with training.lora_rank = {stored[0]}, not {wanted[0]}",
+            "set "
             "that again, or move the checkpoints away to start anew (`swarm-node export` keeps "
-            "what was learnt)"
+            "what was learnt)",
         )
     if stored[1] != wanted[1]:
         raise CheckpointError(OTHER_BASE)
@@ -156,7 +157,7 @@ def head(path: Path) -> CheckpointHead:
         return CheckpointHead(state.version, state.model, state.rank, digest, size)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({words_of(error)}); take another one"
+            f"{path} cannot be read as a checkpoint ({words_of(error)})", "take another one"
         ) from error
 
 

@@ -97,8 +97,8 @@ class Group(Ranks):
         for what in (device.type == "cuda", placement.half):
             if self.sums([what])[0] not in (0, self.count):
                 raise ModelError(
-                    "the trainer's hosts compute on unlike devices: set run.device and "
-                    "training.dtype to what each of them can"
+                    "the trainer's hosts compute on unlike devices",
+                    "set run.device and training.dtype to what each of them can",
                 )
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -246,7 +246,8 @@ class GradientPass:
         if all(len(group) <= 1 for group in groups):
             raise ModelError(
                 f"not enough memory to train on one row at a time, of {max(map(len, rows))} tokens "
-                "at most: set training.lora_rank or a smaller sampling.max_new_tokens"
+                "at most",
+                "set training.lora_rank or a smaller sampling.max_new_tokens",
             )
         # Half of the largest micro-batch: half of a budget far above it would change nothing.
         share = self._model.shares_prompts

@@ -225,8 +225,8 @@ class TrainerCore:
             part = self._parts[name]
             if not are_usable(stored, self._trained[name].shape):
                 raise CheckpointError(
-                    f"the checkpoint's moments of {name} are damaged: move its directory away to "
-                    "use an older one"
+                    f"the checkpoint's moments of {name} are damaged",
+                    "move its directory away to use an older one",
                 )
             self._optimizer.state[part] = {
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
@@ -236,7 +236,7 @@ class TrainerCore:
             self._own_answers = OwnAnswers(state.own_answers)
         except ValueError as error:
             raise CheckpointError(
-                f"{error}: move its directory away to use an older one"
+                f"{error}", "move its directory away to use an older one"
             ) from error
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0

@@ -1,0 +1,111 @@
+"""What `eval`, `serve` and `export` name: a stored policy, its base model, and tasks. A name that
+means nothing is refused before torch is imported.
+
+Cheap to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm_node.config import Settings
+from swarm_node.environments.registry import chosen_environment, require_environment
+from swarm_node.errors import CheckpointError, ConfigError, HomeError
+from swarm_node.node.home.home import Home
+from swarm_node.policy.models.model import require_model
+from swarm_node.policy.training.checkpoints.stored import MANIFEST, checkpoints
+
+#: The words that name the model before its first update, and everything that is stored.
+BASE, ALL = "base", "all"
+_OPTIONS = "environment.options"
+
+
+def require_served(settings: Settings, checkpoint: str | None) -> None:
+    """
+    Raises:
+        ModelError, CheckpointError, HomeError: there is no such model or stored policy, or
+            `checkpoint` names several.
+    """
+    require_model(settings.model)
+    if checkpoint == ALL:
+        raise HomeError("serve takes one checkpoint", "name it, or leave --checkpoint out")
+    require_policy(checkpoint, Home(settings.home).checkpoints)
+
+
+def require_measured(
+    settings: Settings,
+    tasks: str | None,
+    checkpoint: str | None,
+    assigned: Mapping[str, Any],
+    k: int | None,
+    answers: int,
+) -> None:
+    """
+    Raises:
+        ModelError, CheckpointError, ConfigError: there is no such model, stored policy or
+            environment, or pass@k needs more answers.
+    """
+    if k is not None and not 1 <= k <= answers:
+        raise ConfigError(f"--k is {k}: pass@k needs at least as many answers", f"--answers {k}")
+    require_model(settings.model)
+    require_environment(*chosen_tasks(settings, tasks, assigned))
+    require_policy(checkpoint, Home(settings.home).checkpoints)
+
+
+def chosen_tasks(
+    settings: Settings, tasks: str | None, assigned: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Name and options of the environment that `tasks` means. For the home's own environment the
+    home's options count, because they decide which texts the home trains on. `assigned` are
+    settings by dotted key."""
+    name, options = settings.environment.name, settings.environment.options
+    if tasks is None:
+        return name, dict(options)
+    chosen = chosen_environment(tasks)
+    wanted, path = chosen["environment.name"], chosen.get(f"{_OPTIONS}.path")
+    begin = _OPTIONS + "."
+    given = {key.removeprefix(begin): v for key, v in assigned.items() if key.startswith(begin)}
+    known = {**(options if name == wanted else {}), **given}
+    return wanted, {**known, "path": path} if path else known
+
+
+def require_policy(which: str | None, store: Path) -> None:
+    """Refuse a name that `stored_policies` finds nowhere. Nothing is verified.
+
+    Raises:
+        CheckpointError: there is no such policy.
+    """
+    if which in (BASE, ALL):
+        return
+    if which is None:
+        if not checkpoints(store):
+            raise CheckpointError(
+                f"no checkpoint under {store}",
+                "run the node first, which stores one every run.save_steps updates and "
+                "when it stops",
+                "or take `--checkpoint base`",
+            )
+        return
+    path = policy_directory(which, store)
+    if not any((path / name).is_file() for name in (MANIFEST, "config.json")):
+        raise no_policy(path, store)
+
+
+def policy_directory(which: str, store: Path) -> Path:
+    """The directory that a person named, or the checkpoint of that name."""
+    path = Path(which).expanduser()
+    return path if path.is_dir() else store / which
+
+
+def no_policy(path: Path, store: Path) -> CheckpointError:
+    """Make the error about a directory that holds no policy."""
+    names = _names(checkpoints(store))
+    return CheckpointError(
+        f"no checkpoint or model at {path}", f"give a directory, `{ALL}` or `{BASE}`; {names}"
+    )
+
+
+def _names(there: Sequence[Path]) -> str:
+    return f"this home has {', '.join(path.name for path in there) or 'no checkpoint yet'}"
