@@ -41,7 +41,7 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
     assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
     progress = [line for line in lines if line["event"] == "progress"]
     verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
-    assert [each for each, _ in groupby(verdicts)] == [("alone", "warning"), ("revoked", "bad")]
+    assert [each for each, _ in groupby(verdicts)] == [("unvisited", "good"), ("revoked", "bad")]
     assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
     assert progress[-1]["said"].endswith("revoked (bad)")
 
