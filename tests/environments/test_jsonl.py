@@ -321,7 +321,7 @@ def test_options_can_be_set_one_by_one() -> None:
     )
     loaded = load_settings(parsed, environ={})
     assert loaded.environment.options == {"path": "a.jsonl", "held_out": 0.2}
-    with pytest.raises(ConfigError, match=r"experience\.own\.more"):
+    with pytest.raises(ConfigError, match=r"experience\.local\.more"):
         load_settings({"experience.local.more": 1}, environ={})
 
 

@@ -38,10 +38,10 @@ def peers(
     node. --groups adds what each gave and took, the part of those trained on that are its groups,
     and a lower bound of the share that is of use. `--json` has whole ids and every field.
     """
+    snapshot = ask(home, lambda client: client.status())
     from swarm_node.cli.views.peers_view import peers_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
-    snapshot = ask(home, lambda client: client.status())
     listed = {
         "schema": SCHEMA,
         "peers": snapshot.peers,

@@ -203,11 +203,10 @@ class Node:
             raise SwarmNodeError("the node is not running yet", "try again in a few seconds")
         await self._work.prober.refresh()
         report = await take_report(self._parts, self._shared, self._reaching)
-        local, asker = self._shared.local, self._work.exchange.asker
-        url = self.settings.network.coordinator
-        tried = [*report.tried, *await try_everything(local, asker, self._dials, url)]
+        asker, url = self._work.exchange.asker, self.settings.network.coordinator
+        report.tried.extend(await try_everything(self._shared.local, asker, self._dials, url))
         shot = self.snapshot()  # the tries may have found causes
-        return replace(report, tried=tried, findings=shot.findings, causes=shot.causes)
+        return replace(report, findings=shot.findings, causes=shot.causes)
 
     async def ping(self, peer_id: str, seconds: float) -> PingReport:
         """Make one round trip to a peer, which has `seconds` to answer.

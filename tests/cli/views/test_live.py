@@ -91,7 +91,7 @@ def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
         for said in (
             "✓ home",
             "✓ trainer",
-            "learning alone",
+            "● ",
             "stopped: update 6,384 finished, checkpoint stored (0.8 s)",
         )
     ]

@@ -175,7 +175,7 @@ async def test_settings_are_read_again_or_the_reply_says_why_not(tmp_path: Path)
     async with serving(tmp_path, reload=reload):
         client = ControlClient(tmp_path / "control.json")
         assert await client.reload() == told.pop()
-        with pytest.raises(SwarmNodeError, match=r"409: experience\.own"):
+        with pytest.raises(SwarmNodeError, match=r"409: experience\.local"):
             await client.reload()
 
 
