@@ -16,6 +16,8 @@ RUN = [
     *(
         "docs/networking.md",
         "docs/environments.md",
+        "docs/questions.md",
+        "docs/writing-environments.md",
         "docs/models.md",
         "docs/gpus.md",
         "docs/troubleshooting.md",
