@@ -15,7 +15,7 @@ from builders import ROOT
 
 from swarm_node.environments.extras import EXTRAS, installed, refusal
 
-NEEDED = "environment.name: reasoning-gym is not installed: run `pip install '.[reasoning-gym]'"
+NEEDED = "environment.name: reasoning-gym is not installed"
 
 
 @pytest.fixture(scope="module")
