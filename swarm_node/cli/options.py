@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,13 +125,9 @@ def require_report(directory: Path) -> None:
     Raises:
         SwarmNodeError: it is a file, or may not be written.
     """
-    there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
-    if not there.is_dir():
-        why = f"{there} is not a directory"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        why = f"{there} cannot be written"
-    else:
-        return
-    raise SwarmNodeError(
-        f"cannot write the report to {directory}: {why}", "choose another --report"
-    )
+    from swarm_node.program.private_directory import why_unwritable
+
+    if why := why_unwritable(directory):
+        raise SwarmNodeError(
+            f"cannot write the report to {directory}: {why}", "choose another --report"
+        )

@@ -15,7 +15,7 @@ from swarm_node.environments.registry import chosen_environment, require_environ
 from swarm_node.errors import CheckpointError, ConfigError, HomeError
 from swarm_node.node.home.home import Home
 from swarm_node.policy.models.model import require_model
-from swarm_node.policy.training.checkpoints.stored import MANIFEST, checkpoints
+from swarm_node.policy.training.checkpoints.stored import MANIFEST, checkpoints, no_checkpoint
 
 #: The words that name the model before its first update, and everything that is stored.
 BASE, ALL = "base", "all"
@@ -81,12 +81,7 @@ def require_policy(which: str | None, store: Path) -> None:
         return
     if which is None:
         if not checkpoints(store):
-            raise CheckpointError(
-                f"no checkpoint under {store}",
-                "run the node first, which stores one every run.save_steps updates and "
-                "when it stops",
-                "or take `--checkpoint base`",
-            )
+            raise no_checkpoint(store, "or take `--checkpoint base`")
         return
     path = policy_directory(which, store)
     if not any((path / name).is_file() for name in (MANIFEST, "config.json")):

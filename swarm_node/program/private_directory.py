@@ -53,6 +53,19 @@ def content_of(raw: bytes) -> bytes | Flaw:
     return data if hashlib.sha256(data).hexdigest().encode() == head[2] else "damaged"
 
 
+def why_unwritable(directory: Path) -> str:
+    """Why this user can neither write into a directory nor make it, "" if one is possible. Nothing
+    is written."""
+    path = directory.absolute()
+    try:
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if not there.is_dir():
+            return f"{there} is not a directory"
+        return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+    except OSError as error:  # a directory above it cannot be entered
+        return str(error.strerror).lower()
+
+
 class PrivateDirectory:
     """Small files under one directory, which one node uses at a time."""
 
@@ -81,20 +94,10 @@ class PrivateDirectory:
             HomeError: neither is possible.
         """
         self._require_text()
-        path = self.path.absolute()
-        try:
-            there = next(place for place in (path, *path.parents) if place.exists())
-            if not there.is_dir():
-                why = f"{there} is not a directory"
-            elif not os.access(there, os.W_OK | os.X_OK):
-                why = f"{there} cannot be written"
-            else:
-                return
-        except OSError as error:  # a directory above it cannot be entered
-            why = str(error.strerror).lower()
-        raise HomeError(
-            f"cannot use the home directory {self.path}: {why}", "choose another with --home"
-        )
+        if why := why_unwritable(self.path):
+            raise HomeError(
+                f"cannot use the home directory {self.path}: {why}", "choose another with --home"
+            )
 
     def _require_text(self) -> None:
         """Refuse a name that messages between processes and programs cannot carry."""

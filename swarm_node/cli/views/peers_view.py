@@ -11,7 +11,7 @@ from rich.table import Table
 
 from swarm_node.cli.views.views import counts, plain, span, standing, who
 from swarm_node.node.figures.snapshot import PeerRow, Said, Snapshot, UnmetRow
-from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.addresses.addresses import host_and_port, split_endpoint
 from swarm_node.p2p.wire.identity import short_id
 
 #: Narrower terminals get two lines for each peer in the place of a table.
@@ -171,8 +171,7 @@ def place(address: str) -> str:
     found = split_endpoint(address)
     if found is None:
         return "-"
-    _, host, port = found
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_and_port(*found[1:])
 
 
 def _table(*titles: str) -> Table:

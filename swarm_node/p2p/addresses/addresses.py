@@ -155,6 +155,11 @@ def endpoint_of(address: str) -> tuple[str, str, int] | None:
     return split_endpoint(address.rpartition("/p2p/")[0])
 
 
+def host_and_port(host: str, port: int) -> str:
+    """HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def endpoint_text(raw: bytes) -> str | None:
     """The text of a binary multiaddr of an IP address and a TCP port, None for any other."""
     for code, size in ((4, 4), (41, 16)):

@@ -14,7 +14,7 @@ from swarm_node.node.figures.snapshot import PeerRow, Said, UnmetRow
 from swarm_node.node.figures.underway import span
 from swarm_node.node.loops.parts import Shared
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.addresses.addresses import endpoint_of
+from swarm_node.p2p.addresses.addresses import endpoint_of, host_and_port
 from swarm_node.p2p.exchange.meeting import Meeting
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here
@@ -148,8 +148,7 @@ def _where(addresses: Sequence[str], *, port: bool) -> str:
             places[f"relay {short_id(way.relay)}"] = None
         elif found is not None:
             _, host, number = found
-            whole = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
-            places[whole if port else host] = None
+            places[host_and_port(host, number) if port else host] = None
     if not places:
         return "no valid address"
     first = min(places, key=lambda place: place.startswith(("127.", "::1", "[::1]")))

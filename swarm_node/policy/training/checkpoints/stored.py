@@ -36,6 +36,12 @@ _NAME = re.compile(r"v\d{10,19}")
 _log = logging.getLogger(__name__)
 
 
+def no_checkpoint(root: Path, *remedies: str) -> CheckpointError:
+    """Make the error that there is none under `root` yet. `remedies` come after the usual one."""
+    usual = "run the node first; it stores one every run.save_steps updates, and when it stops"
+    return CheckpointError(f"no checkpoint under {root}", usual, *remedies)
+
+
 def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
     """The newest checkpoint under `root` whose files all match its manifest; None without any
     checkpoint. Damaged ones are skipped and given to `on_damaged`, which logs them by default.

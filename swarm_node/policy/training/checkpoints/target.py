@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.training.checkpoints.stored import checkpoints, stored_rank
+from swarm_node.errors import ModelError
+from swarm_node.policy.training.checkpoints.stored import checkpoints, no_checkpoint, stored_rank
 
 Format = Literal["hf", "peft"]
 
@@ -31,10 +31,7 @@ def require_checkpoint(store: Path, form: Format = "hf") -> None:
         ModelError: there is no adapter to export.
     """
     if not checkpoints(store):
-        raise CheckpointError(
-            f"no checkpoint under {store}",
-            "run the node first; it stores one every run.save_steps updates, and when it stops",
-        )
+        raise no_checkpoint(store)
     rank = stored_rank(store)
     if rank is not None:
         check_form(form, rank)
