@@ -46,7 +46,7 @@ def test_the_consumer_card_of_the_example_is_large_enough(monkeypatch: pytest.Mo
 
 
 def test_the_environments_of_your_own_are_those_of_the_documentation() -> None:
-    page = (ROOT / "docs" / "environments.md").read_text()
+    page = (ROOT / "docs" / "writing-environments.md").read_text()
     files = [(EXAMPLES / name).read_text() for name in ("successor.py", "hints.py")]
     assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == files
 

@@ -498,7 +498,7 @@ def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
 def test_the_example_in_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = ROOT / "docs" / "environments.md"
+    page = ROOT / "docs" / "writing-environments.md"
     example, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "successor.py").write_text(example)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
