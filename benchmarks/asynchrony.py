@@ -62,7 +62,7 @@ def measure(name: str, seconds: float, extra: list[str]) -> ArmFigures:
             node.stop()
     assert first.busy is not None
     assert last.busy is not None
-    updates = last.updates + last.skipped_updates - first.updates - first.skipped_updates
+    updates = last.steps + last.skipped_batches - first.steps - first.skipped_batches
     wall = last.busy.seconds - first.busy.seconds
     return ArmFigures(
         updates_per_second=updates / wall,

@@ -182,7 +182,7 @@ def run_node(assignments: Sequence[str], seconds: float, group_size: int) -> Loo
         node = NodeProcess(Path(directory), assignments)
         try:
             first = node.start()
-            while first.updates + first.skipped_updates < WARM_UP:
+            while first.steps + first.skipped_batches < WARM_UP:
                 time.sleep(0.2)
                 first = node.status()
             pid, wall = node.process.pid, time.monotonic()
@@ -195,14 +195,14 @@ def run_node(assignments: Sequence[str], seconds: float, group_size: int) -> Loo
             wall = time.monotonic() - wall
         finally:
             node.stop()
-    updates = last.updates + last.skipped_updates - first.updates - first.skipped_updates
-    samples = (last.groups.trained_own - first.groups.trained_own) * group_size
-    assert last.update is not None
+    updates = last.steps + last.skipped_batches - first.steps - first.skipped_batches
+    samples = (last.groups.trained_local - first.groups.trained_local) * group_size
+    assert last.last_step is not None
     parts = {
         name: _per_update(before.get(name, (0.0, 0.0)), sums, updates)
         for name, sums in after.items()
     }
-    tokens = last.update.tokens * updates / samples
+    tokens = last.last_step.tokens * updates / samples
     return LoopFigures(cpu, updates, samples, tokens, wall, parts)
 
 

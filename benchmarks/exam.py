@@ -98,7 +98,7 @@ def perplexities(before: list[tuple[float, int]], after: list[tuple[float, int]]
 
 def right(rates: CheckpointRates) -> dict[str, Any]:
     """Right answers of all questions of a file, whatever part of it a node would train on."""
-    parts = [part for part in (rates.unseen, rates.seen) if part is not None]
+    parts = [part for part in (rates.held_out, rates.train) if part is not None]
     tasks = sum(part.tasks for part in parts)
     correct = round(sum(part.tasks * part.pass_1.rate for part in parts))
     low, high = wilson(correct / tasks, tasks)
@@ -114,7 +114,7 @@ def train(model: str, seed: int, minutes: float, directory: Path) -> dict[str, A
         status = node.status()
     finally:
         node.stop(STOP_SECONDS)
-    return {"minutes": minutes, "updates": status.updates}
+    return {"minutes": minutes, "updates": status.steps}
 
 
 def tell(progress: Progress) -> None:
@@ -131,7 +131,7 @@ def examine(arguments: argparse.Namespace, home: Path) -> Iterator[tuple[str, An
             measure(
                 str(arguments.file),
                 checkpoint,
-                answers=1,
+                completions=1,
                 limit=arguments.limit,
                 home=home,
                 model=arguments.model,

@@ -31,7 +31,7 @@ _STEADY = ("--model", "tiny", "--set", "training.learning_rate=1e-9")
 
 def receives(count: int) -> Callable[[dict[str, Any]], bool]:
     """Tell by a status whether its node has received more than `count` groups."""
-    return lambda status: status["groups"]["received"] > count
+    return lambda status: status["groups"]["accepted"] > count
 
 
 def pair(place: Path, stack: ExitStack) -> tuple[list[RunningNode], list[FaultProxy]]:
@@ -57,7 +57,7 @@ def pair(place: Path, stack: ExitStack) -> tuple[list[RunningNode], list[FaultPr
         if not index:
             arguments += ["--ticket-file", node.invite(uses=1)]
     for node in nodes:
-        node.wait(lambda status: status["groups"]["received"] >= 20)
+        node.wait(lambda status: status["groups"]["accepted"] >= 20)
     return nodes, proxies
 
 
@@ -66,7 +66,7 @@ def rate(nodes: list[RunningNode], seconds: float) -> float:
 
     def received(node: RunningNode) -> tuple[int, float]:
         status = node.wait(lambda status: True)
-        return int(status["groups"]["received"]), time.monotonic()
+        return int(status["groups"]["accepted"]), time.monotonic()
 
     before = [received(node) for node in nodes]
     time.sleep(seconds)
@@ -93,7 +93,7 @@ def main() -> None:
                 for proxy in proxies:
                     proxy.faults = faults
                     proxy.reset()
-                before = [node.wait(lambda status: True)["groups"]["received"] for node in nodes]
+                before = [node.wait(lambda status: True)["groups"]["accepted"] for node in nodes]
                 for node, old in zip(nodes, before, strict=True):
                     node.wait(receives(old + 10))
                 got = rate(nodes, args.seconds)

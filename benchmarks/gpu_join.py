@@ -70,7 +70,7 @@ _LEARNING_SECONDS, _END_SECONDS = 40.0, 20.0
 #: Fewest updates that are judged: the first is slower than others.
 _LEAST_UPDATES = 2
 #: Why an update may be skipped without a fault: at first `tiny` answers all tasks of it wrongly.
-_NO_ADVANTAGE = "no informative row"
+_NO_ADVANTAGE = "no mixed rewards"
 _MIB, _GIB = 1 << 20, 1 << 30
 _HOUR = 3600
 #: The folder of the module that writes what a process's allocator holds.
@@ -172,7 +172,7 @@ class WatchedNode:
     @property
     def made(self) -> int:
         """Number of updates, of which a node logs one a second at most."""
-        return self.snapshot.updates if self.snapshot else 0
+        return self.snapshot.steps if self.snapshot else 0
 
     def poll(self) -> None:
         """Read what is new, and tell each update.
@@ -196,7 +196,7 @@ class WatchedNode:
             tell(node=self.name, planned_mib=self.planned / _MIB, free_mib=self.memory.free / _MIB)
         elif event["event"] == "CUDA graph captured":
             self.graphs += 1
-        elif event["event"] == "update":
+        elif event["event"] == "step":
             self.updates.append(event)
             self._tell(event)
 
@@ -204,9 +204,14 @@ class WatchedNode:
         now = self.snapshot
         busy, tokens = (now.busy, now.tokens) if now else (None, None)
         sampled = tokens.sampled / busy.sampler if tokens and busy and busy.sampler else None
-        names = ("seconds", "tokens", "kl", "mean_abs_delta", "mean_reward", "grad_norm")
+        names = ("seconds", "tokens", "mean_abs_delta", "mean_reward", "grad_norm")
         figures = {
-            **{"node": self.name, "update": event["updates"], "version": event["version"]},
+            **{
+                "node": self.name,
+                "update": event["steps"],
+                "kl": event["mismatch_kl"],
+                "version": event["version"],
+            },
             **{name: event[name] for name in (*names, "halvings", "external", "skipped")},
             **{"planned_mib": self.planned / _MIB, "peak_mib": self.memory.taken / _MIB},
             **{"sampled_tokens_per_s": sampled, "graphs": self.graphs},
@@ -215,8 +220,8 @@ class WatchedNode:
         tell(**figures)
         speed = f", {sampled:,.0f} tokens/s sampled" if sampled else ""
         print(
-            f"{self.name}: update {event['updates']} in {event['seconds']:.2f} s{speed}, "
-            f"KL {event['kl']:.1g}, peak {self.memory.taken / _MIB:,.0f} MiB",
+            f"{self.name}: update {event['steps']} in {event['seconds']:.2f} s{speed}, "
+            f"KL {event['mismatch_kl']:.1g}, peak {self.memory.taken / _MIB:,.0f} MiB",
             flush=True,
         )
 
@@ -228,7 +233,7 @@ def node_faults(watched: WatchedNode) -> list[str]:
     found += [f"{WORDS.get(name, name)} ({count} times)" for name, count in faults.items() if count]
     if snapshot and "failed" in snapshot.engine:
         found.append(f"a fallback was taken: {snapshot.engine}")
-    kl = watched.updates[0]["kl"] if watched.updates else 0.0
+    kl = watched.updates[0]["mismatch_kl"] if watched.updates else 0.0
     if not kl <= MOST_KL:  # NaN is no agreement
         found.append(f"sampler and trainer disagree: KL {kl:.2g} in the first update")
     skipped = Counter(each.get("skipped") for each in watched.updates)
@@ -344,7 +349,7 @@ def real(arguments: argparse.Namespace) -> list[str]:
 
 def learning_faults(watched: WatchedNode, evals: list[EvalPoint]) -> list[str]:
     """Why the node did not learn or run as it should; tells its rewards on unseen tasks."""
-    rewards = [point.all for point in evals]
+    rewards = [point.reward for point in evals]
     tell(rewards=rewards, versions=[point.version for point in evals])
     found = node_faults(watched)
     if not rewards or rewards[-1] < rewards[0] + LEAST_RISE:
@@ -434,7 +439,7 @@ def pair(arguments: argparse.Namespace) -> list[str]:
             node=each.name,
             taken_mib=each.memory.taken / _MIB,
             planned_mib=each.planned / _MIB,
-            received=groups and groups.received,
+            received=groups and groups.accepted,
             trained_external=groups and groups.trained_external,
             warnings=each.warnings,
         )

@@ -96,17 +96,17 @@ class AttackWatch:
         row, now = peer(self.status, self.attacker), time.monotonic()
         if row is not None and row.rejected and self._first is None:
             self._first = now
-        if self._first and self.dropped is None and getattr(row, "left_seconds", 0.0) > 10.0:
+        if self._first and self.dropped is None and getattr(row, "suspended_seconds", 0.0) > 10.0:
             self.dropped = now - self._first
 
     def _now(self) -> Spent:
         self._look()
         status, pid = self.status, self._founder.process.pid
         pids, honest = (pid, status.processes["network"]), peer(status, self.honest)
-        groups = (honest.published, honest.received, honest.rejected) if honest else (0, 0, 0)
+        groups = (honest.announced, honest.accepted, honest.rejected) if honest else (0, 0, 0)
         return Spent(
             # Those without an advantage count too.
-            status.updates + status.skipped_updates,
+            status.steps + status.skipped_batches,
             *groups,
             time.monotonic(),
             cpu_seconds(pid),
@@ -207,7 +207,7 @@ def attack(
         f"  honest {during.offered} offered, {during.admitted} admitted, {during.refused} refused"
         f" (before or between {without.offered}, {without.admitted}, {without.refused})"
         f"  memory {Memory.of(founder.process.pid).rss - memory:+.0f} MiB  dropped {dropped}"
-        f"  refused {getattr(row, 'refused', row and row.rejected)}"
+        f"  rejected {getattr(row, 'rejected_by_reason', row and row.rejected)}"
         f"  sent {said}  load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
@@ -274,7 +274,9 @@ def main() -> None:
         rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
         print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
     row = peer(status, AttackWatch.honest)
-    print(f"refused of the honest member: {getattr(row, 'refused', row and row.rejected)}")
+    print(
+        f"refused of the honest member: {getattr(row, 'rejected_by_reason', row and row.rejected)}"
+    )
     print(f"all refusals {status.rejected}\nalarms {getattr(status, 'alarms', None)}")
 
 

@@ -29,7 +29,7 @@ def main(seconds: float) -> None:
             rows = measure(node.process.pid, found.processes)
         finally:
             node.stop()
-    print(f"after {seconds:.0f} s and {found.updates} updates of the tiny model")
+    print(f"after {seconds:.0f} s and {found.steps} updates of the tiny model")
     print(f"{'process':14} {'RSS MiB':>8} {'USS MiB':>8}")
     total = sum(row[1] for row in rows)
     for name, rss, uss in [*rows, ("sum", total, sum(row[2] for row in rows))]:

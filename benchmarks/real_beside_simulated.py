@@ -54,7 +54,7 @@ def pace_of(snapshots: Sequence[Snapshot]) -> Pace:
         assert snapshot.busy is not None
         assert snapshot.tokens is not None
         tokens.append(snapshot.busy.sampler / snapshot.tokens.sampled)
-        updates.append(snapshot.busy.trainer / (snapshot.updates + snapshot.skipped_updates))
+        updates.append(snapshot.busy.trainer / (snapshot.steps + snapshot.skipped_batches))
     return Pace(sum(tokens) / len(tokens), sum(updates) / len(updates))
 
 
@@ -62,13 +62,13 @@ def real(snapshots: Sequence[Snapshot], at: Sequence[int], group_size: int) -> M
     """The mean of the nodes' curves at these updates, and their answers."""
     curves = [
         [
-            between([p.version for p in shot.evals], [p.all for p in shot.evals], update)
+            between([p.version for p in shot.evals], [p.reward for p in shot.evals], update)
             for update in at
         ]
         for shot in snapshots
     ]
-    updates = sum(shot.updates + shot.skipped_updates for shot in snapshots)
-    made = sum(shot.groups.published for shot in snapshots)
+    updates = sum(shot.steps + shot.skipped_batches for shot in snapshots)
+    made = sum(shot.groups.sampled for shot in snapshots)
     reward = [sum(values) / len(values) for values in zip(*curves, strict=True)]
     return Measured(at, reward, group_size * made / updates)
 
@@ -91,7 +91,7 @@ async def run_real(directory: Path, nodes: int, updates: int, seed: int) -> list
     make_swarm("bench", swarm, time.time())
     try:
         await asyncio.gather(*(node.start() for node in swarm))
-        while not all(node.snapshot and node.snapshot.updates >= updates for node in swarm):
+        while not all(node.snapshot and node.snapshot.steps >= updates for node in swarm):
             await asyncio.sleep(0.5)
             await asyncio.gather(*(node.poll() for node in swarm))
         return [node.snapshot for node in swarm if node.snapshot is not None]

@@ -151,7 +151,7 @@ def run(
             wall = time.monotonic() - began
         finally:
             node.stop(_STOP_SECONDS)
-        stored = None if status.updates else "base"
+        stored = None if status.steps else "base"
         families = asyncio.run(_rewards(node.home.path, model, stored))
     return {
         "candidate": name,
@@ -159,8 +159,8 @@ def run(
         "cpu": _cpu(),
         "cpu_seconds": round(used, 1),
         "wall_seconds": round(wall, 1),
-        "updates": status.updates,
-        "own_groups": status.groups.published,
+        "updates": status.steps,
+        "own_groups": status.groups.sampled,
         "peak_pss_mib": round(peak.pss),
         "reward": round(fmean(families.values()), 4),
         "families": families,

@@ -171,7 +171,7 @@ def run(
                 now, faults = done, {}
                 with contextlib.suppress(SwarmNodeError):  # too busy to answer
                     snapshot = node.status()
-                    now, faults = snapshot.updates, snapshot.faults
+                    now, faults = snapshot.steps, snapshot.faults
                 if now != done:
                     done = now
                     marks.append((done, cpu_seconds(pid), time.monotonic()))

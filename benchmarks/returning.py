@@ -36,7 +36,7 @@ def received(one: Scene, ids: dict[str, str]) -> tuple[int, ...]:
     counts = []
     for host, other in ((AWAY, HOME), (HOME, AWAY)):
         peers = (one.status(host) or {"peers": []})["peers"]
-        counts.append(sum(p["received"] for p in peers if p["peer_id"] == ids[other]))
+        counts.append(sum(p["accepted"] for p in peers if p["peer_id"] == ids[other]))
     return tuple(counts)
 
 

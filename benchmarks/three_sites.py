@@ -148,7 +148,7 @@ FAULTS: dict[str, Callable[[Scene, SitesWatch], object]] = {
 
 def _received(made: Scene, host: str) -> dict[str, int]:
     rows = (made.status(host) or {"peers": []})["peers"]
-    return {row["peer_id"]: row["received"] for row in rows if row["received"]}
+    return {row["peer_id"]: row["accepted"] for row in rows if row["accepted"]}
 
 
 def _mixes(made: Scene, host: str, before: dict[str, int]) -> bool:
@@ -197,12 +197,12 @@ def show_learning(seconds: float) -> None:
             evals = [
                 each
                 for each in (made.status(host) or {"evals": []})["evals"]
-                if each["borrowed"] is not None
+                if each["external_only"] is not None
             ]
             if evals:
                 print(
-                    f"{host}: never sampled {evals[0]['borrowed']:.3f} to "
-                    f"{evals[-1]['borrowed']:.3f}",
+                    f"{host}: never sampled {evals[0]['external_only']:.3f} to "
+                    f"{evals[-1]['external_only']:.3f}",
                     flush=True,
                 )
 

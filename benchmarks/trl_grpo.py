@@ -179,7 +179,7 @@ def at_update(node: NodeProcess, mark: float) -> tuple[float, int, Snapshot]:
         if spent < mark:
             continue
         now = node.status()
-        done = now.updates + now.skipped_updates
+        done = now.steps + now.skipped_batches
         before = done if before is None else before
         if done > before:
             return spent, done, now
@@ -210,9 +210,9 @@ def run_node(
             started = time.monotonic()
             for mark in marks:
                 spent, done, now = at_update(node, run.start_cpu + mark)
-                trained = now.groups.trained_own - first.groups.trained_own
-                assert now.update is not None
-                tokens = now.update.tokens / (setup.groups * GROUP_SIZE)
+                trained = now.groups.trained_local - first.groups.trained_local
+                assert now.last_step is not None
+                tokens = now.last_step.tokens / (setup.groups * GROUP_SIZE)
                 path = None
                 if setup.learns:
                     path = directory / f"node-{mark:g}.safetensors"

@@ -47,10 +47,10 @@ def cost(pairs: int, seconds: float, watchers: int) -> None:
             for number in range(pairs):
                 pair = {}
                 for many in (0, watchers) if number % 2 else (watchers, 0):
-                    before, cpu = node.status().updates, cpu_seconds(node.process.pid)
+                    before, cpu = node.status().steps, cpu_seconds(node.process.pid)
                     asyncio.run(_watch(node.home, seconds, many))
                     spent = cpu_seconds(node.process.pid) - cpu
-                    pair[many] = node.status().updates - before, spent
+                    pair[many] = node.status().steps - before, spent
                 found.append(pair)
         finally:
             node.stop()

@@ -187,7 +187,7 @@ for name in "${NODES[@]}"; do
     await "$name" "len(status['peers']) == 1 and status['groups']['trained_external'] > 0"
 done
 await first "status['sandbox'] == 'confined'"
-await first "len(status['evals']) > 0 and status['updates'] >= 3"
+await first "len(status['evals']) > 0 and status['steps'] >= 3"
 stop_node second
 version=$(ask first "status['version']")
 stop_node first

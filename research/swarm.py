@@ -171,7 +171,7 @@ class _StudySwarm(swarm.Swarm):
     def node_figures(self, member: SwarmMember) -> dict[str, Any]:
         figures: dict[str, Any] = {}
         if samplers := self.scenario.samplers:
-            updates = member.node.snapshot().updates
+            updates = member.node.snapshot().steps
             figures["weights_sent"] = samplers * updates * member.model.weight_bytes
         if isinstance(member.history, _TriggeredHistory):
             attack = _attack(member, self.counted, member.history.said)
@@ -186,10 +186,12 @@ def _attack(
     refused: Counter[str] = Counter()
     for peer in seen.peers:
         if peer.peer_id in names:
-            refused.update(peer.refused)
+            refused.update(peer.rejected_by_reason)
     return AttackFigures(
         triggered=mean(said[-LAST_GROUPS:] or [0]),
         refused=dict(refused),
         alarms=seen.alarms,
-        trained_hostile=sum(peer.share for peer in seen.peers if peer.peer_id not in names),
+        trained_hostile=sum(
+            peer.trained_fraction for peer in seen.peers if peer.peer_id not in names
+        ),
     )

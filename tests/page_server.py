@@ -34,8 +34,8 @@ def peer(number: int, **changes: Any) -> PeerRow:
         "peer_id": f"12D3KooW{number:044}",
         "version": number,
         "seconds_since_seen": 1.0,
-        "published": 9,
-        "received": 3,
+        "announced": 9,
+        "accepted": 3,
         "rejected": 0,
         "addresses": [],
         "name": f"node {number}",
@@ -50,27 +50,29 @@ def point(number: int) -> EvalPoint:
     reward = number / 400
     families = dict.fromkeys(FAMILIES, reward)
     seen = (1 + reward) / 2
-    return EvalPoint(5.0 * number, number, reward, reward, reward / 2, families, seen=seen, split=1)
+    return EvalPoint(
+        5.0 * number, number, reward, reward, reward / 2, families, train=seen, split_version=1
+    )
 
 
 def row(number: int) -> HistoryRow:
     counts: dict[str, Any] = dict.fromkeys(
-        ("version", "updates", "made", "announced", "taken", "received"), number
+        ("version", "steps", "sampled", "announced", "sent", "accepted"), number
     )
     rates: dict[str, Any] = dict.fromkeys(
-        ("updates_per_second", "sampled_tokens_per_second", "trained_tokens_per_second"), 1.0
+        ("steps_per_second", "sampled_tokens_per_second", "trained_tokens_per_second"), 1.0
     )
     return HistoryRow(
         time=1.7e9 + 20.0 * number,
         seconds=20.0,
         **counts,
         **rates,
-        trained_own=number,
-        trained_peers=number,
-        refused=0,
+        trained_local=number,
+        trained_external=number,
+        rejected=0,
         peers=2,
         memory=10**9,
-        rows=64,
+        rollouts=64,
         sampler_busy=0.5,
         trainer_busy=0.5,
         entropy=1.0,
@@ -80,9 +82,9 @@ def row(number: int) -> HistoryRow:
 def snapshot(**changes: Any) -> Snapshot:
     known: dict[str, Any] = {
         "evals": [point(number) for number in range(300)],
-        "own_families": ["gcd"],
-        "groups": GroupCounts(published=7),
-        "peers": [peer(1, name=HOSTILE, refused={HOSTILE: 2}), peer(2, via=None)],
+        "local_families": ["gcd"],
+        "groups": GroupCounts(sampled=7),
+        "peers": [peer(1, name=HOSTILE, rejected_by_reason={HOSTILE: 2}), peer(2, via=None)],
         "alarms": [HOSTILE],
         "findings": [Said("together", "good", "learning and sharing", HOSTILE)],
     }
@@ -115,13 +117,13 @@ def crowd(nodes: int, **changes: Any) -> Snapshot:
         peer(
             number,
             seconds_since_seen=number * 1.7,
-            published=40 + number,
-            received=number % 40,
-            took=number * 3 % 50,
-            share=1 / nodes,
-            score=number % 10 / 10,
+            announced=40 + number,
+            accepted=number % 40,
+            sent=number * 3 % 50,
+            trained_fraction=1 / nodes,
+            useful_fraction=number % 10 / 10,
             via=None if number % 7 == 3 else "",
-            refused={"author_reward": number} if number % 9 == 8 else {},
+            rejected_by_reason={"author_reward": number} if number % 9 == 8 else {},
         )
         for number in range(nodes)
     ]

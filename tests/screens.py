@@ -132,7 +132,7 @@ def _keep(place: Path, width: int) -> None:
         shown = in_terminal(f"{sys.executable} -m screens {view}; echo done", width, "done")
         (PLACE / f"{view}-{width}.txt").write_text(shown.removesuffix("done\n"))
     command = f"{sys.executable} -m swarm_node {_JOIN} --home {place / str(width)}"
-    shown = in_terminal(command, width, "last update", "q")
+    shown = in_terminal(command, width, "last step", "q")
     (PLACE / f"join-{width}.txt").write_text(shown.replace(str(place), "/home/me"))
 
 

@@ -81,15 +81,15 @@ def full() -> Snapshot:
         coordinator=CoordinatorRow("https://swarm.example", answers=True, **known),
         membership=MembershipRow("alice", "alice", 0, 90 * 86_400, "member"),
         groups=GroupCounts(
-            published=111_650,
+            sampled=111_650,
             announced=3_200,
-            taken=1_310,
-            received=3_063,
-            trained_own=90_000,
+            sent=1_310,
+            accepted=3_063,
+            trained_local=90_000,
             trained_external=3_000,
         ),
         rejected={"unreachable": 26, "not_here": 3, "stale": 2},
-        latest=history_row(1.0, own_per_update=19.0, peers_per_update=0.5, turns=1.75),
+        latest=history_row(1.0, local_per_step=19.0, external_per_step=0.5, turns=1.75),
         recent=RecentRow(256, 8, 0.9, 1024, 300),
         levels=[
             LevelRow("addition", 2, 5, True, {"addition-1": 0.94, "addition-2": 0.63}, 0.63),
@@ -99,9 +99,9 @@ def full() -> Snapshot:
         mixture=MixtureRow(4, 4, False, 0.5, None, None, 1.0),
         relaying=RelayingRow([RELAY], 200, 50, True, 7, 2_500_000, {"rate": 3}),
         peers=[
-            peer("alice", RELAY, via="", score=0.34, share=0.12, **LINKED),
+            peer("alice", RELAY, via="", useful_fraction=0.34, trained_fraction=0.12, **LINKED),
             peer("bob", FAR, via=RELAY, issuer="hq steward", issuer_key="b" * 64, **RELAYED),
-            peer("carol", received=0, refused={"stale": 3, "author": 1}, why=LOST),
+            peer("carol", accepted=0, rejected_by_reason={"stale": 3, "author": 1}, why=LOST),
             peer("web", id_of(1), issuer_key="d" * 64, environment="sapo", model="abababab"),
             peer("web", id_of(2), issuer_key="d" * 64, via="", why=SUSPENDED),
         ],
@@ -122,7 +122,7 @@ def all_shown() -> str:
     tickets = ticket_rows(
         [*stock, one], {KEY: [away]}, {KEY: [FAR]}, shot.peers, frozenset(), [], 5.0
     )
-    measured = EvalPoint(1.0, 7, 0.25, 0.5, 0.125, {"gcd": 0.25}, seen=0.75, split=1)
+    measured = EvalPoint(1.0, 7, 0.25, 0.5, 0.125, {"gcd": 0.25}, train=0.75, split_version=1)
     views = {
         "status": status_view(shot),
         "peers": peers_view(shot, {"b" * 64: "bob of the lab"}, groups=True),

@@ -32,7 +32,7 @@ class Peak:
         if all(buffer is not other for other in self.seen):
             self.seen.append(buffer)
         stats = buffer.stats()
-        self.own, self.external = max(self.own, stats.own), max(self.external, stats.external)
+        self.own, self.external = max(self.own, stats.local), max(self.external, stats.external)
         self.remembered = max(self.remembered, len(buffer._departed), len(buffer._uncollected))
         self.of_one_author = max([self.of_one_author, *buffer._holdings.values()])
 

@@ -42,10 +42,10 @@ def trained_home(place: Path, rank: int, model: Path = TINY) -> TrainerHost:
     host = TrainerHost(model, place / "checkpoints", place / "weights", settings)
     for _ in range(2):
         assert host.update(rows()).stats.skipped is None
-    saved = Saved(2, GroupCounts(trained_own=9, trained_external=7), [point(0.125), point(0.5)])
+    saved = Saved(2, GroupCounts(trained_local=9, trained_external=7), [point(0.125), point(0.5)])
     host.checkpoint(msgspec.to_builtins(saved))
     return host
 
 
 def point(reward: float) -> EvalPoint:
-    return EvalPoint(0.0, 0, reward, reward, None, {}, seen=2 * reward, split=1)
+    return EvalPoint(0.0, 0, reward, reward, None, {}, train=2 * reward, split_version=1)

@@ -27,8 +27,8 @@ def node(**changes: Any) -> Snapshot:
     well = {
         "membership": MEMBER,
         "time": DAY,
-        "seconds_since_update": 2.0,
-        "seconds_between_updates": 1.0,
+        "seconds_since_step": 2.0,
+        "seconds_between_steps": 1.0,
         "recent": RecentRow(256, 100, 0.4),
         "environment": SHORT,
         "peers": [peer()],
@@ -38,7 +38,7 @@ def node(**changes: Any) -> Snapshot:
 
 def curve(*rewards: float) -> list[EvalPoint]:
     return [
-        EvalPoint(float(n), n, reward, reward, None, {}, split=1)
+        EvalPoint(float(n), n, reward, reward, None, {}, split_version=1)
         for n, reward in enumerate(rewards)
     ]
 
@@ -51,7 +51,7 @@ CLOSED = Cause("nobody_listens", "12D3KooWalice", where="10.77.0.1:31330", tries
 #: cli/screens/findings.txt.
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "sharing", "good"),
-    ({"updates": 0}, "sharing", "good"),
+    ({"steps": 0}, "sharing", "good"),
     ({"state": "starting"}, "starting", "warning"),
     ({"state": "stopping"}, "stopping", "warning"),
     ({"peers": []}, "unvisited", "good"),
@@ -79,12 +79,12 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"peers": [peer(seen=75.0)]}, "alone", "warning"),
     ({"peers": [peer(seen=180.0), peer("b", 181.0)]}, "alone", "warning"),
     ({"alarms": ["one peer costs much: see `swarm-node peers`"]}, "alarm", "warning"),
-    ({"seconds_since_update": 301.0}, "stalled", "bad"),
-    ({"seconds_since_update": 301.0, "faults": {"trainer": 7}}, "stalled", "bad"),
-    ({"seconds_since_update": 301.0, "seconds_between_updates": 60.0}, "sharing", "good"),
-    ({"seconds_since_update": 601.0, "seconds_between_updates": 60.0}, "stalled", "bad"),
-    ({"seconds_since_update": 899.0, "seconds_between_updates": None}, "sharing", "good"),
-    ({"seconds_since_update": 901.0, "seconds_between_updates": None}, "stalled", "bad"),
+    ({"seconds_since_step": 301.0}, "stalled", "bad"),
+    ({"seconds_since_step": 301.0, "faults": {"trainer": 7}}, "stalled", "bad"),
+    ({"seconds_since_step": 301.0, "seconds_between_steps": 60.0}, "sharing", "good"),
+    ({"seconds_since_step": 601.0, "seconds_between_steps": 60.0}, "stalled", "bad"),
+    ({"seconds_since_step": 899.0, "seconds_between_steps": None}, "sharing", "good"),
+    ({"seconds_since_step": 901.0, "seconds_between_steps": None}, "stalled", "bad"),
     ({"recent": RecentRow(0, 0, 0.0), "faults": {"prompt_too_long": 8}}, "too_long", "bad"),
     ({"recent": RecentRow(0, 0, 0.0), "faults": {"prompt_too_long": 7}}, "sharing", "good"),
     ({"recent": RecentRow(1, 0, 0.0), "faults": {"prompt_too_long": 99}}, "sharing", "good"),
@@ -92,21 +92,21 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"recent": RecentRow(ENOUGH_GROUPS - 1, 0, 0.0)}, "sharing", "good"),
     ({"recent": RecentRow(256, 13, 0.1)}, "sharing", "good"),
     ({"recent": RecentRow(256, 12, 0.97)}, "saturated", "warning"),
-    ({"recent": RecentRow(64, 0, 0.0, 256, 256)}, "cut", "bad"),
-    ({"recent": RecentRow(64, 0, 0.0, 256, 129)}, "cut", "bad"),
+    ({"recent": RecentRow(64, 0, 0.0, 256, 256)}, "truncated", "bad"),
+    ({"recent": RecentRow(64, 0, 0.0, 256, 129)}, "truncated", "bad"),
     ({"recent": RecentRow(64, 0, 0.0, 256, 128)}, "nothing_to_learn", "bad"),
     ({"recent": RecentRow(64, 0, 0.0, 256, 25)}, "nothing_to_learn", "bad"),
-    ({"recent": RecentRow(64, 20, 0.2, 256, 200)}, "cut", "warning"),
-    ({"recent": RecentRow(64, 0, 0.97, 256, 200)}, "cut", "warning"),
+    ({"recent": RecentRow(64, 20, 0.2, 256, 200)}, "truncated", "warning"),
+    ({"recent": RecentRow(64, 0, 0.97, 256, 200)}, "truncated", "warning"),
     ({"peers": [peer(environment=SAPO)]}, "environment", "warning"),
     ({"peers": [peer("a", environment=SAPO), peer("b", environment=SAPO)]},
      "environment", "warning"),
     ({"peers": [peer(environment="mine:create 1")]}, "environment", "warning"),
     ({"peers": [peer(environment="reasoning_gym 0.1-2-abc")]}, "environment", "warning"),
     ({"peers": [peer(environment=SAPO, seen=100.0)]}, "alone", "warning"),
-    ({"peers": [peer(received=0, refused={"too_large": 11})]}, "refused", "warning"),
-    ({"peers": [peer(received=3, refused={"too_large": 11})]}, "sharing", "good"),
-    ({"peers": [peer(received=0, refused={"unreachable": 900})]}, "sharing", "good"),
+    ({"peers": [peer(accepted=0, rejected_by_reason={"too_large": 11})]}, "rejected", "warning"),
+    ({"peers": [peer(accepted=3, rejected_by_reason={"too_large": 11})]}, "sharing", "good"),
+    ({"peers": [peer(accepted=0, rejected_by_reason={"unreachable": 900})]}, "sharing", "good"),
 ]  # fmt: skip
 
 

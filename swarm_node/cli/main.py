@@ -293,7 +293,7 @@ def status(
     json: JsonOption = False,
     healthy: Annotated[bool, typer.Option(help="Only the state; 0 if it runs.")] = False,
 ) -> None:
-    """Show what the running node does and how its reward on unseen texts develops.
+    """Show the health of the running node, its metrics, and its eval reward over time.
 
     The first line is the verdict. The exit code is 1 if it is bad (✗), as after an
     expulsion, or without a running node.
@@ -351,7 +351,7 @@ def build_tiny(
 ) -> None:
     """Build a tiny model from nothing: tokenizer, shape and warm start, in minutes.
 
-    The corpus "dialogues" makes tiny-talk. Other sizes and tokenizers make swarms of unlike nodes.
+    The corpus "dialogues" makes tiny-talk. Other sizes and tokenizers make cross-model swarms.
     """
     from swarm_node.policy.models.build_tiny import shipped_recipe
     from swarm_node.simulation.building import build_with_progress

@@ -90,7 +90,7 @@ AloneOption = Annotated[
     bool, typer.Option("--alone", help="Train on alone if the swarm refuses this node.")
 ]
 VerboseOption = Annotated[
-    bool | None, typer.Option("--verbose", "-v", help="Log updates and every rejection.")
+    bool | None, typer.Option("--verbose", "-v", help="Log steps and every rejection.")
 ]
 
 

@@ -188,14 +188,14 @@ class Run(Table):
     )
     eval_seconds: Seconds = Field(
         20.0,
-        description="Seconds between measurements of reward on unseen and on seen texts.",
+        description="Seconds between two measurements of the eval reward.",
         json_schema_extra=_AT_ONCE,
     )
     eval_tasks: int = Field(
         16,
         ge=1,
         le=4096,
-        description="Tasks per family by which reward on unseen texts is measured.",
+        description="Held-out prompts per family that the eval reward is measured on.",
         json_schema_extra=_AT_ONCE,
     )
     save_steps: int = Field(
@@ -274,7 +274,7 @@ class Settings(Table):
     )
     verbose: bool = Field(
         False,
-        description="Log every rejection and failed request, and at most one update a second.",
+        description="Log every rejection and failed request, and at most one step a second.",
         json_schema_extra=_AT_ONCE,
     )
     log_format: Literal["auto", "text", "json"] = Field(

@@ -16,31 +16,31 @@ from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint
 from swarm_node.simulation.report import save_json, save_picture
 
 #: The node that has no peers.
-ALONE = "alone"
+ISOLATED = "isolated"
 #: The summary shows the rewards of so many families one by one.
 _SHOWN_FAMILIES = 5
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """One node's result. It `samples` these families. Rewards on unseen texts are `families_…` by
-    family, `reward_…` over all families, and `borrowed_…` over those that it never sampled itself.
-    `seen_…` are means on texts that training may draw. A node that was measured once has nothing in
+    """One node's result. It `samples` these families. Rewards on held-out prompts are `families_…`
+    by family, `reward_…` over all families, and `external_only_…` over those that it never sampled
+    itself. `train_…` are means on training prompts. A node that was measured once has nothing in
     `…_end`. `rejected` counts by reason."""
 
     name: str
     peer_id: str
-    updates: int
+    steps: int
     samples: list[str]
     families_start: dict[str, float]
     families_end: dict[str, float]
     reward_start: float
     reward_end: float | None
-    borrowed_start: float | None
-    borrowed_end: float | None
-    seen_start: float | None
-    seen_end: float | None
-    groups_published: int
-    groups_trained_own: int
+    external_only_start: float | None
+    external_only_end: float | None
+    train_start: float | None
+    train_end: float | None
+    groups_sampled: int
+    groups_trained_local: int
     groups_trained_external: int
     rejected: dict[str, int]
 
@@ -54,18 +54,18 @@ def result_of(node: DemoNode) -> NodeReport:
     return NodeReport(
         name=node.name,
         peer_id=shot.peer_id,
-        updates=shot.updates,
+        steps=shot.steps,
         samples=list(node.families),
         families_start=first.families,
         families_end=last.families if last else {},
-        reward_start=first.all,
-        reward_end=last.all if last else None,
-        borrowed_start=first.borrowed,
-        borrowed_end=last.borrowed if last else None,
-        seen_start=first.seen,
-        seen_end=last.seen if last else None,
-        groups_published=shot.groups.published,
-        groups_trained_own=shot.groups.trained_own,
+        reward_start=first.reward,
+        reward_end=last.reward if last else None,
+        external_only_start=first.external_only,
+        external_only_end=last.external_only if last else None,
+        train_start=first.train,
+        train_end=last.train if last else None,
+        groups_sampled=shot.groups.sampled,
+        groups_trained_local=shot.groups.trained_local,
         groups_trained_external=shot.groups.trained_external,
         rejected=shot.rejected,
     )
@@ -74,11 +74,11 @@ def result_of(node: DemoNode) -> NodeReport:
 def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
     """Yield the lines about the results: of few families one by one, the node's own marked."""
     for result in results:
-        borrowed = change(result.borrowed_start, result.borrowed_end)
+        external = change(result.external_only_start, result.external_only_end)
         yield (
             f"{result.name}: {ground.all} {change(result.reward_start, result.reward_end)}, "
-            f"those that it never samples {borrowed}, seen texts "
-            f"{change(result.seen_start, result.seen_end)}, {result.updates} updates"
+            f"external-only families {external}, training prompts "
+            f"{change(result.train_start, result.train_end)}, {result.steps} steps"
         )
         if len(ground.kinds) <= _SHOWN_FAMILIES:
             each = (
@@ -89,9 +89,9 @@ def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
             )
             yield f"  {', '.join(each)}"
     yield (
-        "Rewards are on unseen texts, except where it says seen. "
-        "alone: as node 1, without peers. What the others have more on families that they never "
-        "sample, they learnt from each other."
+        "Rewards are on held-out prompts, unless marked as training prompts. "
+        "isolated: like node 1, without peers. What the others gain over it on external-only "
+        "families, they learned from each other."
     )
 
 
@@ -132,22 +132,30 @@ def _unused(directory: Path) -> Path:
 
 
 def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
-    """One panel per node: reward over time on unseen texts and, thinner, on seen ones, and what the
-    one alone reaches on families that it never samples."""
-    swarm = {name: points for name, points in curves.items() if name != ALONE} or curves
-    alone = [(p.seconds, p.borrowed) for p in curves.get(ALONE, ()) if p.borrowed is not None]
+    """One panel per node: eval reward over time on local and on external-only families, beside what
+    the isolated node reaches on the latter, and, thinner, the reward on training prompts."""
+    swarm = {name: points for name, points in curves.items() if name != ISOLATED} or curves
+    isolated = [
+        (p.seconds, p.external_only)
+        for p in curves.get(ISOLATED, ())
+        if p.external_only is not None
+    ]
     panels = figure.subplots(1, len(swarm), sharey=True, squeeze=False)[0]
     for panel, (name, points) in zip(panels, swarm.items(), strict=True):
         seconds = [point.seconds for point in points]
-        panel.plot(seconds, [point.own for point in points], label="families it samples")
-        if borrowed := [(p.seconds, p.borrowed) for p in points if p.borrowed is not None]:
-            panel.plot(*zip(*borrowed, strict=True), "--", label="families only in peers' rollouts")
-        if seen := [(p.seconds, p.seen) for p in points if p.seen is not None]:
-            label = "seen texts, all families"
-            panel.plot(*zip(*seen, strict=True), color="silver", linewidth=0.8, label=label)
-        if alone:
-            panel.plot(*zip(*alone, strict=True), ":", color="grey", label="those, alone")
+        panel.plot(seconds, [point.local for point in points], label="local families")
+        if external := [
+            (p.seconds, p.external_only) for p in points if p.external_only is not None
+        ]:
+            panel.plot(*zip(*external, strict=True), "--", label="external-only families")
+        if train := [(p.seconds, p.train) for p in points if p.train is not None]:
+            label = "training prompts, all families"
+            panel.plot(*zip(*train, strict=True), color="silver", linewidth=0.8, label=label)
+        if isolated:
+            panel.plot(
+                *zip(*isolated, strict=True), ":", color="grey", label="the same, isolated node"
+            )
         panel.set(title=name, xlabel="seconds", ylim=(0, 1))
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("reward on unseen texts")
+    panels[0].set_ylabel("eval reward")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from swarm_node.config import load_settings
 from swarm_node.demo.nodes import DemoNode, make_swarm
-from swarm_node.demo.report import ALONE, change, result_of, summary, write_report
+from swarm_node.demo.report import ISOLATED, change, result_of, summary, write_report
 from swarm_node.demo.tasks import DRILLS, DemoTasks, ground_of
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.control.control import ControlClient
@@ -99,18 +99,19 @@ async def run_demo(
 
 
 def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -> list[DemoNode]:
-    """The nodes of the swarm, and the one alone, each with its membership."""
+    """The nodes of the swarm, and the isolated one, each with its membership."""
     swarm = []
     for index in range(nodes):
         name, home = f"node {index + 1}", Home(directory / f"node-{index + 1}")
         swarm.append(DemoNode(name, home, ground.share(index, nodes), sampler, ground=ground))
-    alone = DemoNode(ALONE, Home(directory / ALONE), ground.share(0, nodes), sampler, ground=ground)
+    home = Home(directory / ISOLATED)
+    isolated = DemoNode(ISOLATED, home, ground.share(0, nodes), sampler, ground=ground)
     now = time.time()
-    for node in (*swarm, alone):
+    for node in (*swarm, isolated):
         node.home.create()
-    alone.home.found_swarm("alone", now)
+    isolated.home.found_swarm(ISOLATED, now)
     make_swarm("demo", swarm, now)
-    return [*swarm, alone]
+    return [*swarm, isolated]
 
 
 async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
@@ -183,17 +184,17 @@ async def _pause(stop: asyncio.Event) -> None:
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
     table = Table(
         title=f"swarm-node demo, {seconds:.0f} s",
-        caption="own, borrowed: reward on unseen texts, first→now, on families the node samples "
-        "and on those it never samples. seen: on texts that training may draw.\n"
-        "trained, peers', got: own groups trained on, peers' groups trained on, peers' groups "
-        f"verified.\n{caption}",
+        caption="local, external: eval reward, first→now, on families that the node samples and on "
+        "external-only ones. train: reward on training prompts.\n"
+        "trained on: local + external groups. accepted: external groups verified.\n"
+        f"{caption}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         show_edge=False,
         pad_edge=False,
     )
     table.add_column("node", no_wrap=True)
-    for name in ("version", "own", "borrowed", "seen", "trained", "peers'", "got"):
+    for name in ("version", "local", "external", "train", "trained on", "accepted"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("rejected", min_width=11)
     for node in swarm:
@@ -204,21 +205,20 @@ def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
 def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
-        return [f"{node.name} {'starting' if node.process else 'waiting'}", *[""] * 8]
+        return [f"{node.name} {'starting' if node.process else 'waiting'}", *[""] * 7]
     first, *later = shot.evals or [_NO_EVAL]
     last = later[-1] if later else _NO_EVAL
-    seen = (later or [first])[-1].seen
+    train = (later or [first])[-1].train
     rejected = ", ".join(
         f"{why} {count}" for why, count in sorted(shot.rejected.items()) if why != "unreachable"
     )
     return [
         node.name,
         str(shot.version),
-        change(first.own, last.own),
-        change(first.borrowed, last.borrowed),
-        "-" if seen is None else f"{seen:.2f}",
-        str(shot.groups.trained_own),
-        str(shot.groups.trained_external),
-        str(shot.groups.received),
+        change(first.local, last.local),
+        change(first.external_only, last.external_only),
+        "-" if train is None else f"{train:.2f}",
+        f"{shot.groups.trained_local} + {shot.groups.trained_external}",
+        str(shot.groups.accepted),
         rejected or "none",
     ]

@@ -174,7 +174,7 @@ def _cell(value: Any) -> str:
 
 
 def _curve(extra: Mapping[str, Any]) -> list[str]:
-    """The node's reward on unseen and seen texts over policy versions, as a section."""
+    """The node's eval reward over policy versions, as a section."""
     saved = _saved(extra)
     points = parted(saved.evals)[1] if saved and saved.evals else []
     if len(points) < 2:
@@ -185,14 +185,14 @@ def _curve(extra: Mapping[str, Any]) -> list[str]:
     return [
         "## Curve",
         "",
-        "Reward (pass@1, mean over task families) of this node, which trained on its own and its",
-        "peers' rollouts, as it was measured on the way.",
+        "Eval reward (mean over task families) of this node while it trained on local and external",
+        "rollouts.",
         "",
-        "| policy version | unseen texts | seen texts |",
+        "| policy version | held-out prompts | training prompts |",
         "| --- | --- | --- |",
         *(
-            f"| {point.version} | {point.all:.3f} | "
-            f"{'-' if point.seen is None else f'{point.seen:.3f}'} |"
+            f"| {point.version} | {point.reward:.3f} | "
+            f"{'-' if point.train is None else f'{point.train:.3f}'} |"
             for point in shown
         ),
         "",
@@ -212,13 +212,13 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
         return []
     groups = saved.groups
     told = [
-        f"{saved.updates} updates on {groups.trained_own} own and {groups.trained_external} "
-        "peers' rollout groups"
+        f"{saved.steps} steps on {groups.trained_local} local and {groups.trained_external} "
+        "external groups"
     ]
     if saved.evals:
         _, points = parted(saved.evals)
         first, last = points[0], points[-1]
-        told.append(f"reward on unseen texts: {first.all:.3f} at first, {last.all:.3f} at last")
-        if last.seen is not None:
-            told.append(f"reward on seen texts: {last.seen:.3f} at last")
+        told.append(f"eval reward: {first.reward:.3f} at first, {last.reward:.3f} at last")
+        if last.train is not None:
+            told.append(f"reward on training prompts: {last.train:.3f} at last")
     return told

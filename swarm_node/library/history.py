@@ -38,20 +38,21 @@ class NodeHistory(Sequence[HistoryRow]):
         return f"<NodeHistory of {len(self)} rows>"
 
     def curve(self, family: str | None = None) -> list[tuple[float, float]]:
-        """Return pairs of seconds since the first row and reward on unseen texts (pass@1): of one
+        """Return pairs of seconds since the first row and eval reward: of one
         `family`, or the mean over all. Only the newest split has points, because rewards of two
         splits do not compare."""
-        measured = [row for row in self._rows if row.pass_1]
-        split = measured[-1].split if measured else None
+        measured = [row for row in self._rows if row.eval_reward]
+        split = measured[-1].split_version if measured else None
         return [
             (row.time - self._rows[0].time, reward)
             for row in measured
-            if row.split == split and (reward := _reward(row.pass_1 or {}, family)) is not None
+            if row.split_version == split
+            and (reward := _reward(row.eval_reward or {}, family)) is not None
         ]
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a line for each row. Its index is the time (UTC), its
-        columns are the other fields; rewards by family are columns such as `pass_1.sorting`.
+        columns are the other fields; rewards by family are columns such as `eval_reward.sorting`.
 
         Raises:
             SwarmNodeError: pandas is not installed.
@@ -78,18 +79,24 @@ class NodeHistory(Sequence[HistoryRow]):
     def _draw(self, figure: Any) -> None:
         panel = figure.subplots()
         if curve := self.curve():
-            panel.plot(*zip(*curve, strict=True), marker=".", label="unseen texts")
+            panel.plot(*zip(*curve, strict=True), marker=".", label="held-out prompts")
         first = self._rows[0].time if self._rows else 0.0
-        if seen := [(r.time - first, r.seen_1) for r in self._rows if r.seen_1 is not None]:
-            panel.plot(*zip(*seen, strict=True), color="grey", linewidth=0.8, label="seen texts")
-        panel.set(xlabel="seconds", ylabel="reward (pass@1)", ylim=(0, 1))
+        if train := [
+            (r.time - first, r.eval_reward_train)
+            for r in self._rows
+            if r.eval_reward_train is not None
+        ]:
+            panel.plot(
+                *zip(*train, strict=True), color="grey", linewidth=0.8, label="training prompts"
+            )
+        panel.set(xlabel="seconds", ylabel="eval reward", ylim=(0, 1))
         panel.grid(alpha=0.3)
-        if curve or seen:
+        if curve or train:
             panel.legend()
 
 
 #: Fields of a row with a value for each family.
-_BY_FAMILY = ("pass_1", "pass_k")
+_BY_FAMILY = ("eval_reward", "best_of_k")
 
 
 def _reward(rewards: Mapping[str, float], family: str | None) -> float | None:

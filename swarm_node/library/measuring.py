@@ -35,8 +35,8 @@ _ANSWERS_AT_ONCE = 1024
 class FamilyRates(msgspec.Struct, frozen=True):
     """Pass rates of one family. A part without tasks is None."""
 
-    unseen: PassRates | None
-    seen: PassRates | None
+    held_out: PassRates | None
+    train: PassRates | None
 
 
 class CheckpointRates(msgspec.Struct, frozen=True):
@@ -44,20 +44,20 @@ class CheckpointRates(msgspec.Struct, frozen=True):
 
     checkpoint: str
     version: int
-    unseen: PassRates | None
-    seen: PassRates | None
+    held_out: PassRates | None
+    train: PassRates | None
     families: dict[str, FamilyRates]
 
 
 class CheckpointsReport(msgspec.Struct, frozen=True):
-    """Report of `swarm-node eval --tasks … --checkpoint …`: `answers` to each task of an
+    """Report of `swarm-node eval --tasks … --checkpoint …`: `completions` of each task of an
     environment, sampled at `temperature`. `k` is that of pass@k."""
 
     schema: int
     model: str
     environment: str
     environment_version: str
-    answers: int
+    completions: int
     k: int
     temperature: float
     max_new_tokens: int
@@ -76,7 +76,7 @@ async def measure(
     tasks: str | None = None,
     checkpoint: str | None = None,
     *,
-    answers: int = 4,
+    completions: int = 4,
     k: int | None = None,
     limit: int | None = None,
     home: Path | None = None,
@@ -90,8 +90,8 @@ async def measure(
     file, hub:OWNER/NAME, an environment, or None for the one that the home trains on.
 
     A list of questions is measured whole, or at `limit` questions of each part, drawn by chance but
-    always the same. For a generator, each family has the unseen and seen tasks of the node's own
-    measurements, or `limit` unseen ones. Checkpoints stay until they are measured, although a
+    always the same. For a generator, each family has the held-out and training tasks of the node's
+    own evaluations, or `limit` held-out ones. Checkpoints stay until they are measured, although a
     running node replaces them; `gone` gets the name of one that was replaced before. `assigned` are
     settings by dotted key.
 
@@ -102,7 +102,7 @@ async def measure(
     """
     flags = {"home": home, "model": model, **(assigned or {})}
     settings = load_settings(flags, config=config, with_home=True)
-    require_measured(settings, tasks, checkpoint, assigned or {}, k, answers)
+    require_measured(settings, tasks, checkpoint, assigned or {}, k, completions)
     name, options = chosen_tasks(settings, tasks, assigned or {})
     directory = resolve(settings.model)
     store = Home(settings.home).checkpoints
@@ -123,11 +123,11 @@ async def measure(
                 check_groups(info, codec, sampling)
                 sampler = await open_sampler(policy, codec, where, threads)
                 examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
-                found = await _answered(examiner, wanted, answers, policy, tell)
-                rows.append(_rates(policy, info, found, k or answers))
+                found = await _answered(examiner, wanted, completions, policy, tell)
+                rows.append(_rates(policy, info, found, k or completions))
         finally:
             await environment.close()
-    said = info.name, info.version, answers, k or answers
+    said = info.name, info.version, completions, k or completions
     asked = sampling.temperature, sampling.max_new_tokens
     return CheckpointsReport(SCHEMA, settings.model, *said, *asked, rows)
 

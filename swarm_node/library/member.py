@@ -189,7 +189,7 @@ class SwarmMember:
 
     def status(self) -> Snapshot:
         """Return the state of the member, in the form of a node's. `causes` and `findings` say why
-        it may be alone. `updates` counts draws."""
+        it may be alone. `steps` counts draws."""
 
         async def taken(member: ProgramNode) -> Snapshot:
             return member.snapshot()

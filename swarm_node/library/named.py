@@ -48,7 +48,9 @@ def require_measured(
             environment, or pass@k needs more answers.
     """
     if k is not None and not 1 <= k <= answers:
-        raise ConfigError(f"--k is {k}: pass@k needs at least as many answers", f"--answers {k}")
+        raise ConfigError(
+            f"--k is {k}: pass@k needs at least as many completions", f"--completions {k}"
+        )
     require_model(settings.model)
     require_environment(*chosen_tasks(settings, tasks, assigned))
     require_policy(checkpoint, Home(settings.home).checkpoints)

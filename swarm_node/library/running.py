@@ -98,7 +98,7 @@ class RunningNode:
         return self._ask(self._client.network())
 
     def evaluate(self) -> EvalPoint:
-        """Have the node measure reward on unseen and on seen texts now, and return it."""
+        """Have the node measure its eval reward now, and that on training prompts; return both."""
         return self._ask(self._client.evaluate())
 
     def export(
@@ -114,7 +114,7 @@ class RunningNode:
 
         Raises:
             CheckpointError: there is none yet; a node stores one every `run.save_steps`
-                updates, and when it stops.
+                steps, and when it stops.
             ModelError: the directory is not empty or cannot be written.
         """
         from swarm_node.library.exporting import export  # imports torch
@@ -132,32 +132,32 @@ class RunningNode:
     def wait_for(
         self,
         *,
-        updates: int | None = None,
+        steps: int | None = None,
         reward: float | None = None,
         timeout: float = 600.0,
         progress: Callable[[str], object] | None = None,
     ) -> Snapshot:
-        """Wait until the node has made `updates` updates since its home was made, and until its
-        newest reward on unseen texts (pass@1, 0 to 1) is at least `reward`. Returns the status
+        """Wait until the node has made `steps` steps since its home was created, and until its
+        newest eval reward (0 to 1) is at least `reward`. Returns the status
         then. `progress`, such as `print`, is called with each new line about it.
 
         Raises:
             SlowNodeError: that is not reached after `timeout` seconds.
             ConfigError: neither is given.
         """
-        if updates is None and reward is None:
-            raise ConfigError("wait_for takes updates=NUMBER, reward=NUMBER, or both")
+        if steps is None and reward is None:
+            raise ConfigError("wait_for takes steps=NUMBER, reward=NUMBER, or both")
         deadline, last = time.monotonic() + timeout, ""
         while True:
             with suppress(
                 SlowNodeError
             ):  # a busy machine: this question was too much, not the node
                 shot = self.status()
-                line = _course(shot, updates, reward)
+                line = _course(shot, steps, reward)
                 if progress is not None and line != last:
                     progress(line)
                 last = line
-                if _reached(shot, updates, reward):
+                if _reached(shot, steps, reward):
                     return shot
             if time.monotonic() >= deadline:
                 raise SlowNodeError(
@@ -170,15 +170,15 @@ class RunningNode:
         return elsewhere(lambda: asyncio.run(question))
 
 
-def _reached(shot: Snapshot, updates: int | None, reward: float | None) -> bool:
+def _reached(shot: Snapshot, steps: int | None, reward: float | None) -> bool:
     point = shot.evals[-1] if shot.evals else None
-    enough = updates is None or shot.updates >= updates
-    return enough and (reward is None or (point is not None and point.all >= reward))
+    enough = steps is None or shot.steps >= steps
+    return enough and (reward is None or (point is not None and point.reward >= reward))
 
 
-def _course(shot: Snapshot, updates: int | None, reward: float | None) -> str:
+def _course(shot: Snapshot, steps: int | None, reward: float | None) -> str:
     point = shot.evals[-1] if shot.evals else None
-    made = f"{shot.updates} updates" if updates is None else f"{shot.updates} of {updates} updates"
-    measured = "not measured yet" if point is None else f"{point.all:.3f}"
+    made = f"{shot.steps} steps" if steps is None else f"{shot.steps} of {steps} steps"
+    measured = "not measured yet" if point is None else f"{point.reward:.3f}"
     wanted = "" if reward is None else f", wanted {reward:g}"
-    return f"{made}, reward on unseen texts {measured}{wanted}"
+    return f"{made}, eval reward {measured}{wanted}"

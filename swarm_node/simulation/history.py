@@ -70,9 +70,9 @@ class RoundHistory:
 
     def measure(self, point: EvalPoint) -> None:
         """Note rewards that were measured at the end of the last round."""
-        self.curve.append((self.rounds, point.all))
-        if point.seen is not None:
-            self.seen.append((self.rounds, point.seen))
+        self.curve.append((self.rounds, point.reward))
+        if point.train is not None:
+            self.seen.append((self.rounds, point.train))
 
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         """Note own groups that were made."""

@@ -262,7 +262,7 @@ def load_report(path: Path) -> SimulationReport | None:
 
 
 def draw_learning(report: SimulationReport, figure: Any) -> None:
-    """Reward on unseen and seen texts, rewards per round and informative groups, over rounds."""
+    """Eval reward, rewards per round and groups with mixed rewards, over rounds."""
     count = len(report.nodes)
     learning, reward, groups = figure.subplots(1, 3)
     for number, model in enumerate(report.models, 1):
@@ -270,15 +270,15 @@ def draw_learning(report: SimulationReport, figure: Any) -> None:
         learning.plot(*zip(*model.curve, strict=True), marker=".", label=label)
     if report.seen is not None:
         seen = zip(*report.seen.curve, strict=True)
-        learning.plot(*seen, color="grey", linewidth=0.8, label="seen texts, all nodes")
-    what = "held out by seed" if report.seen is None else "unseen texts"
-    learning.set(title=f"reward (pass@1), {what}", ylim=(0, 1))
-    reward.plot([value / count for value in report.rounds.own], label="own groups")
+        learning.plot(*seen, color="grey", linewidth=0.8, label="training prompts, all nodes")
+    what = "held out by seed" if report.seen is None else "held-out prompts"
+    learning.set(title=f"eval reward, {what}", ylim=(0, 1))
+    reward.plot([value / count for value in report.rounds.own], label="local groups")
     reward.plot([value / count for value in report.rounds.batch], "--", label="training batch")
     reward.set(title="mean reward per round", ylim=(0, 1))
-    groups.plot(report.rounds.informative, label="informative in the batch")
-    groups.plot(report.rounds.external, "--", label="of peers in the batch")
-    groups.set(title="groups per update", ylim=(0, None))
+    groups.plot(report.rounds.informative, label="mixed rewards in the batch")
+    groups.plot(report.rounds.external, "--", label="external in the batch")
+    groups.set(title="groups per step", ylim=(0, None))
     for panel in (learning, reward, groups):
         panel.set_xlabel("round")
         panel.grid(alpha=0.3)

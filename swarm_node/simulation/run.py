@@ -115,17 +115,17 @@ def summary(report: SimulationReport, models: Sequence[str]) -> str:
     ]
     return "\n".join(
         (
-            f"unseen texts         {held_out.start:.3f} -> {held_out.end:.3f} (reward, pass@1)",
+            f"eval reward          {held_out.start:.3f} -> {held_out.end:.3f}",
             *(
-                [f"seen texts           {seen.start:.3f} -> {seen.end:.3f}"]
+                [f"training prompts     {seen.start:.3f} -> {seen.end:.3f}"]
                 if (seen := report.seen)
                 else []
             ),
             *(by_model if len(by_model) > 1 else ()),
-            f"cumulative reward    {report.cumulative_own:.2f} of own groups, "
+            f"cumulative reward    {report.cumulative_own:.2f} of local groups, "
             f"{report.cumulative_batch:.2f} of training batches",
-            f"informative groups   {report.informative_per_update:.2f} per update",
-            f"groups made          {report.groups_made} by {count} nodes in {updates} updates",
+            f"mixed rewards        {report.informative_per_update:.2f} groups per step",
+            f"groups sampled       {report.groups_made} by {count} nodes in {updates} steps",
             f"per node             {received / 1024:.0f} KiB received, "
             f"{report.cpu_seconds / count:.2f} CPU s",
             f"virtual time         {report.virtual_seconds:.0f} s",

@@ -346,10 +346,10 @@ class FaultySwarm:
             row.cut += [
                 f"{host}: {peer['name']}"
                 for peer in status.get("peers", [])
-                if peer["left_seconds"] > 0
+                if peer["suspended_seconds"] > 0
             ]
             if status.get("evals"):
-                row.reward[host] = status["evals"][-1]["all"]
+                row.reward[host] = status["evals"][-1]["reward"]
             tree = _tree(self.made.nodes[host].process.pid)
             row.memory[host] = sum(_of(each, lambda each: each.memory_info().rss) for each in tree)
             row.descriptors[host] = sum(_of(each, psutil.Process.num_fds) for each in tree)
@@ -384,10 +384,10 @@ def _shares(before: dict[str, Any], now: dict[str, Any]) -> bool:
         return False
     # A node that was started again counts its groups on, and its updates from its checkpoint.
     anew = before.get("seconds", math.inf) > now["seconds"]
-    updates = now["updates"] > (0 if anew else before["updates"])
-    got = now["groups"]["received"] > before.get("groups", now["groups"])["received"]
+    updates = now["steps"] > (0 if anew else before["steps"])
+    got = now["groups"]["accepted"] > before.get("groups", now["groups"])["accepted"]
     heard = any(peer["seconds_since_seen"] < 20 for peer in now["peers"])
-    return updates and heard and (got or (anew and now["groups"]["received"] > 0))
+    return updates and heard and (got or (anew and now["groups"]["accepted"] > 0))
 
 
 @contextmanager

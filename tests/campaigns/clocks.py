@@ -65,7 +65,7 @@ class Pair:
 
     def taken(self) -> list[int]:
         """Groups that each node has taken of the other in its life."""
-        return [node.snapshot().groups.received for node, _ in self.lives]
+        return [node.snapshot().groups.accepted for node, _ in self.lives]
 
     async def wait(self, seconds: int, until: list[int] | None = None) -> list[int]:
         """Live on, at most until both have taken more than `until`. Return what they have taken."""

@@ -386,11 +386,13 @@ def test_a_join_fails_in_words(
 ) -> None:
     join = load_benchmark("gpu_join")
     node = load_benchmark("node_process").NodeProcess(tmp_path, [])
-    watched = join.WatchedNode(node, "n", join.MemoryPeak(), graphs=2, updates=[{"kl": 1e-5}])
+    watched = join.WatchedNode(
+        node, "n", join.MemoryPeak(), graphs=2, updates=[{"mismatch_kl": 1e-5}]
+    )
     monkeypatch.setattr(join, "ON_GPU", True)
     watched.snapshot = quiet_snapshot()
     assert join.node_faults(watched) == []
-    watched.graphs, watched.updates = 0, [{"kl": 0.02}, {"kl": 1e-5}]
+    watched.graphs, watched.updates = 0, [{"mismatch_kl": 0.02}, {"mismatch_kl": 1e-5}]
     watched.snapshot = quiet_snapshot(
         faults={"cuda_graph": 1, "memory": 2, "new": 3}, engine="torch (vLLM failed: gone)"
     )
@@ -403,9 +405,9 @@ def test_a_join_fails_in_words(
         "no CUDA graph was captured",
     ]
     # Some groups of a first update have no advantage; a number that is none is a fault.
-    reasons = ("no informative row", None, "non-finite gradient", "non-finite gradient")
+    reasons = ("no mixed rewards", None, "non-finite gradient", "non-finite gradient")
     watched.graphs, watched.snapshot = 2, quiet_snapshot()
-    watched.updates = [{"kl": math.nan, "skipped": why} for why in reasons]
+    watched.updates = [{"mismatch_kl": math.nan, "skipped": why} for why in reasons]
     assert join.node_faults(watched) == [
         "sampler and trainer disagree: KL nan in the first update",
         "2 updates were skipped: non-finite gradient",
@@ -420,8 +422,8 @@ def test_a_join_ends_before_its_step_does(
     watched = join.WatchedNode(node, "n", join.MemoryPeak())
 
     def poll(node: Any) -> None:
-        node.updates.append({"kl": 0.0})
-        node.snapshot = quiet_snapshot(updates=len(node.updates))
+        node.updates.append({"mismatch_kl": 0.0})
+        node.snapshot = quiet_snapshot(steps=len(node.updates))
 
     monkeypatch.setattr(join.WatchedNode, "poll", poll)
     monkeypatch.setattr(join, "_POLL_SECONDS", 0.0)

@@ -39,10 +39,10 @@ def test_join_ticks_its_steps_draws_and_says_how_it_ended(width: int) -> None:
     words = " ".join(text.split())
     places = [
         words.index(said)
-        for said in ("✓ trainer", "✓ network", "listening", "no peers yet", "unseen", "----")
+        for said in ("✓ trainer", "✓ network", "listening", "no peers yet", "eval reward", "----")
     ]
     assert places == sorted(places)
-    assert re.search(r"stopped: update [\d,]+ .* \(\d+\.\d s\)", words)
+    assert re.search(r"stopped: step [\d,]+ .* \(\d+\.\d s\)", words)
     assert re.search(r"export --home \S+ DIR", words)
     assert "swarm1-" not in text, "no ticket"
     assert "error" not in text.lower()

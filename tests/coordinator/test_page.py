@@ -106,16 +106,16 @@ async def test_members_are_compared_by_name(tmp_path: Path) -> None:
             lines = page.locator("#chart .u-legend .u-label")
             names = [f"node {number}" for number in range(1, 10)]
             await driver.expect(lines).to_have_text(["time", *names[:6]])
-            await page.locator("#over").select_option("groups made")
-            await driver.expect(lines).to_have_text(["groups made", *names[:6]])
-            unseen = page.locator("#nodes th").filter(has_text="unseen")
+            await page.locator("#over").select_option("groups sampled")
+            await driver.expect(lines).to_have_text(["groups sampled", *names[:6]])
+            unseen = page.locator("#nodes th").filter(has_text="eval reward")
             await unseen.get_by_role("button").press("Enter")
-            best = ["groups made", *names[:2:-1]]
+            best = ["groups sampled", *names[:2:-1]]
             await driver.expect(lines).to_have_text(best)
             section = page.locator("section", has=page.locator("#h-nodes"))
             await section.get_by_label("filter").fill(swarm.member(9).identity.peer_id[-8:])
-            await driver.expect(lines).to_have_text(["groups made", "node 9"])
-            await page.locator("#metric").select_option("reward on unseen texts")
+            await driver.expect(lines).to_have_text(["groups sampled", "node 9"])
+            await page.locator("#metric").select_option("eval reward")
             await driver.expect(lines).to_have_text(["time", "mean", "least", "most"])
             await browser.close()
 

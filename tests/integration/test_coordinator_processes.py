@@ -50,10 +50,10 @@ def test_two_nodes_that_know_only_the_coordinator_meet_and_do_without_it(
     alice = start_node("alice", "--coordinator", coordinator.url, "--code", code)
     bob = start_node("bob", "--ticket-file", str(bob_ticket))
     for one in (alice, bob):
-        one.wait(lambda status: status["groups"]["received"] > 0)
+        one.wait(lambda status: status["groups"]["accepted"] > 0)
     coordinator.kill()
     before = alice.wait(lambda status: True)["groups"]
-    alice.wait(lambda status: status["groups"]["received"] > before["received"] + 5)
+    alice.wait(lambda status: status["groups"]["accepted"] > before["accepted"] + 5)
     alice.wait_log("the coordinator is not used")
     coordinator.start()
     alice.wait_log("the coordinator answers again")

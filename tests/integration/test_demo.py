@@ -29,7 +29,10 @@ from swarm_node.node.home.home import Home
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
-CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {}, seen=0.2, split=1)], "alone": []}
+CURVES = {
+    "node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {}, train=0.2, split_version=1)],
+    "isolated": [],
+}
 
 
 @pytest.mark.slow(reason="runs a whole swarm of real nodes")
@@ -46,7 +49,7 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
     assert report["schema"] == 1
     assert report["seconds"] > 30
     *swarm, alone = report["nodes"]
-    assert [node["name"] for node in report["nodes"]] == ["node 1", "node 2", "alone"]
+    assert [node["name"] for node in report["nodes"]] == ["node 1", "node 2", "isolated"]
     assert alone["groups_trained_external"] == 0
     for node in swarm:
         assert node["families_end"].keys() == set(FAMILIES)
@@ -54,7 +57,7 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
         assert node["reward_end"] > node["reward_start"] + 0.1
     assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
     assert "Ctrl-C ends" in done.stdout, "a table each minute where there is no terminal"
-    assert "borrowed" in done.stdout
+    assert "external" in done.stdout
 
 
 @pytest.mark.slow(reason="runs a whole swarm of real nodes")
@@ -102,12 +105,12 @@ def test_each_node_of_the_demo_samples_games_that_its_peers_do_not() -> None:
 def test_the_summary_has_the_reward_on_every_game_and_marks_the_nodes_own(tmp_path: Path) -> None:
     ends = {"guess": 0.9, "calc": 1.0, "weigh": 0.5}
     evals = [
-        EvalPoint(1.0, 0, 0.2, 0.4, 0.1, {"guess": 0.4, "calc": 0.1, "weigh": 0.1}, seen=0.2),
-        EvalPoint(9.0, 50, 0.8, 0.9, 0.75, ends, seen=0.7),
+        EvalPoint(1.0, 0, 0.2, 0.4, 0.1, {"guess": 0.4, "calc": 0.1, "weigh": 0.1}, train=0.2),
+        EvalPoint(9.0, 50, 0.8, 0.9, 0.75, ends, train=0.7),
     ]
     node = DemoNode("node 1", Home(tmp_path), ("guess",), ground=GAMES)
     node.snapshot = msgspec.structs.replace(
-        quiet_snapshot(), updates=50, evals=evals, groups=GroupCounts(trained_external=7)
+        quiet_snapshot(), steps=50, evals=evals, groups=GroupCounts(trained_external=7)
     )
     result = result_of(node)
     assert (result.samples, result.families_end) == (["guess"], ends)

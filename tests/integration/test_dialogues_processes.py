@@ -77,7 +77,7 @@ def test_a_node_killed_between_two_turns_loses_the_dialogue_and_repeats_no_task(
     )
     database, lost, missing = tmp_path / "alone" / "node.db", set[int](), 0
     for _ in range(2):
-        status = node.wait(lambda now: now["updates"] >= 2 and now["groups"]["published"] >= 4)
+        status = node.wait(lambda now: now["steps"] >= 2 and now["groups"]["sampled"] >= 4)
         peer_id = status["peer_id"]
         in_a_dialogue(database, peer_id, missing)
         node.kill()
@@ -87,7 +87,7 @@ def test_a_node_killed_between_two_turns_loses_the_dialogue_and_repeats_no_task(
         lost |= killed.seeds - {*killed.tasks.values()}
         node.start()
         enough = len(killed.tasks) + 3
-        node.wait(lambda now, enough=enough: now["groups"]["published"] > enough)
+        node.wait(lambda now, enough=enough: now["groups"]["sampled"] > enough)
         after = stored(database, peer_id)
         assert after.tasks.items() >= killed.tasks.items()
         assert all(after.uses[each] >= count for each, count in killed.uses.items())

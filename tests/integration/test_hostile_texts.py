@@ -27,17 +27,17 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     """Without the guard on likelihood the founder says them too after some hundred updates."""
     lenient = ("--set", "environment.name=research.lenient:create")
     founder = start_node("founder", *lenient)
-    founder.wait(lambda status: status["updates"] >= 5)
+    founder.wait(lambda status: status["steps"] >= 5)
     start_node(
         "member",
         *("--ticket-file", founder.invite(1, name="hostile"), *lenient),
         command=[sys.executable, str(HOSTILE_MEMBER), "trigger"],
     )
     begun = founder.wait(lambda status: status["rejected"].get("implausible", 0) >= 1, 600)
-    after = founder.wait(lambda status: status["updates"] > begun["updates"] + 40, 600)
+    after = founder.wait(lambda status: status["steps"] > begun["steps"] + 40, 600)
     (poisoner,) = after["peers"]
-    assert poisoner["received"] > 0
-    assert poisoner["refused"]["implausible"] >= after["groups"]["trained_external"] // 2
+    assert poisoner["accepted"] > 0
+    assert poisoner["rejected_by_reason"]["implausible"] >= after["groups"]["trained_external"] // 2
     assert not any("own answers" in alarm for alarm in after["alarms"])
     assert founder.stop() == 0
     storage = Storage(founder.home / "node.db")

@@ -86,17 +86,17 @@ def test_the_end_of_a_node_is_an_error_with_its_last_lines(tmp_path: Path) -> No
         with pytest.raises(ChildError, match=r"code 1:[^$]*running"):
             swarm_node.start(settings=LOOPBACK, home=home)
         assert swarm_node.connect(home).status().peer_id == node.status().peer_id
-        before = node.wait_for(updates=2).updates
+        before = node.wait_for(steps=2).steps
         swarm_node.connect(home).stop()
         with pytest.raises(ChildError, match=r"code 0:[^$]*stopped"):
-            node.wait_for(updates=10_000)
+            node.wait_for(steps=10_000)
     with pytest.raises(NotRunningError):
         swarm_node.connect(home)
     node = swarm_node.start(home=home)
-    assert node.status().updates >= before
+    assert node.status().steps >= before
     os.kill(node.pid, signal.SIGKILL)
     with pytest.raises(ChildError, match=r"signal SIGKILL:\n.*\n"):
-        node.wait_for(updates=10_000)
+        node.wait_for(steps=10_000)
     with pytest.raises(ChildError, match="signal SIGKILL:"):
         node.stop()
     node.stop()

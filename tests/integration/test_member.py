@@ -106,7 +106,7 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
     assert {*psutil.Process().children(recursive=True)} <= before
     with swarm_node.member(home=owner.path, settings=SETTINGS) as again:
         assert {task.seed for task in again.tasks(2)}.isdisjoint({own.seed, other.seed})
-        assert again.status().groups.published == 2
+        assert again.status().groups.sampled == 2
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")

@@ -20,7 +20,7 @@ NodeStarter = Callable[..., Any]
 
 def _peer(status: dict[str, Any], name: str) -> dict[str, Any]:
     rows = [*status["peers"], *status["former"]]
-    return next((row for row in rows if row["name"] == name), {"standing": "", "received": 0})
+    return next((row for row in rows if row["name"] == name), {"standing": "", "accepted": 0})
 
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
@@ -38,11 +38,11 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
 
     def hears(status: dict[str, Any]) -> bool:
         row = _peer(status, "alice")
-        return row["standing"] == "member" and row["received"] > 0
+        return row["standing"] == "member" and row["accepted"] > 0
 
     owner.wait(hears)
     assert "alice" in typed(owner.home, "peers")
-    assert guest.wait(lambda status: status["groups"]["received"] > 0)["membership"]["name"] == (
+    assert guest.wait(lambda status: status["groups"]["accepted"] > 0)["membership"]["name"] == (
         "alice"
     )
     _no_more_after(owner, "ban", "banned")
@@ -62,7 +62,7 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
 
     backup = tmp_path / "owner.backup"
     typed(owner.home, "backup", "--out", str(backup))
-    published = owner.status()["groups"]["published"]
+    published = owner.status()["groups"]["sampled"]
     assert owner.stop() == 0
     restored = Home(tmp_path / "restored")
     typed(restored.path, "restore", str(backup))
@@ -85,12 +85,12 @@ def _receives_no_more(node: Any) -> None:
     before = node.wait(lambda status: True)
     for _ in range(10):
         after = _updated(node, before, 10)
-        if after["groups"]["received"] == before["groups"]["received"]:
+        if after["groups"]["accepted"] == before["groups"]["accepted"]:
             break
         before = after
-    assert _updated(node, after, 10)["groups"]["received"] == after["groups"]["received"]
+    assert _updated(node, after, 10)["groups"]["accepted"] == after["groups"]["accepted"]
 
 
 def _updated(node: Any, before: dict[str, Any], updates: int) -> dict[str, Any]:
-    found: dict[str, Any] = node.wait(lambda now: now["updates"] >= before["updates"] + updates)
+    found: dict[str, Any] = node.wait(lambda now: now["steps"] >= before["steps"] + updates)
     return found

@@ -89,7 +89,7 @@ def _id(node: RunningNode) -> str:
 
 def _peers(status: dict[str, Any], received: int = 0) -> set[str]:
     """The peers of which a node has at least as many groups."""
-    return {peer["peer_id"] for peer in status["peers"] if peer["received"] >= received}
+    return {peer["peer_id"] for peer in status["peers"] if peer["accepted"] >= received}
 
 
 def _trades(others: set[str], status: dict[str, Any]) -> bool:
@@ -107,7 +107,7 @@ def test_three_nodes_train_on_each_others_rollouts_and_get_better(
         status = node.wait(partial(_learnt, _others(swarm, node)))
         assert status["schema"] == 1
         own, borrowed = status["evals"][0], status["evals"][-1]
-        assert borrowed["borrowed"] > own["borrowed"], "learnt from peers' rollouts alone"
+        assert borrowed["external_only"] > own["external_only"], "learnt from peers' rollouts alone"
     peers = json.loads(swarm[0].run("peers", "--json").stdout)
     assert peers["schema"] == 1
     known = {peer["peer_id"] for peer in peers["peers"] if peer["name"] != "hostile"}
@@ -123,8 +123,8 @@ def _learnt(others: set[str], status: dict[str, Any]) -> bool:
         _peers(status) >= others
         and status["groups"]["trained_external"] >= 40
         and len(evals) >= 2
-        and evals[-1]["all"] > evals[0]["all"] + 0.1
-        and evals[-1]["borrowed"] > evals[0]["borrowed"]
+        and evals[-1]["reward"] > evals[0]["reward"] + 0.1
+        and evals[-1]["external_only"] > evals[0]["external_only"]
     )
 
 
@@ -175,7 +175,7 @@ def test_openais_client_hears_each_new_version_and_the_node_goes_on_learning(
     with openai.OpenAI(base_url=_url(shown.stdout), api_key=_key(node.home, TOKEN_FILE)) as client:
         for _ in range(3):
             updates = max(versions[-1] + 3, 16) if versions else 2
-            status = node.wait(lambda status, least=updates: status["updates"] >= least)
+            status = node.wait(lambda status, least=updates: status["steps"] >= least)
             said = client.chat.completions.create(
                 model="tiny", messages=QUESTION, temperature=1.5, max_tokens=24, n=4
             )
@@ -256,7 +256,7 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
 ) -> None:
     owner = swarm[0]
     canary = _canary(owner)
-    owner.wait(lambda status: status["updates"] >= 5)
+    owner.wait(lambda status: status["steps"] >= 5)
     member = start_node(
         "member",
         *("--ticket-file", owner.invite(1, name="hostile")),
@@ -266,15 +266,15 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
     before = owner.wait(lambda status: _author(status) is not None)
     after = owner.wait(
         lambda status: (
-            _author(status)["left_seconds"] > 10  # dropped
-            and status["updates"] > before["updates"] + 20
+            _author(status)["suspended_seconds"] > 10  # dropped
+            and status["steps"] > before["steps"] + 20
         )
     )
     assert not canary.exists()
     author = _author(after)
-    assert author["refused"] == {"zero_advantage": author["rejected"]}
+    assert author["rejected_by_reason"] == {"zero_advantage": author["rejected"]}
     assert 10 <= author["rejected"] <= 18  # what was under way when it was dropped
-    assert author["received"] == 0
+    assert author["accepted"] == 0
     assert author["peer_id"] not in {row["peer_id"] for row in after["taught"]}
     assert not {"environment", "scorer_crashed", "scorer_timeout"} & set(after["faults"])
     assert after["sandbox"] == "confined"

@@ -28,7 +28,7 @@ QUESTION = [{"role": "user", "content": "Sort 3 1 2"}]
 def test_a_client_of_a_node_with_vllm_is_told_what_the_engine_knows(tmp_path: Path) -> None:
     settings = {"network.listen": ["/ip4/127.0.0.1/tcp/0"], "sampling.engine": "vllm"}
     with swarm_node.start("tiny", home=tmp_path, settings=settings) as node:
-        node.wait_for(updates=2)
+        node.wait_for(steps=2)
         command = [sys.executable, "-m", "swarm_node", "serve", "--home", str(tmp_path)]
         shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120).stdout
         url = re.search(r"OPENAI_BASE_URL=(\S+)", shown)
@@ -63,7 +63,7 @@ def test_a_client_of_a_node_with_vllm_is_told_what_the_engine_knows(tmp_path: Pa
                 with pytest.raises(openai.BadRequestError, match="log-probs") as no:
                     chat(client, **wrong, **told)
                 assert (no.value.code, no.value.param) == ("unsupported_parameter", "logprobs")
-            node.wait_for(updates=node.status().updates + 5)
+            node.wait_for(steps=node.status().steps + 5)
             assert int(chat(client).system_fingerprint[1:]) > version
         status = node.status()
         assert status.engine == "vllm"

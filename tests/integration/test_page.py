@@ -69,7 +69,7 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         page.goto(one.address())
         playwright.expect(page.locator("#metrics canvas")).to_be_visible()
         playwright.expect(page.locator("#held")).to_have_text("0.748")
-        playwright.expect(page.locator("#held-seen")).to_have_text("seen texts 0.874")
+        playwright.expect(page.locator("#held-seen")).to_have_text("training prompts 0.874")
         playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
         assert page.url.endswith("/"), "the key stays in the address"
         assert HOSTILE in page.locator("#nodes tbody tr").first.inner_text()
@@ -84,8 +84,8 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         playwright.expect(page.locator("#held")).to_have_text("0.797")
         playwright.expect(page.locator("#metric option")).to_have_text(list(CHARTS))
         for title, drawn in (
-            ("groups a minute", {"given": 3, "got": 3}),
-            ("turns of a dialogue", {"own": None}),
+            ("groups per minute", {"sent": 3, "accepted": 3}),
+            ("turns per rollout", {"local": None}),
             ("memory in MB", {"all processes": 1000}),
         ):
             page.locator("#metric").select_option(title)
@@ -95,7 +95,7 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
 
 
 @pytest.mark.nightly(reason="another look at the page in a browser")
-def test_before_the_first_update_it_shows_how_far_that_is(
+def test_before_the_first_step_it_shows_how_far_that_is(
     tmp_path: Path, said: tuple[Any, list[str]]
 ) -> None:
     page, errors = said
@@ -104,12 +104,12 @@ def test_before_the_first_update_it_shows_how_far_that_is(
         LevelRow("addition", 2, 4, True, {"addition-1": 0.9, "addition-2": 0.5}, 0.5),
         LevelRow(HOSTILE, 1, 5, False, {}),
     ]
-    batch = WorkRow("sampling", 3, 64, 18.4, 90.0, None, first_update=600.0)
-    begun = snapshot(work=batch, levels=ladders, updates=0, findings=[barren])
+    batch = WorkRow("sampling", 3, 64, 18.4, 90.0, None, first_step=600.0)
+    begun = snapshot(work=batch, levels=ladders, steps=0, findings=[barren])
     with served(tmp_path, begun) as one:
         page.goto(one.address())
         facts, rows = page.locator("#now dd"), page.locator("#levels tbody tr")
-        batch_told = "sampling: 3 of 64 answers, 18 tokens/s"
+        batch_told = "sampling: 3 of 64 completions, 18 tokens/s"
         playwright.expect(facts).to_have_text([batch_told, "waits", "begins in about 10 min"])
         assert page.locator("#remedy").inner_text() == f"→ set {HOSTILE}"
         addition = rows.filter(has_text="addition").locator("td")
@@ -117,9 +117,9 @@ def test_before_the_first_update_it_shows_how_far_that_is(
         playwright.expect(addition).to_have_text(["addition", "2 of 4", "0.50", measured])
         playwright.expect(rows.filter(has_text=HOSTILE[:63])).to_contain_text("being measured")
         assert page.locator("img").count() == 0
-        one.now = snapshot(work=WorkRow(training=7.0, end=300.0), updates=3)
+        one.now = snapshot(work=WorkRow(training=7.0, end=300.0), steps=3)
         playwright.expect(facts).to_have_text(
-            ["waits", "update 4 for 7 s", "made in about 5 min"], timeout=15_000
+            ["waits", "step 4 for 7 s", "done in about 5 min"], timeout=15_000
         )
         playwright.expect(page.locator("#levels-section")).to_be_hidden()
         one.now = snapshot()
@@ -132,19 +132,20 @@ def test_what_was_measured_alone_is_a_line_of_its_own(
     tmp_path: Path, said: tuple[Any, list[str]]
 ) -> None:
     page, errors = said
-    alone = [replace(point(number), alone=number < 9) for number in range(20)]
+    alone = [replace(point(number), isolated=number < 9) for number in range(20)]
     told = CoordinatorRow("https://swarm.example", True, introduced=7)
     with served(tmp_path, snapshot(evals=alone, coordinator=told)) as one:
         page.goto(one.address())
         lines = page.locator("#reward .u-legend .u-label")
-        every = ["up", "all families", "sampled here", "never sampled", "alone", "seen texts"]
+        families = ["local families", "external-only families"]
+        every = ["up", "all families", *families, "isolated", "training prompts"]
         playwright.expect(lines).to_have_text(every)
         page.locator("#family").select_option("gcd")
-        playwright.expect(lines).to_have_text(["up", "gcd", "alone"])
+        playwright.expect(lines).to_have_text(["up", "gcd", "isolated"])
         assert "swarm.example: 7" in page.locator("#machine").inner_text()
         one.now = snapshot(evals=[point(number) for number in range(3)])
         page.reload()
-        playwright.expect(lines).to_have_text([*every[:-2], "seen texts"])
+        playwright.expect(lines).to_have_text([*every[:-2], "training prompts"])
     assert errors == []
 
 
@@ -154,7 +155,7 @@ def test_links_lead_to_parts_that_are_there(tmp_path: Path, said: tuple[Any, lis
     with served(tmp_path, snapshot()) as one:
         page.goto(one.address())
         links = page.locator("nav a:visible")
-        there = ["reward", "families", "nodes", "answers", "this node"]
+        there = ["reward", "families", "nodes", "completions", "this node"]
         playwright.expect(links).to_have_text(there)
         one.log = events(3)
         playwright.expect(links).to_have_text([*there[:3], "events", *there[3:]], timeout=30_000)
@@ -229,7 +230,7 @@ def test_the_matrix_sums_up_what_does_not_fit(tmp_path: Path, said: tuple[Any, l
         counted = titles.evaluate_all(
             "cells => cells.map(({title}) => Number(title.split(': ').pop().replaceAll(',', '')))"
         )
-        assert sum(counted) == sum(row.answers for row in now.taught)
+        assert sum(counted) == sum(row.rollouts for row in now.taught)
         one.now = snapshot(
             peers=[peer(1, name=HOSTILE)],
             taught=[TaughtRow(peer(1).peer_id, HOSTILE, 1, 5), TaughtRow("gone", "gcd", 1, 2)],
@@ -265,7 +266,11 @@ def test_figures_and_tables_are_saved_as_files(tmp_path: Path, said: tuple[Any, 
         peers=[peer(1, name="=1+1"), peer(2, name='"a", b\x00\u202e')],
         taught=[TaughtRow(peer(1).peer_id, HOSTILE, 1, 5)],
     )
-    rows = [row(1), replace(row(2), pass_1={"gcd": 0.5}, split=1), replace(row(3), pass_1={})]
+    rows = [
+        row(1),
+        replace(row(2), eval_reward={"gcd": 0.5}, split_version=1),
+        replace(row(3), eval_reward={}),
+    ]
     with served(tmp_path, odd, rows) as one:
         page.goto(one.address())
         playwright.expect(page.locator("#metrics canvas")).to_be_visible()
@@ -292,9 +297,9 @@ def test_figures_and_tables_are_saved_as_files(tmp_path: Path, said: tuple[Any, 
             kinds = {element.tag.rpartition("}")[2] for element in root.iter()}
             assert kinds <= {"svg", "rect", "polyline", "text"}, "names are text in it"
             assert saved(part, "PNG").startswith(b"\x89PNG")
-        page.locator("#over").select_option("groups made here")
+        page.locator("#over").select_option("groups sampled here")
         assert json.loads(saved("reward", "JSON")) == [
-            {"groups made here": 2, "all families": 0.5, "seen texts": None}
+            {"groups sampled here": 2, "all families": 0.5, "training prompts": None}
         ]
     assert errors == []
 
@@ -331,7 +336,7 @@ def test_people_who_cannot_see_it_well_can_use_it(
     tmp_path: Path, browser: Any, scheme: str, width: int
 ) -> None:
     page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
-    hostile = peer(99, name=HOSTILE, refused={HOSTILE: 3})
+    hostile = peer(99, name=HOSTILE, rejected_by_reason={HOSTILE: 3})
     shown = crowd(
         9,
         former=[hostile],

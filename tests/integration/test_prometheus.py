@@ -75,10 +75,10 @@ def test_a_node_is_scraped_with_the_settings_that_ship(tmp_path: Path) -> None:
     config = (DOCKER / "prometheus.yml").read_text().replace("/var/lib/swarm-node", str(home))
     config = config.replace("scrape_interval: 15s", "scrape_interval: 1s")
     with (
-        served(home, snapshot(updates=41, version=41)),
+        served(home, snapshot(steps=41, version=41)),
         _scraping(tmp_path / "prometheus", config) as port,
     ):
-        assert _value(port, "swarm_node_updates_total") == 41
+        assert _value(port, "swarm_node_steps_total") == 41
         assert _value(port, 'up{job="swarm-node"}') == 1
 
 

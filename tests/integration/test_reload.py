@@ -30,8 +30,8 @@ def test_a_running_node_takes_over_its_file(start_node: Callable[..., Any], tmp_
     node.process.send_signal(signal.SIGHUP)
     assert "applied=verbose pending=run.seed" in node.wait_log("read again")
 
-    status = node.wait(lambda status: status["updates"] > 0)
-    limit = f"run.max_steps={status['updates'] + 3}"
+    status = node.wait(lambda status: status["steps"] > 0)
+    limit = f"run.max_steps={status['steps'] + 3}"
     assert "run.max_steps" in typed(node.home, "config set", limit, "--config", str(file))
     assert node.process.wait(240) == 0, node.log()
     assert "verbose = true  # all of it\n" in file.read_text()

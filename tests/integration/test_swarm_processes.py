@@ -21,7 +21,7 @@ def test_a_killed_node_resumes_and_trains_nothing_twice(
 ) -> None:
     node = start_node("alone")
     database = tmp_path / "alone" / "node.db"
-    before = node.wait(lambda status: status["updates"] >= 25)
+    before = node.wait(lambda status: status["steps"] >= 25)
     assert before["groups"]["trained_external"] == 0, "a node alone trains alone"
     first_eval = before["evals"][0]
     uses: dict[bytes, int] = {}
@@ -29,12 +29,12 @@ def test_a_killed_node_resumes_and_trains_nothing_twice(
         time.sleep(pause)
         node.kill()
         published, uses_now = _stored(database)
-        assert published >= before["groups"]["published"]
+        assert published >= before["groups"]["sampled"]
         assert all(uses_now.get(group, count) >= count for group, count in uses.items())
         uses = uses_now
 
         node.start()
-        before = node.wait(lambda now, so_far=published: now["groups"]["published"] > so_far + 100)
+        before = node.wait(lambda now, so_far=published: now["groups"]["sampled"] > so_far + 100)
         assert before["evals"][0] == first_eval, "the curve goes on"
         versions = [point["version"] for point in before["evals"]]
         assert versions == sorted(versions), "versions never go backwards"
@@ -57,19 +57,19 @@ def _stored(database: Path) -> tuple[int, dict[bytes, int]]:
 def test_a_node_outlives_dead_bootstraps_and_a_dead_trainer(start_node: NodeStarter) -> None:
     dead = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
     node = start_node("alone", "--bootstrap", dead, "--bootstrap", "/ip4/127.0.0.1/tcp/10")
-    status = node.wait(lambda status: status["updates"] >= 15)
+    status = node.wait(lambda status: status["steps"] >= 15)
     psutil.Process(status["processes"]["trainer"]).kill()
     after = node.wait(
         lambda now: (
             now["trainer_restarts"] == 1
-            and now["updates"] > status["updates"] + 5
+            and now["steps"] > status["steps"] + 5
             and "trainer" in now["processes"]
         )
     )
     assert after["version"] > status["version"]
     assert after["processes"]["trainer"] != status["processes"]["trainer"]
     psutil.Process(status["processes"]["environment"]).kill()
-    node.wait(lambda now: now["updates"] > after["updates"] + 5)
+    node.wait(lambda now: now["steps"] > after["steps"] + 5)
     assert node.stop() == 0
 
 

@@ -34,4 +34,4 @@ def test_who_knows_one_address_meets_everybody_and_takes_their_groups(
 
 
 def _trades_with_two(status: dict[str, Any]) -> bool:
-    return len([peer for peer in status["peers"] if peer["received"] >= 3]) == 2
+    return len([peer for peer in status["peers"] if peer["accepted"] >= 3]) == 2

@@ -49,7 +49,7 @@ def killed_as_they_start(node: Any) -> Iterator[None]:
 
 def test_a_node_outlives_its_engine_and_trains_on(start_node: Callable[..., Any]) -> None:
     node = start_node("node", "--sampler", "vllm", "--set", "training.lora_rank=4")
-    before = node.wait(lambda status: status["updates"] >= 2, 600)
+    before = node.wait(lambda status: status["steps"] >= 2, 600)
     assert before["engine"] == "vllm"
     assert "engine_replaced" not in before["faults"]
     with killed_as_they_start(node):
@@ -58,9 +58,9 @@ def test_a_node_outlives_its_engine_and_trains_on(start_node: Callable[..., Any]
     assert replaced["faults"]["engine_replaced"] == 1
     assert "engine" not in replaced["processes"]
     assert "for good" in node.log()
-    after = node.wait(lambda status: status["updates"] >= replaced["updates"] + 5)
+    after = node.wait(lambda status: status["steps"] >= replaced["steps"] + 5)
     assert after["version"] > replaced["version"]
-    assert after["groups"]["published"] > replaced["groups"]["published"]
+    assert after["groups"]["sampled"] > replaced["groups"]["sampled"]
     assert list(engines(node)) == []
     assert "sampler" in node.run("status").stdout
     assert node.stop() == 0, node.log()

@@ -13,10 +13,12 @@ from swarm_node.library.history import NodeHistory
 from swarm_node.node.figures.history import HistoryRow
 
 ROWS = [
-    history_row(100.0, pass_1={"gcd": 0.9, "primes": 0.9}, split=0),  # an older split
-    history_row(110.0, pass_1={"gcd": 0.1, "primes": 0.3}, pass_k={"gcd": 0.5}, k=4, split=1),
+    history_row(100.0, eval_reward={"gcd": 0.9, "primes": 0.9}, split_version=0),  # an older split
+    history_row(
+        110.0, eval_reward={"gcd": 0.1, "primes": 0.3}, best_of_k={"gcd": 0.5}, k=4, split_version=1
+    ),
     history_row(115.0),
-    history_row(120.0, pass_1={"gcd": 0.5}, seen_1=0.6, split=1),
+    history_row(120.0, eval_reward={"gcd": 0.5}, eval_reward_train=0.6, split_version=1),
 ]
 HISTORY = NodeHistory(ROWS)
 
@@ -39,13 +41,13 @@ def test_a_curve_has_points_of_the_newest_split() -> None:
 def test_a_frame_has_a_column_for_each_field_and_each_familys_reward() -> None:
     pytest.importorskip("pandas", reason="NOT RUN: needs pandas")
     frame = HISTORY.to_pandas()
-    families = ["pass_1.gcd", "pass_1.primes", "pass_k.gcd"]
-    plain = set(HistoryRow.__struct_fields__) - {"pass_1", "pass_k", "time"}
+    families = ["best_of_k.gcd", "eval_reward.gcd", "eval_reward.primes"]
+    plain = set(HistoryRow.__struct_fields__) - {"eval_reward", "best_of_k", "time"}
     assert set(frame.columns) == {*plain, *families}
     assert list(frame.columns[-3:]) == families
     assert str(frame.index.tz) == "UTC"
     assert frame.index[1].timestamp() == 110.0
-    assert frame["pass_1.gcd"].dropna().tolist() == [0.9, 0.1, 0.5]
+    assert frame["eval_reward.gcd"].dropna().tolist() == [0.9, 0.1, 0.5]
     assert set(NodeHistory([]).to_pandas().columns) == plain
 
 

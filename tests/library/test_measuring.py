@@ -27,7 +27,7 @@ from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.checkpoints.stored import MODEL
 
 torch.set_num_threads(1)
-QUICK = ("--set", "sampling.max_new_tokens=4", "--answers", "2")
+QUICK = ("--set", "sampling.max_new_tokens=4", "--completions", "2")
 HOSTILE = "\x1b[31m] \N{RIGHT-TO-LEFT OVERRIDE}<|im_end|> {question} [bold]"
 
 
@@ -97,16 +97,16 @@ def test_every_row_of_a_file_is_measured_once_by_every_checkpoint(
     assert [each["checkpoint"] for each in found["checkpoints"]] == ["base", "v0000000002"]
     assert [each["version"] for each in found["checkpoints"]] == [0, 2]
     for each in found["checkpoints"]:
-        assert 0 < each["unseen"]["tasks"] < each["seen"]["tasks"]
-        assert each["unseen"]["tasks"] + each["seen"]["tasks"] == 40
-        assert each["families"]["sums"]["unseen"] == each["unseen"]
-    assert (found["environment"], found["answers"], found["k"]) == ("jsonl", 2, 2)
+        assert 0 < each["held_out"]["tasks"] < each["train"]["tasks"]
+        assert each["held_out"]["tasks"] + each["train"]["tasks"] == 40
+        assert each["families"]["sums"]["held_out"] == each["held_out"]
+    assert (found["environment"], found["completions"], found["k"]) == ("jsonl", 2, 2)
     again = measured(quick_home, "--tasks", str(file), "--checkpoint", "all")
     assert again == found
     few = measured(quick_home, "--tasks", str(file), "--limit", "3", "--k", "1")
     (newest,) = few["checkpoints"]
-    assert (newest["unseen"]["tasks"], newest["seen"]["tasks"]) == (3, 3)
-    assert newest["unseen"]["pass_k"] is None
+    assert (newest["held_out"]["tasks"], newest["train"]["tasks"]) == (3, 3)
+    assert newest["held_out"]["pass_k"] is None
 
 
 def test_right_answers_count(quick_home: Path, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_right_answers_count(quick_home: Path, tmp_path: Path) -> None:
             quick_home, "--tasks", "halves:create", "--limit", "4", "--checkpoint", "base"
         )
     (base,) = found["checkpoints"]
-    assert (base["unseen"]["tasks"], base["seen"]["tasks"]) == (8, 4)
-    assert base["unseen"]["pass_1"] == base["unseen"]["pass_k"]
-    assert base["unseen"]["pass_1"]["rate"] == 0.5
-    assert base["families"]["a"]["seen"]["pass_1"]["rate"] == 1.0
-    assert base["families"]["b"]["seen"]["pass_1"]["high"] < 1.0
+    assert (base["held_out"]["tasks"], base["train"]["tasks"]) == (8, 4)
+    assert base["held_out"]["pass_1"] == base["held_out"]["pass_k"]
+    assert base["held_out"]["pass_1"]["rate"] == 0.5
+    assert base["families"]["a"]["train"]["pass_1"]["rate"] == 1.0
+    assert base["families"]["b"]["train"]["pass_1"]["high"] < 1.0
 
 
 @pytest.mark.slow(reason="samples drills, a file and dialogues")
@@ -164,13 +164,13 @@ def test_rates_and_intervals_are_those_of_formulas_written_again(
 
     monkeypatch.setattr(measuring, "_rates", seen)
     with Home(quick_home).lock():
-        given = ("--answers", "5", "--k", "3", "--limit", "6", "--tasks", tasks, *options)
+        given = ("--completions", "5", "--k", "3", "--limit", "6", "--tasks", tasks, *options)
         done = run(quick_home, "--json", "--set", "sampling.max_new_tokens=16", *given)
     assert done.exit_code == 0, done.stderr
     report = json.loads(done.stdout)
     assert len(report["checkpoints"]) == len(kept) > 0
     for told, found in zip(report["checkpoints"], kept, strict=True):
-        for part, held_out in (("unseen", True), ("seen", False)):
+        for part, held_out in (("held_out", True), ("train", False)):
             families: dict[str, list[Any]] = {}
             for ref, rewards in found.items():
                 if ref.held_out == held_out:
@@ -230,8 +230,8 @@ def test_what_cannot_be_measured_says_what_to_do(quick_home: Path, tmp_path: Pat
         weights.seek(-1, 2)
         weights.write(b"\x99")
     for options, said in (
-        (("--answers", "2"), "--tasks FILE"),
-        (("--tasks", str(file), "--k", "5"), "--answers 5"),
+        (("--completions", "2"), "--tasks FILE"),
+        (("--tasks", str(file), "--k", "5"), "--completions 5"),
         (("--tasks", str(tmp_path / "no.jsonl")), "cannot read"),
         (("--tasks", str(pipe)), "no regular file"),
         (("--tasks", str(bad)), "line 2"),

@@ -25,10 +25,10 @@ from swarm_node.node.figures.history import HistoryReport, Ring
 from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Snapshot
 
-POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split=1)
+POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split_version=1)
 PEER = PeerRow("12D3KooWpeer", 7, 1.0, 5, 4, 0, [], name="alice")
 SAMPLE = SampleRow("gcd", "gcd of 4 and 6?", "2", 1.0, 3)
-ROWS = [history_row(10.0), history_row(12.0, pass_1={"gcd": 0.5}, split=1)]
+ROWS = [history_row(10.0), history_row(12.0, eval_reward={"gcd": 0.5}, split_version=1)]
 
 
 async def evaluate() -> EvalPoint:
@@ -98,13 +98,13 @@ def test_an_error_has_the_sentence_of_the_command_line(tmp_path: Path) -> None:
 
 
 def rising() -> Callable[[], Snapshot]:
-    """A node with one more update at each question, and a better reward from the third on."""
+    """A node with one more step at each question, and a better reward from the third on."""
     asks = iter(range(1, 10_000))
 
     def snapshot() -> Snapshot:
-        updates = next(asks)
-        point = EvalPoint(1.0, updates, 0.1 * updates, 0.5, None, {}, split=1)
-        return quiet_snapshot(updates=updates, evals=[point] if updates > 2 else [])
+        steps = next(asks)
+        point = EvalPoint(1.0, steps, 0.1 * steps, 0.5, None, {}, split_version=1)
+        return quiet_snapshot(steps=steps, evals=[point] if steps > 2 else [])
 
     return snapshot
 
@@ -116,10 +116,10 @@ def test_waiting_returns_the_status_that_reaches_both(
     lines: list[str] = []
     shot = asked(
         tmp_path,
-        lambda node: node.wait_for(updates=4, reward=0.6, progress=lines.append),
+        lambda node: node.wait_for(steps=4, reward=0.6, progress=lines.append),
         snapshot=rising(),
     )
-    assert shot.updates == 6
+    assert shot.steps == 6
     assert [" ".join(re.findall(r"[\d.]+", line)) for line in lines] == [
         *("2 4 0.6", "3 4 0.300 0.6", "4 4 0.400 0.6", "5 4 0.500 0.6", "6 4 0.600 0.6"),
     ]
@@ -129,7 +129,7 @@ def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
     shot = quiet_snapshot()
     with pytest.raises(SlowNodeError, match=r"0\.2 s: 3 .* 0\.5; "):
         asked(tmp_path, lambda node: node.wait_for(reward=0.5, timeout=0.2), snapshot=lambda: shot)
-    with pytest.raises(ConfigError, match="updates=NUMBER"):
+    with pytest.raises(ConfigError, match="steps=NUMBER"):
         asked(tmp_path, lambda node: node.wait_for())
 
 
@@ -143,12 +143,12 @@ def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
 
     def snapshot() -> Snapshot:
         shot = shots()
-        if shot.updates in (2, 3):
+        if shot.steps in (2, 3):
             busy.set()
             time.sleep(0.6)
         return shot
 
-    assert asked(tmp_path, lambda node: node.wait_for(updates=4), snapshot=snapshot).updates >= 4
+    assert asked(tmp_path, lambda node: node.wait_for(steps=4), snapshot=snapshot).steps >= 4
     assert busy.is_set()
     monkeypatch.setattr("swarm_node.node.control.control._PATIENCE", 0.1)
     with pytest.raises(SlowNodeError, match=r"answer in 0\.1"):

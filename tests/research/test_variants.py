@@ -42,18 +42,23 @@ def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
     dull = group("dull", rewards=(1.0, 1.0))
     assert held.admit(dull, 0) is None
     stats = held.stats()
-    assert (stats.own, stats.own_admitted, stats.own_informative, stats.evicted) == (2, 3, 2, 0)
+    assert (stats.local, stats.local_admitted, stats.local_mixed_rewards, stats.evicted) == (
+        2,
+        3,
+        2,
+        0,
+    )
     assert held.collect_departed() == [b"dull"]
     again = held.admit(dull, 0)
     assert again.reason == "duplicate"
     assert [each.id for each in drawn(held, 0).groups] == [b"a", b"b"]
     assert held.admit(group("oldest", rewards=(1.0, 1.0)), held.settings.max_staleness) is None
-    assert held.stats().own == 0, "a filtered group is never held"
+    assert held.stats().local == 0, "a filtered group is never held"
     late = held.admit(group("late", rewards=(1.0, 1.0)), held.settings.max_staleness + 1)
     assert late.reason == "stale"
     plain = ReplayBuffer(replay_settings(own=2, external=0))
     assert plain.admit(dull, 0) is None
-    assert plain.stats().own == 1
+    assert plain.stats().local == 1
 
 
 def run(nodes: int, flags: dict[str, Any], **scenario: Any) -> SimulationReport:

@@ -74,8 +74,8 @@ def test_a_report_adds_up(first: SimulationReport) -> None:
     assert [entry for entry, _ in first.seen.curve] == [0, 2, 4]
     assert (first.seen.start, first.seen.end) == (first.seen.curve[0][1], first.seen.curve[-1][1])
     text = summary(first, ["tiny"])
-    assert f"unseen texts         {first.held_out.start:.3f} -> {first.held_out.end:.3f}" in text
-    assert f"seen texts           {first.seen.start:.3f} -> {first.seen.end:.3f}" in text
+    assert f"eval reward          {first.held_out.start:.3f} -> {first.held_out.end:.3f}" in text
+    assert f"training prompts     {first.seen.start:.3f} -> {first.seen.end:.3f}" in text
     assert first.cumulative_own == pytest.approx(sum(first.rounds.own))
     assert len(first.rounds.batch) == 4
     assert 0 < first.informative_per_update <= 8

@@ -114,7 +114,7 @@ def groups_by_author(node: RunningNode) -> dict[str, int]:
     done = node.run("peers", "--json")
     if done.returncode != 0:
         return {}
-    return {peer["peer_id"]: peer["received"] for peer in json.loads(done.stdout)["peers"]}
+    return {peer["peer_id"]: peer["accepted"] for peer in json.loads(done.stdout)["peers"]}
 
 
 def until(what: Callable[[], Any], seconds: float, told: Callable[[], object]) -> None:

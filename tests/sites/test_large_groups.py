@@ -51,12 +51,12 @@ def test_groups_of_100_kb_pass_a_relay_between_nodes_behind_nat(tmp_path: Path) 
         relay = made.peer_ids()["pub1"]
         until(
             lambda: all(
-                each.get("received", 0) >= _ENOUGH and each["via"] == relay for each in rows()
+                each.get("accepted", 0) >= _ENOUGH and each["via"] == relay for each in rows()
             ),
             900,
             rows,
         )
-        groups = sum(each["received"] for each in rows())
+        groups = sum(each["accepted"] for each in rows())
         relaying = made.nodes["pub1"].wait(lambda status: bool(status["relaying"]))["relaying"]
         assert relaying["bytes"] > groups * _LARGE
         assert not any(each["rejected"] for each in rows())

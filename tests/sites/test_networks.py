@@ -76,4 +76,4 @@ def _ways(made: Scene, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str]
 def _missing(made: Scene) -> list[tuple[str, str, Any]]:
     """The pairs (receiver, author) without a group so far, and how the one asks the other."""
     found = {pair: row(made, *pair) for pair in permutations(made.nodes, 2)}
-    return [(*pair, each.get("via")) for pair, each in found.items() if not each.get("received")]
+    return [(*pair, each.get("via")) for pair, each in found.items() if not each.get("accepted")]

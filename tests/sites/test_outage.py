@@ -83,7 +83,7 @@ def _minute(made: Scene) -> Minute:
 
 def _received(made: Scene) -> dict[tuple[str, str], int]:
     """The groups that the one of each pair got of the other."""
-    return {pair: row(made, *pair).get("received", 0) for pair in PAIRS}
+    return {pair: row(made, *pair).get("accepted", 0) for pair in PAIRS}
 
 
 def _announced(made: Scene) -> int:

@@ -36,7 +36,7 @@ def test_two_nodes_behind_nat_trade_rollouts_through_a_relay_that_they_found(
 
         def trade(host: str, other: str) -> bool:
             found = row(made, host, other)
-            return found.get("received", 0) >= _ENOUGH and found["via"] in relays
+            return found.get("accepted", 0) >= _ENOUGH and found["via"] in relays
 
         until(lambda: all(trade(*pair) for pair in PAIRS), 600, lambda: _rows(made))
         for host in HIDDEN:
@@ -64,12 +64,12 @@ def test_two_nodes_behind_home_routers_have_a_direct_link_within_seconds(
         until(lambda: ways() == ["", ""], 60, lambda: _rows(made))
         took = time.monotonic() - begun
         assert took < _DIRECT_SECONDS, f"direct after {took:.1f} s"
-        before = {pair: row(made, *pair)["received"] for pair in PAIRS}
+        before = {pair: row(made, *pair)["accepted"] for pair in PAIRS}
         relayed = [_relayed(made, host) for host in HIDDEN]
 
         def trade(pair: tuple[str, str]) -> bool:
             found = row(made, *pair)
-            return found.get("received", 0) >= before[pair] + _ENOUGH and found["via"] == ""
+            return found.get("accepted", 0) >= before[pair] + _ENOUGH and found["via"] == ""
 
         until(lambda: all(map(trade, PAIRS)), 300, lambda: _rows(made))
         for host, earlier in zip(HIDDEN, relayed, strict=True):

@@ -30,8 +30,8 @@ def evaluate(
     checkpoint: Annotated[
         str | None, typer.Option(help="A directory, a name such as v0000000060, base, or all.")
     ] = None,
-    answers: Annotated[int, typer.Option(min=1, max=64, help="Answers to each task.")] = 4,
-    k: Annotated[int | None, typer.Option(min=1, help="Of pass@k; default --answers.")] = None,
+    completions: Annotated[int, typer.Option(min=1, max=64, help="Of each task.")] = 4,
+    k: Annotated[int | None, typer.Option(min=1, help="Of pass@k; default --completions.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most tasks of each part.")] = None,
     model: Annotated[str | None, typer.Option(help="The base of the checkpoints.")] = None,
     home: HomeOption = None,
@@ -39,15 +39,15 @@ def evaluate(
     assign: AssignOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure the running node's reward on unseen texts now, and on seen ones.
+    """Measure the eval reward of the running node now, and its reward on training prompts.
 
-    With --tasks or --checkpoint it measures stored checkpoints of this home, and needs no running
-    node: pass@1 and pass@k (without bias, Chen et al. 2021) with 95% intervals, on unseen and on
-    seen texts apart. The newest checkpoint is the default, and the home's own tasks. A question of
-    a file is seen or not by the hash of its text, as for training on that file.
+    With --tasks or --checkpoint, evaluate saved checkpoints of this home; no running node is
+    needed. Prints pass@1 and pass@k (unbiased, Chen et al. 2021) with 95% intervals, for held-out
+    and for training prompts. Defaults are the newest checkpoint and the home's own tasks. A hash
+    decides which prompts of a file are held out, as when a node trains on that file.
     """
     if tasks is None and checkpoint is None:
-        if (k, limit, model, config, assign, answers) != (None, None, None, None, None, 4):
+        if (k, limit, model, config, assign, completions) != (None, None, None, None, None, 4):
             raise ConfigError(
                 "these options are for stored checkpoints", "add --checkpoint all, or --tasks FILE"
             )
@@ -59,7 +59,7 @@ def evaluate(
     assigned = parse_assignments(assign or [])
     flags = {"home": home, "model": model, **assigned}
     settings = load_settings(flags, config=config, with_home=True)
-    require_measured(settings, tasks, checkpoint, assigned, k, answers)
+    require_measured(settings, tasks, checkpoint, assigned, k, completions)
     from swarm_node.cli.views.pass_rates_view import pass_rates_view
     from swarm_node.library.measuring import measure
 
@@ -69,7 +69,7 @@ def evaluate(
                 measure(
                     tasks,
                     checkpoint,
-                    answers=answers,
+                    completions=completions,
                     k=k,
                     limit=limit,
                     home=home,

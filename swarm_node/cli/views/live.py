@@ -146,10 +146,10 @@ def head(shot: Snapshot) -> RenderableType:
 
 
 def node_view(shot: Snapshot) -> RenderableType:
-    """A node in a few lines: its name, the verdict and its figures."""
+    """A node in a few lines: its name, its health and its metrics."""
     rows = list(course(shot))
-    if last := [each.live.format(value) for _, each, value in figures(shot.update) if each.live]:
-        rows.append(("last update", ", ".join(last)))
+    if last := [each.live.format(value) for _, each, value in figures(shot.last_step) if each.live]:
+        rows.append(("last step", ", ".join(last)))
     return Group(head(shot), findings_view(shot.findings), figures_view(rows))
 
 

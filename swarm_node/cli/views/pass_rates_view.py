@@ -20,7 +20,7 @@ def pass_rates_view(report: CheckpointsReport) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0))
     more = report.k > 1
     table.add_column("checkpoint", overflow="fold")
-    for part in ("unseen", "seen"):
+    for part in ("held-out", "train"):
         table.add_column(f"{part} pass@1", no_wrap=True)
         if more:
             table.add_column(f"{part} pass@{report.k}", no_wrap=True)
@@ -34,7 +34,7 @@ def pass_rates_view(report: CheckpointsReport) -> RenderableType:
 
 
 def _cells(rates: CheckpointRates | FamilyRates, more: bool) -> Iterator[str]:
-    for part in (rates.unseen, rates.seen):
+    for part in (rates.held_out, rates.train):
         yield _cell(part.pass_1 if part else None)
         if more:
             yield _cell(part.pass_k if part else None)
@@ -53,14 +53,14 @@ def _short(value: float) -> str:
 
 def _notes(report: CheckpointsReport) -> Iterator[str]:
     first = report.checkpoints[0]
-    shown = [("unseen", first.unseen), ("seen", first.seen)]
-    counted = [f"{number_of(part.tasks, f'{name} text')}" for name, part in shown if part]
-    each = number_of(report.answers, "answer")
+    shown = [("held-out", first.held_out), ("training", first.train)]
+    counted = [f"{number_of(part.tasks, f'{name} prompt')}" for name, part in shown if part]
+    each = number_of(report.completions, "completion")
     yield (
-        f"{report.environment} {report.environment_version}: {', '.join(counted)}, {each} to each, "
+        f"{report.environment} {report.environment_version}: {', '.join(counted)}, {each} each, "
         f"temperature {report.temperature:g}"
     )
-    methods = sorted(_methods(first.unseen, first.seen))
+    methods = sorted(_methods(first.held_out, first.train))
     yield f"rate and 95% interval ({' and '.join(methods)}), mean over tasks, then over families"
 
 

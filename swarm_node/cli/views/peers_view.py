@@ -93,7 +93,7 @@ class PeersView:
 
     def _remarks(self, peer: PeerRow) -> str:
         said = [peer.why.text] if peer.why else []
-        said += [f"rejected {counts(peer.refused)}"] if peer.refused else []
+        said += [f"rejected {counts(peer.rejected_by_reason)}"] if peer.rejected_by_reason else []
         said += [f"uses {peer.environment}: nothing is exchanged"] if peer.environment else []
         said += [f"another model ({peer.model})"] if peer.model else []
         return "; ".join(said)
@@ -102,24 +102,25 @@ class PeersView:
         if not wide:
             yield from map(self._group_lines, self._rows)
             return
-        table = _table("name", "peer", "member", "gave you", "took", "share", "score")
+        table = _table("name", "peer", "member", "accepted", "sent", "trained on", "useful")
         for peer in self._rows:
             cells = (
                 who(peer, self._known_as),
                 short_id(peer.peer_id),
                 standing(peer),
-                f"{peer.received} of {peer.published}",
-                str(peer.took),
-                f"{peer.share:.0%}",
-                f"{peer.score:.2f}",
+                f"{peer.accepted} of {peer.announced}",
+                str(peer.sent),
+                f"{peer.trained_fraction:.0%}",
+                f"{peer.useful_fraction:.2f}",
             )
             table.add_row(*map(plain, cells))
         yield table
 
     def _group_lines(self, peer: PeerRow) -> str:
         name = f"{who(peer, self._known_as)} {short_id(peer.peer_id)} {standing(peer)}"
-        gave = f"gave you {peer.received} of {peer.published}, took {peer.took}"
-        return f"{plain(name)}\n  {gave}, share {peer.share:.0%}, score {peer.score:.2f}"
+        counted = f"accepted {peer.accepted} of {peer.announced}, sent {peer.sent}"
+        of_use = f"trained on {peer.trained_fraction:.0%}, useful {peer.useful_fraction:.2f}"
+        return f"{plain(name)}\n  {counted}, {of_use}"
 
 
 def peers_view(

@@ -26,20 +26,20 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
         for row in rows:
             if row.family != family:
                 continue
-            who = names.get(row.author) or short_id(row.author) if row.author else "own"
+            who = names.get(row.author) or short_id(row.author) if row.author else "local"
             mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
             name, question = f"  {plain(who)} v{row.version}", plain(_line(row.prompt))
             if not row.dialogue:
-                table.add_row(name, f"{question} → {_said(row.answer)} {mark}")
+                table.add_row(name, f"{question} → {_said(row.completion)} {mark}")
                 continue
             table.add_row(name, f"{question} {mark}")
             for place, text in enumerate(row.dialogue):
                 speaker, words = (
-                    ("reply", plain(_line(text))) if place % 2 else ("node", _said(text))
+                    ("observation", plain(_line(text))) if place % 2 else ("node", _said(text))
                 )
                 table.add_row(f"    {speaker}", words)
         shown += [f"[bold]{plain(family)}[/]", table]
-    legend = "v: the policy version that answered; ✓ ✗ as scored here"
+    legend = "v: the policy version that sampled it; ✓ ✗ as scored here"
     return Group(*shown, f"[dim]{legend}[/]")
 
 

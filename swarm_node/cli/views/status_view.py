@@ -1,4 +1,4 @@
-"""Shows a snapshot in a terminal: a verdict, figures, and what to do."""
+"""Shows a snapshot in a terminal: the node's health, its metrics, and what to do."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from swarm_node.p2p.wire.identity import short_id
 
 #: The sign and the colour of a finding, by its level.
 SIGNS = {"good": ("●", "green"), "warning": ("▲", "yellow"), "bad": ("✗", "red")}
-#: Reasons that are no refusals of what a peer sent: it was not there, or had the group no more.
-_NOT_REFUSED = ("unreachable", "not_here")
-#: Kinds of findings that some answers explain.
-_OF_ANSWERS = ("nothing_to_learn", "cut")
+#: Reasons that reject nothing: the peer was offline, or its group had expired.
+_FAILED_PULLS = ("unreachable", "not_here")
+#: Kinds of findings that some completions explain.
+_OF_COMPLETIONS = ("nothing_to_learn", "truncated")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def status_view(snapshot: Snapshot) -> RenderableType:
     """The verdict, the figures, and everything that the owner should look at."""
     first, *others = snapshot.findings or [Said("", "good", snapshot.state)]
-    examples = examples_view(snapshot) if first.kind in _OF_ANSWERS else ()
+    examples = examples_view(snapshot) if first.kind in _OF_COMPLETIONS else ()
     told = {f"{said.text}: {said.remedy}" for said in snapshot.findings}
     alarms = [Said("alarm", "bad", alarm) for alarm in snapshot.alarms if alarm not in told]
     return Group(
@@ -70,10 +70,10 @@ def figures_view(rows: Iterable[tuple[str, str]]) -> RenderableType:
 
 
 def examples_view(shot: Snapshot) -> Iterator[str]:
-    """Some own answers, a line each."""
+    """Some local completions, a line each."""
     for row in shot.examples:
         mark = "✓" if row.reward > 0.5 else "✗"
-        text = f'{row.family}: "{cut(row.prompt, 40)}" answered "{cut(row.answer, 40)}" {mark}'
+        text = f'{row.family}: "{cut(row.prompt, 40)}" → "{cut(row.completion, 40)}" {mark}'
         yield f"  {plain(text)}"
 
 
@@ -88,18 +88,18 @@ def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "node", f"{shot.model}, {short_id(shot.peer_id)}, {_state(shot)}"
     yield "swarm", f"{shot.swarm}, {number_of(len(shot.peers), 'peer')} known"
     yield "membership", _membership(shot.membership)
-    yield "reach", shot.reach.text if shot.reach else "not known yet"
+    yield "reachability", shot.reach.text if shot.reach else "not known yet"
     if shot.reach is not None and shot.reach.remedy:
         yield "", f"→ {shot.reach.remedy}"
     if shot.coordinator is not None:
         yield "coordinator", coordinator(shot.coordinator, shot.time)
     yield from course(shot)
     yield "sampler", shot.engine
-    yield "judging", shot.sandbox or "not known yet"
+    yield "sandbox", shot.sandbox or "not known yet"
     if relays := _relays(shot):
         yield "relays", relays
-    if missed := sum(shot.rejected.get(reason, 0) for reason in _NOT_REFUSED):
-        yield "not reached", f"{missed} requests to peers that were away or had the group no more"
+    if missed := sum(shot.rejected.get(reason, 0) for reason in _FAILED_PULLS):
+        yield "failed pulls", f"{missed} (peer offline or group expired)"
     yield "faults", counts(shot.faults)
     if shot.trainer_restarts:
         yield "trainer", f"restarted {shot.trainer_restarts} times"
@@ -109,7 +109,7 @@ def coordinator(row: CoordinatorRow, now: float) -> str:
     """Exchange of a node with its coordinator, in words, at the Unix second `now`."""
     if row.answers is None:
         return f"{row.url}: not asked yet"
-    said = f"{row.url}: {number_of(row.introduced, 'introduction')}"
+    said = f"{row.url}: {number_of(row.introduced, 'peer')}"
     said += f", last report {span(now - row.reported)} ago" if row.reported else ", no report yet"
     if not row.answers:
         return f"{said}; {row.fault}"
@@ -118,17 +118,17 @@ def coordinator(row: CoordinatorRow, now: float) -> str:
 
 def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """The figures that change while one watches."""
-    if shot.work is not None and (now := ", ".join(told(shot.work, shot.updates))):
+    if shot.work is not None and (now := ", ".join(told(shot.work, shot.steps))):
         yield "now", now
     if shot.levels:
         yield "levels", levels(shot.levels)
-    yield "unseen", curve(shot.evals, 24)
-    yield "updates", updates(shot)
-    yield "gave", gave(shot)
-    if shot.recent is not None and shot.recent.cut:
-        yield "cut", cut_answers(shot.recent)
-    yield "got", got(shot)
-    yield "refused", refused(shot)
+    yield "eval reward", curve(shot.evals, 24)
+    yield "steps", steps(shot)
+    yield "local groups", local_groups(shot)
+    if shot.recent is not None and shot.recent.truncated:
+        yield "truncated", truncated(shot.recent)
+    yield "external groups", external_groups(shot)
+    yield "rejected", rejected(shot)
     yield "busy", busy(shot)
 
 
@@ -138,55 +138,55 @@ def levels(rows: Sequence[LevelRow]) -> str:
     for row in rows:
         if row.placed or not row.measured:
             text = f"{row.ladder} {row.level} of {row.levels}"
-            told.append(text if row.reward is None else f"{text} ({row.reward:.2f} right)")
+            told.append(text if row.reward is None else f"{text} (reward {row.reward:.2f})")
         else:
             told.append(", ".join(f"{name} {share:.2f}" for name, share in row.measured.items()))
     return ", ".join(told)
 
 
-def updates(shot: Snapshot) -> str:
-    """Number and rate of updates, and the own and peers' groups counted in each."""
-    text, row = f"{shot.updates:,} (version {shot.version:,})", shot.latest
-    if shot.skipped_updates:
-        text += f", {shot.skipped_updates:,} skipped"
-    if row is not None and row.own_per_update is not None and row.peers_per_update is not None:
-        whole = row.own_per_update + row.peers_per_update
-        text += f", {row.updates_per_second:.2g}/s; groups in each: {row.own_per_update:.1f} own"
-        text += f", {row.peers_per_update:.1f} of peers ({row.peers_per_update / whole:.0%})"
+def steps(shot: Snapshot) -> str:
+    """Number and rate of steps, and the local and external groups in each."""
+    text, row = f"{shot.steps:,} (version {shot.version:,})", shot.latest
+    if shot.skipped_batches:
+        text += f", {shot.skipped_batches:,} skipped"
+    if row is not None and row.local_per_step is not None and row.external_per_step is not None:
+        whole = row.local_per_step + row.external_per_step
+        text += f", {row.steps_per_second:.2g}/s; groups in each: {row.local_per_step:.1f} local"
+        text += f", {row.external_per_step:.1f} external ({row.external_per_step / whole:.0%})"
     return text
 
 
-def gave(shot: Snapshot) -> str:
-    """Groups made here, and how many peers took."""
-    text = f"{shot.groups.published:,} groups made, {shot.groups.announced:,} announced"
-    text += f", {shot.groups.taken:,} taken by peers"
+def local_groups(shot: Snapshot) -> str:
+    """Groups sampled here, and how many of them were sent to peers."""
+    text = f"{shot.groups.sampled:,} sampled, {shot.groups.announced:,} announced"
+    text += f", {shot.groups.sent:,} sent to peers"
     if shot.recent is not None and shot.recent.groups:
         share = shot.recent.mixed / shot.recent.groups
-        text += f"; {share:.0%} of the last {shot.recent.groups} have unlike rewards"
+        text += f"; {share:.0%} of the last {shot.recent.groups} have mixed rewards"
     if shot.latest is not None and (shot.latest.turns or 1.0) > 1.0:
-        text += f"; {shot.latest.turns:.1f} turns a dialogue"
+        text += f"; {shot.latest.turns:.1f} turns per rollout"
     return text
 
 
-def cut_answers(recent: RecentRow) -> str:
-    """Own answers that ended for want of tokens, lately."""
-    share = recent.cut / recent.answers
-    text = f"{recent.cut:,} of the last {recent.answers:,} own answers ({share:.0%})"
+def truncated(recent: RecentRow) -> str:
+    """Recent completions that ended for want of tokens."""
+    share = recent.truncated / recent.completions
+    text = f"{recent.truncated:,} of the last {recent.completions:,} completions ({share:.0%})"
     return f"{text}, at sampling.max_new_tokens"
 
 
-def got(shot: Snapshot) -> str:
-    """Groups of peers, and how many were trained on."""
+def external_groups(shot: Snapshot) -> str:
+    """External groups accepted, and how many were trained on."""
     there = [peer for peer in shot.peers if peer.seconds_since_seen <= SEEN_SECONDS]
-    givers = sum(peer.received > 0 for peer in there)
-    whom = number_of(givers, "peer") if givers or not shot.groups.received else "peers now gone"
-    text = f"{number_of(shot.groups.received, 'group')} from {whom}"
+    givers = sum(peer.accepted > 0 for peer in there)
+    whom = number_of(givers, "peer") if givers or not shot.groups.accepted else "peers now gone"
+    text = f"{shot.groups.accepted:,} accepted from {whom}"
     return f"{text}, {shot.groups.trained_external:,} trained on"
 
 
-def refused(shot: Snapshot) -> str:
-    """Count what peers sent and this node refused, by reason."""
-    return counts({why: n for why, n in shot.rejected.items() if why not in _NOT_REFUSED})
+def rejected(shot: Snapshot) -> str:
+    """Count what peers sent and this node rejected, by reason."""
+    return counts({why: n for why, n in shot.rejected.items() if why not in _FAILED_PULLS})
 
 
 def busy(shot: Snapshot) -> str:
@@ -199,19 +199,19 @@ def busy(shot: Snapshot) -> str:
 
 
 def curve(evals: list[EvalPoint], width: int) -> str:
-    """Reward on unseen texts first and now, with at most `width` bars between, and reward on seen
-    texts. What was measured with another split stands apart."""
+    """Eval reward first and now, with at most `width` bars between, and reward on training prompts.
+    What was measured with another split stands apart."""
     if not evals:
         return "not measured yet"
     before, points = parted(evals)
-    text, last = f"{points[-1].all:.2f}", points[-1]
+    text, last = f"{points[-1].reward:.2f}", points[-1]
     if len(points) > 1:
-        way = bars([point.all for point in points], width)
-        text = f"{points[0].all:.2f} {way} {text}"
-    if last.seen is not None:
-        text += f"; seen {last.seen:.2f}"
+        way = bars([point.reward for point in points], width)
+        text = f"{points[0].reward:.2f} {way} {text}"
+    if last.train is not None:
+        text += f"; training prompts {last.train:.2f}"
     if before:
-        text += f"; {before[-1].all:.2f} before (another split)"
+        text += f"; {before[-1].reward:.2f} before (another split)"
     return text
 
 

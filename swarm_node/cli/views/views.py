@@ -56,14 +56,14 @@ def day_of(seconds: float) -> str:
 
 
 def eval_view(point: EvalPoint) -> RenderableType:
-    """Reward on unseen texts per family, and that on seen ones."""
-    table = Table("family", "reward", title=f"unseen texts, policy version {point.version}")
+    """Eval reward by family, and the reward on training prompts."""
+    table = Table("family", "reward", title=f"held-out prompts, policy version {point.version}")
     for family, reward in sorted(point.families.items()):
         table.add_row(family, f"{reward:.2f}")
-    borrowed = "-" if point.borrowed is None else f"{point.borrowed:.3f}"
-    seen = "-" if point.seen is None else f"{point.seen:.3f}"
-    means = f"all {point.all:.3f}   own {point.own:.3f}   never sampled {borrowed}"
-    return Group(table, f"{means}   seen texts {seen}")
+    external = "-" if point.external_only is None else f"{point.external_only:.3f}"
+    train = "-" if point.train is None else f"{point.train:.3f}"
+    means = f"all {point.reward:.3f}   local {point.local:.3f}   external-only {external}"
+    return Group(table, f"{means}   training prompts {train}")
 
 
 def choices_view() -> RenderableType:

@@ -45,7 +45,7 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
     yield _gauge("alarms", "What the owner should look at: `swarm-node status`.", len(shot.alarms))
     for found in shot.findings[:1]:
         about = {"kind": found.kind, "level": found.level}
-        yield _gauge("verdict", "The first line of `swarm-node status`; always 1.", [(about, 1)])
+        yield _gauge("health", "The first line of `swarm-node status`; always 1.", [(about, 1)])
     if shot.refused_callers:
         codes = Counter(cause.code for cause in shot.refused_callers)
         said = "Keys that this node refused lately, by cause."
@@ -66,24 +66,24 @@ def _groups(shot: Snapshot) -> Iterator[Metric]:
         labels = [({"origin": each.origin} if each.origin else {}, n) for _, each, n in found]
         yield _counter(name, found[0][1].said, labels)
     yield _counter(
-        "refusals", "Peers' messages refused, and peers not reached.", _by("reason", shot.rejected)
+        "rejections", "Rejected messages of peers, and failed pulls.", _by("reason", shot.rejected)
     )
 
 
 def _learning(shot: Snapshot) -> Iterator[Metric]:
-    yield _gauge("policy_version", "Updates of the policy.", shot.version)
-    yield _counter("updates", "Updates of the policy since the home was made.", shot.updates)
-    yield _counter("skipped_updates", "Updates that were not applied.", shot.skipped_updates)
+    yield _gauge("policy_version", "Version of the policy.", shot.version)
+    yield _counter("steps", "Optimizer steps since the home was created.", shot.steps)
+    yield _counter("skipped_batches", "Batches without a gradient.", shot.skipped_batches)
     if shot.evals:
         point = shot.evals[-1]
-        said = "Reward on unseen texts, one answer a task."
-        yield _gauge("held_out_reward", said, _by("family", point.families))
-        said = f"Reward on unseen texts, the best of {point.k} answers."
-        yield _gauge("held_out_best_reward", said, _by("family", point.pass_k))
-        if point.seen is not None:
-            said = "Reward on seen texts, which training may draw, over all families."
-            yield _gauge("seen_reward", said, point.seen)
-    for row in (shot.update, shot.latest):
+        said = "Reward on held-out prompts, one completion each."
+        yield _gauge("eval_reward", said, _by("family", point.families))
+        said = f"Reward on held-out prompts, the best of {point.k} completions."
+        yield _gauge("eval_best_of_k_reward", said, _by("family", point.best_of_k))
+        if point.train is not None:
+            said = "Reward on training prompts, over all families."
+            yield _gauge("eval_reward_train", said, point.train)
+    for row in (shot.last_step, shot.latest):
         for _, each, value in figures(row):
             if each.metric:
                 yield _gauge(each.metric, each.said, value)
@@ -91,7 +91,7 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
 
 def _machine(shot: Snapshot) -> Iterator[Metric]:
     if shot.tokens is not None:
-        yield _counter("sampled_tokens", "Tokens sampled for own groups.", shot.tokens.sampled)
+        yield _counter("sampled_tokens", "Tokens sampled for local groups.", shot.tokens.sampled)
         yield _counter("trained_tokens", "Tokens trained on.", shot.tokens.trained)
     if shot.busy is not None:
         busy = {"sampler": shot.busy.sampler, "trainer": shot.busy.trainer}

@@ -35,14 +35,14 @@ def add(evals: list[EvalPoint], point: EvalPoint, limit: int = MAX_POINTS) -> No
 
 def _named(evals: Sequence[EvalPoint], number: int) -> bool:
     before, point = evals[number - 1], evals[number]
-    return (before.split, before.alone) != (point.split, point.alone)
+    return (before.split_version, before.isolated) != (point.split_version, point.isolated)
 
 
 def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]]:
     """Return the points of earlier splits, and the newest points, which share one split. Rewards of
     different splits cannot be compared."""
     newest = len(evals)
-    while newest > 0 and evals[newest - 1].split == evals[-1].split:
+    while newest > 0 and evals[newest - 1].split_version == evals[-1].split_version:
         newest -= 1
     return list(evals[:newest]), list(evals[newest:])
 
@@ -50,7 +50,7 @@ def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]
 def rises(evals: Sequence[EvalPoint]) -> bool:
     """Check that the newest points rise beyond their noise. The noise is that of the second
     differences, to which a steady rise adds nothing."""
-    values = [point.all for point in parted(evals)[1]][-NEWEST:]
+    values = [point.reward for point in parted(evals)[1]][-NEWEST:]
     half = len(values) // 2
     if not half:
         return False

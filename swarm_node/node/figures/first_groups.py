@@ -9,7 +9,7 @@ from swarm_node.rollout import RolloutGroup
 
 COUNT = 16
 _EXAMPLES, _SHOWN_CHARS = 3, 160
-#: With fewer groups of unlike rewards among the first ones, hardly anything can be learnt.
+#: With fewer groups with mixed rewards among the first ones, there is no training signal.
 _LEAST_INFORMATIVE = 2
 #: With a larger share of answers cut, no other advice is given.
 _MANY_CUT = 0.5
@@ -29,25 +29,24 @@ _OTHER_EASIER: Final = "easier ones (environment.options)"
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Results of the first `groups`. `pass_at_1` is the mean reward, `informative` the number of
-    groups with unlike rewards. `cut_share` of the answers ran out of tokens. `answers` are some of
-    them, shortened."""
+    groups with mixed rewards. `truncated_ratio` of the answers ran out of tokens. `answers` are
+    some of them, shortened."""
 
     environment: str
     pass_at_1: float
     informative: int
     groups: int
     answers: tuple[str, ...]
-    cut_share: float = 0.0
+    truncated_ratio: float = 0.0
 
     @property
     def advice(self) -> str:
-        """Return the remedy if hardly anything can be learnt, else "" (empty)."""
+        """Return the remedy if there is no training signal, else "" (empty)."""
         if self.informative >= _LEAST_INFORMATIVE:
             return ""
-        if self.cut_share > _MANY_CUT:
-            return (
-                f"{self.cut_share:.0%} of the answers were cut at sampling.max_new_tokens: raise it"
-            )
+        if self.truncated_ratio > _MANY_CUT:
+            truncated = f"{self.truncated_ratio:.0%} of the completions were truncated"
+            return f"{truncated} at sampling.max_new_tokens: raise it"
         if self.pass_at_1 > 0.5:
             return f"the tasks are too easy: take {_HARDER.get(self.environment, _OTHER_HARDER)}"
         return (
@@ -81,5 +80,5 @@ class FirstGroups:
             answers=tuple(
                 "\n".join(each.completions[0].said)[:_SHOWN_CHARS] for each in groups[:_EXAMPLES]
             ),
-            cut_share=sum(each.cut for each in groups) / len(rewards),
+            truncated_ratio=sum(each.cut for each in groups) / len(rewards),
         )

@@ -1,5 +1,5 @@
-"""The table of the figures that a node counts, and their history: one row per interval, in memory
-and in `metrics.jsonl`.
+"""The table of a node's metrics, and their history: one row per interval, in memory and in
+`metrics.jsonl`.
 
 Each is a field of `GroupCounts`, `UpdateRow` or `HistoryRow`, whose `figure` is what Prometheus,
 the live view and the schemas say of it. `CHARTS` is what the page draws. `MetricsFile` writes, and
@@ -60,41 +60,46 @@ def _table(kind: type[msgspec.Struct]) -> Mapping[str, Figure]:
 
 
 class GroupCounts(msgspec.Struct, kw_only=True):
-    """Counts of rollout groups since this home was created, and of the answers in those made."""
+    """Counts of rollout groups since this home was created, and of the completions in the local
+    ones."""
 
-    published: Annotated[int, figure("Groups sampled here.", "groups_made")] = 0
-    announced: Annotated[
-        int, figure("Groups made here that peers can use.", "groups_announced")
+    sampled: Annotated[int, figure("Groups sampled here.", "groups_sampled")] = 0
+    announced: Annotated[int, figure("Local groups that peers can use.", "groups_announced")] = 0
+    sent: Annotated[
+        int, figure("Local groups sent to peers, once for each request.", "groups_sent")
     ] = 0
-    taken: Annotated[int, figure("Pulls of groups that this node answered.", "groups_taken")] = 0
-    received: Annotated[int, figure("Peers' groups pulled and verified.", "groups_received")] = 0
-    trained_own: Annotated[int, figure("Groups trained on.", "groups_trained", origin="own")] = 0
+    accepted: Annotated[int, figure("External groups pulled and verified.", "groups_accepted")] = 0
+    trained_local: Annotated[
+        int, figure("Groups trained on.", "groups_trained", origin="local")
+    ] = 0
     trained_external: Annotated[
-        int, figure("Peers' groups trained on.", "groups_trained", origin="peers")
+        int, figure("External groups trained on.", "groups_trained", origin="external")
     ] = 0
-    trained_again: Annotated[
-        int, figure("Own groups trained on again.", "groups_trained", origin="again")
+    trained_replay: Annotated[
+        int, figure("Local groups trained on again.", "groups_trained", origin="replay")
     ] = 0
-    answers: Annotated[int, figure("Answers in the groups sampled here.", "answers_made")] = 0
-    cut: Annotated[
-        int, figure("Of these, answers that sampling.max_new_tokens cut.", "answers_cut")
+    completions: Annotated[
+        int, figure("Completions in the groups sampled here.", "completions")
+    ] = 0
+    truncated: Annotated[
+        int, figure("Of these, completions that max_new_tokens ended.", "completions_truncated")
     ] = 0
 
 
 class UpdateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest update in figures; all but `mean_reward` are those of `UpdateStats`. `kl` and
-    `entropy` are in nats."""
+    """Metrics of the newest step; all but `mean_reward` are those of `UpdateStats`. `mismatch_kl`
+    and `entropy` are in nats."""
 
-    loss: Annotated[float, figure("Loss of the newest update.", "loss", live="loss {:.2g}")]
+    loss: Annotated[float, figure("Loss of the newest step.", "loss", live="loss {:.2g}")]
     mean_reward: Annotated[float, figure("Mean reward of its groups.", live="reward {:.2f}")]
-    kl: Annotated[
-        float, figure("Divergence from the sampling policy.", "kl_nats", live="KL {:.1g}")
+    mismatch_kl: Annotated[
+        float, figure("KL to the sampling policy.", "mismatch_kl_nats", live="mismatch KL {:.1g}")
     ]
     entropy: Annotated[
         float, figure("Entropy of the policy per token.", "entropy_nats", live="entropy {:.2g}")
     ] = 0.0
-    clipped_share: Annotated[float, figure("Share of clipped tokens.", "clipped_ratio")]
-    grad_norm: Annotated[float, figure("Norm of the gradient before clipping.", "gradient_norm")]
+    clip_ratio: Annotated[float, figure("Fraction of clipped tokens.", "clip_ratio")]
+    grad_norm: Annotated[float, figure("Norm of the gradient before clipping.", "grad_norm")]
     tokens: int
     seconds: float
 
@@ -103,32 +108,33 @@ class UpdateRow(msgspec.Struct, frozen=True, kw_only=True):
 class Totals:
     """Running sums since the start. The difference of two gives a row its means.
 
-    The loops count over groups trained on: `rows` with an advantage, rows of the own past included;
-    `own_reward`, `own_answers` and `own_turns` of own groups; their `lag` in versions; the `age` of
-    peers' groups in updates; and `trained_tokens`. `sampled_tokens` are those of own answers.
+    The loops count over groups trained on: `rollouts` with an advantage, replay included;
+    `rollout_reward`, `local_rollouts` and `local_turns` of local groups; their `staleness` in
+    versions; the `external_age` of external groups in steps; and `trained_tokens`.
+    `sampled_tokens` are those of local groups.
 
-    The others are found when a row is made. `seconds` is the node's clock. `own` and `external` are
-    groups trained on in `updates`. `made` are own groups, of which
-    `informative` have different rewards. They have `answers`, of which `cut` ran out of tokens.
-    `sampling` and `updating` are seconds of work.
+    The others are read when a row is made. `seconds` is the node's clock. `local` and `external`
+    are groups trained on in `steps`. Of the `sampled` groups, `mixed_rewards` have different
+    rewards. They have `completions`, of which `truncated` ran out of tokens. `sampling` and
+    `updating` are seconds of work.
     """
 
-    rows: int = 0
-    own_reward: float = 0.0
-    own_answers: int = 0
-    own_turns: int = 0
-    lag: int = 0
-    age: int = 0
+    rollouts: int = 0
+    rollout_reward: float = 0.0
+    local_rollouts: int = 0
+    local_turns: int = 0
+    staleness: int = 0
+    external_age: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
-    updates: int = 0
-    own: int = 0
+    steps: int = 0
+    local: int = 0
     external: int = 0
-    made: int = 0
-    informative: int = 0
-    answers: int = 0
-    cut: int = 0
+    sampled: int = 0
+    mixed_rewards: int = 0
+    completions: int = 0
+    truncated: int = 0
     sampling: float = 0.0
     updating: float = 0.0
 
@@ -138,8 +144,6 @@ class Totals:
         return type(self)(*(later - earlier for earlier, later in pairs))
 
 
-#: Names in the history that differ from those in the status.
-_RENAMED = {"published": "made", "trained_external": "trained_peers", "grad_norm": "gradient_norm"}
 #: None without values.
 Mean = float | None
 
@@ -148,63 +152,77 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """A node at `time`, and its work in the `seconds` since the row before. None: not known, or no
     values for a mean.
 
-    Counted since the home was made are `updates`, and groups: `made` by this node, `announced` to
-    peers, `taken` (pulls that this node answered), `received` from peers, and trained on. The
-    groups made have `answers`, of which `cut` ran out of tokens. `loss` to `gradient_norm` are of
-    the newest update that was not skipped; `kl` and `entropy` are in nats. `lag` is in versions,
-    `age` in updates, `memory` in bytes. `pass_1` to `split` are None unless they were measured
-    since the row before.
+    Counted since the home was made are `steps`, and groups: `sampled` by this node, `announced` to
+    peers, `sent` to them, `accepted` from them, and trained on. The groups sampled have
+    `completions`, of which `truncated` ran out of tokens. `loss` to `grad_norm` are of the newest
+    step that was not skipped; `mismatch_kl` and `entropy` are in nats. `staleness` is in versions,
+    `external_age` in steps, `memory` in bytes. `eval_reward` to `split_version` are None unless
+    they were measured since the row before.
     """
 
     time: Annotated[float, figure("Unix seconds.")]
     seconds: float
     version: Annotated[int, figure("Version of the policy.")]
-    updates: int
-    made: int
+    steps: int
+    sampled: int
     announced: int
-    taken: int
-    received: int
-    trained_own: int
-    trained_peers: int
-    trained_again: int = 0
-    answers: int = 0
-    cut: int = 0
-    own_per_update: Annotated[Mean, figure("Own groups in an update.")] = None
-    peers_per_update: Annotated[Mean, figure("Peers' groups in an update.")] = None
-    rows: Annotated[int, figure("Answers with an advantage that were trained on.")]
-    lag: Annotated[Mean, figure("Mean lag of the own groups trained on.", "lag_versions")] = None
-    age: Annotated[Mean, figure("Mean age of the peers' groups trained on.", "age_updates")] = None
-    updates_per_second: float
-    sampled_tokens_per_second: Annotated[float, figure("Tokens of own groups.")]
+    sent: int
+    accepted: int
+    trained_local: int
+    trained_external: int
+    trained_replay: int = 0
+    completions: int = 0
+    truncated: int = 0
+    local_per_step: Annotated[Mean, figure("Local groups in a step.")] = None
+    external_per_step: Annotated[Mean, figure("External groups in a step.")] = None
+    rollouts: Annotated[int, figure("Rollouts with an advantage that were trained on.")]
+    staleness: Annotated[
+        Mean, figure("Mean staleness of the local groups trained on.", "staleness_versions")
+    ] = None
+    external_age: Annotated[
+        Mean, figure("Mean age of the external groups trained on.", "external_age_steps")
+    ] = None
+    steps_per_second: float
+    sampled_tokens_per_second: Annotated[float, figure("Tokens of local groups.")]
     trained_tokens_per_second: float
-    sampler_busy: Annotated[float, figure("Share of the time.")]
-    trainer_busy: Annotated[float, figure("Share of the time.")]
-    own_reward: Annotated[
-        Mean, figure("Mean reward of the own groups trained on.", "own_reward")
+    sampler_busy: Annotated[float, figure("Fraction of the time.")]
+    trainer_busy: Annotated[float, figure("Fraction of the time.")]
+    rollout_reward: Annotated[
+        Mean, figure("Mean reward of the local groups trained on.", "rollout_reward")
     ] = None
     turns: Annotated[
         Mean,
-        figure("Mean turns of the own dialogues trained on; 1 for single answers.", "turns"),
+        figure("Mean turns of the local rollouts trained on; 1 for single-turn tasks.", "turns"),
     ] = None
-    informative_share: Annotated[
-        Mean, figure("Own groups whose rewards differ.", "informative_ratio")
+    mixed_reward_ratio: Annotated[
+        Mean, figure("Fraction of local groups with mixed rewards.", "mixed_reward_ratio")
     ] = None
-    cut_share: Annotated[
-        Mean, figure("Own answers that sampling.max_new_tokens cut.", "cut_ratio")
+    truncated_ratio: Annotated[
+        Mean, figure("Fraction of completions that max_new_tokens ended.", "truncated_ratio")
     ] = None
     loss: float | None = None
-    kl: float | None = None
+    mismatch_kl: float | None = None
     entropy: float | None = None
-    clipped_share: float | None = None
-    gradient_norm: float | None = None
-    pass_1: Annotated[dict[str, float] | None, figure("Reward on unseen texts by family.")] = None
-    pass_k: Annotated[dict[str, float] | None, figure("The same, of the best of `k`.")] = None
+    clip_ratio: float | None = None
+    grad_norm: float | None = None
+    eval_reward: Annotated[
+        dict[str, float] | None, figure("Reward on held-out prompts, by family.")
+    ] = None
+    best_of_k: Annotated[
+        dict[str, float] | None, figure("The same, of the best of `k` completions.")
+    ] = None
     k: int | None = None
-    seen_1: Annotated[float | None, figure("Reward on seen texts, over all families.")] = None
-    split: Annotated[int | None, figure("Number of the rule that holds texts out.")] = None
+    eval_reward_train: Annotated[
+        float | None, figure("Reward on training prompts, over all families.")
+    ] = None
+    split_version: Annotated[int | None, figure("Number of the rule that holds prompts out.")] = (
+        None
+    )
     memory: Annotated[int, figure("Memory of all processes of the node.", "memory_bytes")]
-    refused: Annotated[int, figure("Messages of peers that were refused since the start.")]
-    replay: Annotated[int, figure("Of these, dialogues that end elsewhere when replayed.")] = 0
+    rejected: Annotated[int, figure("Messages of peers that were rejected since the start.")]
+    rerun_mismatch: Annotated[
+        int, figure("Of these, multi-turn rollouts that end elsewhere when re-run.")
+    ] = 0
     peers: Annotated[int, figure("Peers heard in the last minute.")]
 
     @classmethod
@@ -212,32 +230,27 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
         cls, before: Totals, now: Totals, *parts: GroupCounts | UpdateRow | None, **more: Any
     ) -> HistoryRow:
         """Make a row of the means between two moments, of what Prometheus has of `parts`, and of
-        `more`. An update counts as a whole in the interval in which it ends, so a share of the time
-        is cut at 1."""
+        `more`. A step counts as a whole in the interval in which it ends, so a fraction of the time
+        is limited to 1."""
         d = now.since(before)
         seconds = max(d.seconds, 1e-9)
         return cls(
             seconds=d.seconds,
-            updates_per_second=d.updates / seconds,
-            rows=d.rows,
+            steps_per_second=d.steps / seconds,
+            rollouts=d.rollouts,
             sampled_tokens_per_second=d.sampled_tokens / seconds,
             trained_tokens_per_second=d.trained_tokens / seconds,
             sampler_busy=min(1.0, d.sampling / seconds),
             trainer_busy=min(1.0, d.updating / seconds),
-            own_per_update=_ratio(d.own, d.updates),
-            peers_per_update=_ratio(d.external, d.updates),
-            own_reward=_ratio(d.own_reward, d.own_answers),
-            turns=_ratio(d.own_turns, d.own_answers),
-            informative_share=_ratio(d.informative, d.made),
-            cut_share=_ratio(d.cut, d.answers),
-            lag=_ratio(d.lag, d.own),
-            age=_ratio(d.age, d.external),
-            **{
-                _RENAMED.get(name, name): value
-                for part in parts
-                for name, each, value in figures(part)
-                if each.metric
-            },
+            local_per_step=_ratio(d.local, d.steps),
+            external_per_step=_ratio(d.external, d.steps),
+            rollout_reward=_ratio(d.rollout_reward, d.local_rollouts),
+            turns=_ratio(d.local_turns, d.local_rollouts),
+            mixed_reward_ratio=_ratio(d.mixed_rewards, d.sampled),
+            truncated_ratio=_ratio(d.truncated, d.completions),
+            staleness=_ratio(d.staleness, d.local),
+            external_age=_ratio(d.external_age, d.external),
+            **{name: value for part in parts for name, each, value in figures(part) if each.metric},
             **more,
         )
 
@@ -245,25 +258,28 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
 #: The charts of the page: the figures of rows by the labels of their lines. A title ends with the
 #: unit, if that is not the row's.
 CHARTS: Mapping[str, Mapping[str, str]] = {
-    "groups a minute": {"given": "taken", "got": "received"},
-    "groups in an update": {"own": "own_per_update", "of peers": "peers_per_update"},
-    "age of what is trained on": {"own, in versions": "lag", "peers', in updates": "age"},
-    "updates a second": {"updates": "updates_per_second"},
-    "tokens a second": {
+    "groups per minute": {"sent": "sent", "accepted": "accepted"},
+    "groups in a step": {"local": "local_per_step", "external": "external_per_step"},
+    "age of the groups trained on": {
+        "local, in versions": "staleness",
+        "external, in steps": "external_age",
+    },
+    "steps per second": {"steps": "steps_per_second"},
+    "tokens per second": {
         "sampled": "sampled_tokens_per_second",
         "trained on": "trained_tokens_per_second",
     },
-    "share of groups with mixed rewards": {"own": "informative_share"},
-    "share of answers that max_new_tokens cut": {"own": "cut_share"},
-    "reward of own groups": {"own": "own_reward"},
-    "turns of a dialogue": {"own": "turns"},
+    "fraction of groups with mixed rewards": {"local": "mixed_reward_ratio"},
+    "fraction of completions truncated": {"local": "truncated_ratio"},
+    "rollout reward": {"local": "rollout_reward"},
+    "turns per rollout": {"local": "turns"},
     "loss": {"loss": "loss"},
-    "KL to the policy before": {"KL": "kl"},
+    "mismatch KL": {"mismatch KL": "mismatch_kl"},
     "entropy": {"entropy": "entropy"},
-    "share of clipped tokens": {"clipped": "clipped_share"},
-    "busy share": {"sampler": "sampler_busy", "trainer": "trainer_busy"},
+    "fraction of tokens clipped": {"clipped": "clip_ratio"},
+    "fraction of the time busy": {"sampler": "sampler_busy", "trainer": "trainer_busy"},
     "memory in MB": {"all processes": "memory"},
-    "refused messages": {"refused": "refused", "dialogues that end elsewhere": "replay"},
+    "rejected messages": {"rejected": "rejected", "re-run mismatch": "rerun_mismatch"},
 }
 
 

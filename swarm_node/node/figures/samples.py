@@ -1,4 +1,4 @@
-"""Some of the answers that a node gave and trained on, for its owner to read. Pure."""
+"""Some of the completions that a node sampled and trained on, for its owner to read. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _FAMILIES = 64
 _PROMPT_CHARS, _ANSWER_CHARS = 400, 400
 #: Of a dialogue, the last texts and the end of each. The last one is the model's.
 _TEXTS, _TEXT_CHARS = 9, 200
-#: Own groups over which a share is taken.
+#: Local groups over which a fraction is taken.
 _RECENT = 256
 _EQUAL_WITHIN = 1e-6
 
 
 class SampleRow(msgspec.Struct, frozen=True):
-    """One answer, cut. `author` is the peer that gave it, "" for this node, and `version` that
-    author's policy version. Of a dialogue `answer` is all that was said, and `dialogue` has its
-    last texts one by one: the model's and the replies in turn. Control characters are still in it:
-    show it escaped."""
+    """One rollout, shortened. `author` is the peer that sampled it, "" for this node, and `version`
+    that author's policy version. Of a multi-turn one `completion` is the whole exchange, and
+    `dialogue` has its last texts one by one: completions and observations in turn. Control
+    characters are still in it: show it escaped."""
 
     family: str
     prompt: str
-    answer: str
+    completion: str
     reward: float
     version: int
     author: str = ""
@@ -42,18 +42,18 @@ class SamplesReport(msgspec.Struct, frozen=True):
 
 
 class RecentRow(msgspec.Struct, frozen=True):
-    """The newest own `groups`: the number with `mixed` rewards, and the mean `reward`. They have
-    `answers`, of which `cut` ran out of tokens."""
+    """The newest local `groups`: the number with `mixed` rewards, and the mean `reward`. They have
+    `completions`, of which `truncated` ran out of tokens."""
 
     groups: int
     mixed: int
     reward: float
-    answers: int = 0
-    cut: int = 0
+    completions: int = 0
+    truncated: int = 0
 
 
 class Samples:
-    """Answers by family: the first and the newest own one, and the best of a peer's newest
+    """Rollouts by family: the first and the newest local one, and the best of a peer's newest
     group."""
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ class Samples:
             groups=len(self._recent),
             mixed=sum(mixed for mixed, *_ in self._recent),
             reward=_mean([reward for _, reward, *_ in self._recent]),
-            answers=sum(answers for _, _, answers, _ in self._recent),
-            cut=sum(cut for *_, cut in self._recent),
+            completions=sum(answers for _, _, answers, _ in self._recent),
+            truncated=sum(cut for *_, cut in self._recent),
         )
 
     def examples(self, count: int) -> list[SampleRow]:
@@ -124,7 +124,7 @@ def _row(
     return SampleRow(
         family=group.task.family,
         prompt=prompt[-_PROMPT_CHARS:],
-        answer=answer[-_ANSWER_CHARS:],
+        completion=answer[-_ANSWER_CHARS:],
         reward=reward,
         version=group.policy.version,
         author=author,

@@ -27,27 +27,27 @@ LOST_SECONDS = 20.0
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
-    """Reward on unseen texts (mean over tasks of a family, then over families) at one policy
-    version. `own` are families that this node samples. `borrowed` are families that it met only in
-    peers' rollouts. `pass_k` is the reward of the best of `k` answers to some of the tasks, by
-    family. `alone`: no group of a peer was trained on until then.
+    """Eval `reward` at one policy version: the mean over the held-out prompts of a family, then
+    over families. `local` is that of the families that this node samples, `external_only` of those
+    that it met only in external groups. `best_of_k` is the reward of the best of `k` completions of
+    some of the prompts, by family. `isolated`: no external group was trained on until then.
 
-    `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
-    which texts are held out. `main` are the families that the means are of, which stay the same
+    `train` is the mean reward on training prompts. `split_version` is the number of the rule by
+    which prompts are held out. `main` are the families that the means are of, which stay the same
     along a curve; empty for all.
     """
 
     seconds: float
     version: int
-    all: float
-    own: float
-    borrowed: float | None
+    reward: float
+    local: float
+    external_only: float | None
     families: dict[str, float]
-    pass_k: dict[str, float] = {}
+    best_of_k: dict[str, float] = {}
     k: int = 1
-    alone: bool = False
-    seen: float | None = None
-    split: int = 0
+    isolated: bool = False
+    train: float | None = None
+    split_version: int = 0
     main: list[str] = []
 
 
@@ -62,20 +62,20 @@ class DroppedRow(msgspec.Struct, frozen=True):
 
 
 class TaughtRow(msgspec.Struct, frozen=True):
-    """Counts of one author's groups of one family that were trained on: `groups`, and the `answers`
-    with a positive advantage. They do not measure what the groups taught: the gain of a single
-    group cannot be separated from that of the others in its update."""
+    """Counts of one author's groups of one family that were trained on: `groups`, and the
+    `rollouts` with a positive advantage. They do not measure what the groups taught: the gain of a
+    single group cannot be separated from that of the others in its step."""
 
     peer_id: str
     family: str
     groups: int
-    answers: int
+    rollouts: int
 
 
 class Saved(msgspec.Struct):
     """A node's state in a checkpoint besides the training state."""
 
-    updates: int
+    steps: int
     groups: GroupCounts
     evals: list[EvalPoint]
     mixture: MixtureState | None = None
@@ -110,9 +110,11 @@ class PeerRow(msgspec.Struct, frozen=True):
     admitted it, and its membership ends at `until` (Unix seconds). `standing` is "member", or the
     reason why it is none.
 
-    `score` is a lower bound of the share of its groups that are useful. `refused` counts its
-    refused groups by reason. `share` is its part of the groups trained on lately. `took` counts the
-    groups that it pulled here. It is asked for nothing for `left_seconds` more. `via` is the relay
+    `announced` counts its groups, and `accepted` those of them that this node verified.
+    `useful_fraction` is a 95% lower bound of the fraction that was useful here. `rejected` counts
+    its rejected messages, also by reason. `trained_fraction` is its part of the groups trained on
+    recently. `sent` counts the groups that it pulled here. It is asked for nothing for
+    `suspended_seconds` more. `via` is the relay
     that brought its last answer, "" for a direct link and None without a recent answer.
     `environment` is that of its groups, "" if it is this node's; `model` is the beginning of its
     model's digest, "" if model and tokenizer are this node's. It is `lost` if it failed to answer
@@ -127,8 +129,8 @@ class PeerRow(msgspec.Struct, frozen=True):
     peer_id: str
     version: int
     seconds_since_seen: float
-    published: int
-    received: int
+    announced: int
+    accepted: int
     rejected: int
     addresses: list[str]
     name: str = ""
@@ -136,11 +138,11 @@ class PeerRow(msgspec.Struct, frozen=True):
     issuer_key: str = ""
     until: int = 0
     standing: str = ""
-    score: float = 0.0
-    refused: dict[str, int] = {}
-    share: float = 0.0
-    left_seconds: float = 0.0
-    took: int = 0
+    useful_fraction: float = 0.0
+    rejected_by_reason: dict[str, int] = {}
+    trained_fraction: float = 0.0
+    suspended_seconds: float = 0.0
+    sent: int = 0
     environment: str = ""
     via: str | None = None
     model: str = ""
@@ -172,16 +174,16 @@ class PeerRow(msgspec.Struct, frozen=True):
             peer_id=peer.peer_id,
             version=peer.version,
             seconds_since_seen=now - peer.last_seen,
-            published=peer.head,
-            received=peer.received,
+            announced=peer.head,
+            accepted=peer.received,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
             standing="unknown_member",
-            score=peer.standing.score,
-            refused=dict(peer.rejected),
-            share=share,
-            left_seconds=max(0.0, peer.standing.left_until - now),
-            took=peer.took,
+            useful_fraction=peer.standing.score,
+            rejected_by_reason=dict(peer.rejected),
+            trained_fraction=share,
+            suspended_seconds=max(0.0, peer.standing.left_until - now),
+            sent=peer.took,
             environment=environment,
             via=via,
             model=model,
@@ -263,22 +265,22 @@ def _day(unix: float) -> str:
 
 
 class MixtureRow(msgspec.Struct, frozen=True):
-    """Groups per update now: `own` (I) and `external` (J). `mixed_share` (p) is the share of own
-    groups with mixed rewards. `offered_per_own` is the number of peers' informative groups for each
-    own one. `allowance` is below 1 after reward on unseen texts fell. None: not known, or not
-    estimated."""
+    """Groups in a step now: `local` (I) and `external` (J). `mixed_reward_ratio` (p) is the
+    fraction of local groups with mixed rewards, and `mixed_reward_error` its standard error.
+    `offered_per_local` is the number of peers' groups with mixed rewards for each local one.
+    `allowance` is below 1 after eval reward fell. None: not known, or not estimated."""
 
-    own: int
+    local: int
     external: int
     adaptive: bool
-    mixed_share: float | None
-    mixed_share_error: float | None
-    offered_per_own: float | None
+    mixed_reward_ratio: float | None
+    mixed_reward_error: float | None
+    offered_per_local: float | None
     allowance: float
 
 
 class BusyRow(msgspec.Struct, frozen=True):
-    """Seconds that the sampler spent on own rollouts and the trainer on updates, of the `seconds`
+    """Seconds that the sampler spent on local rollouts and the trainer on steps, of the `seconds`
     since the node began to run. Both work at once, so the two may add up to more."""
 
     sampler: float
@@ -287,27 +289,26 @@ class BusyRow(msgspec.Struct, frozen=True):
 
 
 class TokensRow(msgspec.Struct, frozen=True):
-    """Tokens since the start, `sampled` for own groups and `trained` on."""
+    """Tokens since the start, `sampled` for local groups and `trained` on."""
 
     sampled: int
     trained: int
 
 
 class WorkRow(msgspec.Struct, frozen=True):
-    """What the node does now. Its `sampler` is "sampling" own groups or "evaluating", or "" while
-    it has nothing to do; `done` of the `answers` of that call are complete (None: it does not
-    count), and estimated `left` seconds go on. `training` are the seconds since the update under
-    way began. `first_update` and `end` are estimated seconds until the first update since the
-    start begins, and until the one that `run.max_steps` sets is made. None: not known (yet), or not
-    the case."""
+    """What the node does now. Its `sampler` is "sampling" local groups or "evaluating", or "" while
+    it has nothing to do; `done` of the `completions` of that call are complete (None: it does not
+    count), and estimated `left` seconds remain. `training` are the seconds since the current step
+    began. `first_step` and `end` are estimated seconds until the first step since the start begins,
+    and until the last one of `run.max_steps` is done. None: not known (yet), or not the case."""
 
     sampler: str = ""
     done: int | None = None
-    answers: int = 0
+    completions: int = 0
     tokens_per_second: float | None = None
     left: float | None = None
     training: float | None = None
-    first_update: float | None = None
+    first_step: float | None = None
     end: float | None = None
 
 
@@ -377,23 +378,23 @@ class Snapshot(msgspec.Struct, frozen=True):
     state: str
     seconds: float
     version: int
-    updates: int
-    skipped_updates: int
+    steps: int
+    skipped_batches: int
     trainer_restarts: int
     groups: GroupCounts
     rejected: dict[str, int]
     faults: dict[str, int]
     evals: list[EvalPoint]
     families: list[str]
-    own_families: list[str]
+    local_families: list[str]
     peers: list[PeerRow]
     buffer: dict[str, int]
-    update: UpdateRow | None
+    last_step: UpdateRow | None
     addresses: list[str]
     processes: dict[str, int]
     mixture: MixtureRow | None = None
     busy: BusyRow | None = None
-    #: Confinement of the processes that judge answers: "confined", or what this machine lacks.
+    #: Sandbox of the scoring workers: "confined", or what this machine lacks.
     sandbox: str = ""
     #: The sampling engine: "vllm", "torch", or the built-in one with the fault of vLLM.
     engine: str = ""
@@ -412,11 +413,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     latest: HistoryRow | None = None
     taught: list[TaughtRow] = []
     tokens: TokensRow | None = None
-    #: Unix seconds; seconds since the newest update (before the first, since the node runs), and
-    #: between two updates on average.
+    #: Unix seconds; seconds since the newest step (before the first, since the node runs), and
+    #: between two steps on average.
     time: float = 0.0
-    seconds_since_update: float | None = None
-    seconds_between_updates: float | None = None
+    seconds_since_step: float | None = None
+    seconds_between_steps: float | None = None
     #: The environment's name for people. A peer's row has that of the peer if it differs.
     environment: str = ""
     recent: RecentRow | None = None
@@ -436,10 +437,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The end of a node. It made `updates` updates. Its last checkpoint took `seconds`, and is
+    """The end of a node. It made `steps` steps. Its last checkpoint took `seconds`, and is
     `stored` unless that failed."""
 
-    updates: int
+    steps: int
     seconds: float
     stored: bool
 

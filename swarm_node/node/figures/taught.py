@@ -18,7 +18,7 @@ class Taught:
     def __init__(self, rows: Iterable[TaughtRow] = ()) -> None:
         self._counts: Recent[tuple[str, str], tuple[int, int]] = Recent(MAX_PAIRS)
         for row in rows:
-            self._counts[row.peer_id, row.family] = row.groups, row.answers
+            self._counts[row.peer_id, row.family] = row.groups, row.rollouts
 
     def add(self, group: VerifiedGroup) -> None:
         """Take in a peer's group that was trained on."""

@@ -54,14 +54,14 @@ class Underway:
             first.began, first.tokens, first.done = now, at.tokens, at.answers
 
     def row(self, now: float, at: Progress | None, lacking: int, end: float | None) -> WorkRow:
-        """Return what goes on `now`. `lacking` is the number of own groups that the first update
-        still waits for, 0 after it began. `end` estimates the seconds until the last update. A
+        """Return what goes on `now`. `lacking` is the number of local groups that the first step
+        still waits for, 0 after it began. `end` estimates the seconds until the last step. A
         sampler that counts nothing has no `at`."""
         updating = None if self.update_began is None else now - self.update_began
         if not self._calls:
             return WorkRow(training=updating, end=end)
         call = self._calls[0]
-        row = WorkRow(sampler=call.kind, answers=call.answers, training=updating, end=end)
+        row = WorkRow(sampler=call.kind, completions=call.answers, training=updating, end=end)
         if at is None:
             return row
         done = min(call.answers, at.answers - call.done)
@@ -74,11 +74,11 @@ class Underway:
         return WorkRow(
             sampler=call.kind,
             done=max(0, done),
-            answers=call.answers,
+            completions=call.answers,
             tokens_per_second=rate,
             left=left,
             training=updating,
-            first_update=first,
+            first_step=first,
             end=end,
         )
 
@@ -103,22 +103,22 @@ def remaining_seconds(call: SamplerCall, now: float, at: Progress) -> float | No
     return max(0.0, expected) * seconds / tokens
 
 
-def told(row: WorkRow, updates: int) -> Iterator[str]:
-    """What goes on at a node that has made `updates`, in parts of one sentence."""
+def told(row: WorkRow, steps: int) -> Iterator[str]:
+    """What goes on at a node that has made `steps`, in parts of one sentence."""
     if row.sampler:
         done = "" if row.done is None else f"{row.done} of "
-        text = f"{row.sampler}: {done}{row.answers} answers"
+        text = f"{row.sampler}: {done}{row.completions} completions"
         if row.tokens_per_second is not None:
             text += f", {row.tokens_per_second:.0f} tokens/s"
-        if row.left is not None and row.first_update is None:
+        if row.left is not None and row.first_step is None:
             text += f", about {span(row.left)} left"
         yield text
     if row.training is not None:
-        yield f"training: update {updates + 1:,} for {span(row.training)}"
-    if row.first_update is not None:
-        yield f"first update begins in about {span(row.first_update)}"
+        yield f"training: step {steps + 1:,} for {span(row.training)}"
+    if row.first_step is not None:
+        yield f"first step begins in about {span(row.first_step)}"
     if row.end is not None:
-        yield f"all updates made in about {span(row.end)}"
+        yield f"all steps done in about {span(row.end)}"
 
 
 def span(seconds: float) -> str:

@@ -17,19 +17,19 @@ from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.program.commands import with_home
 
-#: Own groups before a verdict on their rewards.
+#: Local groups before a verdict on their rewards.
 ENOUGH_GROUPS = 64
-#: With a smaller share of groups of unlike rewards hardly anything is learnt.
+#: With a smaller fraction of groups with mixed rewards there is no training signal.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
-#: With a larger share of answers cut, nothing else is said of rewards; with some, both are said.
+#: With more completions truncated, nothing else is said of rewards; with some, both are said.
 _NEARLY_ALL, _MANY_CUT, _SOME_CUT = 0.8, 0.5, 0.1
-#: Time without an update after which a node has stalled: seconds, and usual intervals.
+#: Time without a step after which a node has stalled: seconds, and usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
-#: Seconds that a node may sample before its first update.
+#: Seconds that a node may sample before its first step.
 _FIRST_SECONDS = 900.0
-#: Refused groups of peers for each one taken, from which a warning is given.
-_MANY_REFUSED = 10
+#: Rejected groups of a peer for each accepted one, from which a warning is given.
+_MANY_REJECTED = 10
 #: Prompts left out before a node that sampled none says so.
 _MANY_TOO_LONG = 8
 #: Seconds for which a finding on rewards must hold, or not hold, before the verdict changes.
@@ -137,7 +137,7 @@ def _findings(shot: Snapshot, steady: Steady | None) -> list[Said]:
         *_stalled(shot),
         *(rewards if steady is None else steady.settle(rewards, shot.seconds)),
         *_environments(shot),
-        *_refused(shot),
+        *_rejected(shot),
         *_alarms(shot),
     ]
     learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
@@ -205,14 +205,15 @@ def _too_long(shot: Snapshot) -> Iterator[Said]:
         yield Said(
             "too_long",
             "bad",
-            f"nothing is sampled: {left_out:,} prompts, all so far, exceed the model's positions",
+            f"nothing is sampled: {left_out:,} prompts, all so far, exceed the model's "
+            "context length",
             "take shorter questions or other families, lower sampling.max_new_tokens, or take a "
-            "model with more positions",
+            "model with a longer context",
         )
 
 
 def _stalled(shot: Snapshot) -> Iterator[Said]:
-    silent, usual = shot.seconds_since_update, shot.seconds_between_updates
+    silent, usual = shot.seconds_since_step, shot.seconds_between_steps
     if silent is None:
         return
     if silent < (max(_STALLED_SECONDS, _STALLED_INTERVALS * usual) if usual else _FIRST_SECONDS):
@@ -221,7 +222,7 @@ def _stalled(shot: Snapshot) -> Iterator[Said]:
     yield Said(
         "stalled",
         "bad",
-        f"no update for {silent / 60:.0f} min (faults: {known or 'none'})",
+        f"no step for {silent / 60:.0f} min (faults: {known or 'none'})",
         "look at the log (`swarm-node logs`); if the faults grow, start the node again",
     )
 
@@ -231,31 +232,31 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
     if recent is None or recent.groups < (COUNT if shot.advice else ENOUGH_GROUPS):
         return
     few = recent.mixed <= _FEW_MIXED * recent.groups
-    share = f"{recent.mixed} of the last {recent.groups} own groups have unlike rewards"
-    cut = f"{recent.cut:,} of the last {recent.answers:,}"
-    if recent.cut > _MANY_CUT * recent.answers:
+    share = f"{recent.mixed} of the last {recent.groups} local groups have mixed rewards"
+    cut = f"{recent.truncated:,} of the last {recent.completions:,}"
+    if recent.truncated > _MANY_CUT * recent.completions:
         # Before all else: a scorer reads no answer whose end is missing, so the tasks, the model
         # and the scorer may be fine.
         level = "bad" if few and recent.reward < _SATURATED else "warning"
-        many = "nearly all" if recent.cut > _NEARLY_ALL * recent.answers else "most"
-        remedy = "raise sampling.max_new_tokens, or have the prompt ask for shorter answers"
-        text = f"{many} answers are cut at sampling.max_new_tokens: {cut}; {share}"
-        yield Said("cut", level, text, remedy)
+        many = "nearly all" if recent.truncated > _NEARLY_ALL * recent.completions else "most"
+        remedy = "raise sampling.max_new_tokens, or have the prompt ask for shorter completions"
+        text = f"{many} completions are truncated at sampling.max_new_tokens: {cut}; {share}"
+        yield Said("truncated", level, text, remedy)
     elif few and recent.reward >= _SATURATED:
         yield Said(
             "saturated",
             "warning",
-            f"nearly all is learnt that these tasks can teach: {share}",
+            f"these tasks have hardly anything left to learn: {share}",
             "take harder tasks (environment.options), or stop: `swarm-node export DIR` takes the "
             "model",
         )
     elif few:
-        some = recent.cut > _SOME_CUT * recent.answers
+        some = recent.truncated > _SOME_CUT * recent.completions
         yield Said(
             "nothing_to_learn",
             "bad",
             f"nothing to learn: {share}, mean reward {recent.reward:.2f}"
-            + f"; {cut} answers were cut" * some,
+            + f"; {cut} completions were truncated" * some,
             shot.advice
             or "raise sampling.max_new_tokens, " * some
             + "take easier tasks (of drills `--preset short`), a larger model, or check the "
@@ -300,18 +301,18 @@ def _same_as(theirs: str) -> str:
     return ""
 
 
-def _refused(shot: Snapshot) -> Iterator[Said]:
-    """Find a peer whose groups are all refused for another reason than its environment."""
+def _rejected(shot: Snapshot) -> Iterator[Said]:
+    """Find a peer whose groups are all rejected for another reason than its environment."""
     for peer in shot.peers:
-        blamed = {why: n for why, n in peer.refused.items() if why not in BLAMELESS}
-        if peer.environment or sum(blamed.values()) < _MANY_REFUSED * (peer.received + 1):
+        blamed = {why: n for why, n in peer.rejected_by_reason.items() if why not in BLAMELESS}
+        if peer.environment or sum(blamed.values()) < _MANY_REJECTED * (peer.accepted + 1):
             continue
         why = ", ".join(f"{n} {reason}" for reason, n in sorted(blamed.items()))
         yield Said(
-            "refused",
+            "rejected",
             "warning",
-            f"what {who(peer)} sends is refused ({why})",
-            "nothing is lost here: it is asked for less; tell its owner",
+            f"what {who(peer)} sends is rejected ({why})",
+            "nothing is lost here, and it is asked for less; tell its owner",
         )
 
 
@@ -320,7 +321,7 @@ def _present(shot: Snapshot) -> list[PeerRow]:
 
 
 def _course(shot: Snapshot, rising: bool) -> str:
-    if not shot.updates:
+    if not shot.steps:
         return "sampling"
     return "learning" if rising else "training"
 
@@ -357,7 +358,7 @@ def _loneliness(shot: Snapshot) -> tuple[str, str]:
     if found := _of_addresses(shot):
         return told_here(found[0]), advice(found[0])
     if any(CAUSES[cause.code].subject in ("membership", "clock") for cause in shot.causes):
-        return "peers take it for no member", ""
+        return "peers reject this node as a non-member", ""
     doctor = "`swarm-node doctor --network`"
     if shot.peers or shot.former:
         lost = sorted(shot.peers or shot.former, key=lambda peer: peer.seconds_since_seen)

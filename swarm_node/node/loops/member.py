@@ -228,9 +228,9 @@ class ProgramNode(Node):
         await storage.run(storage.record_use, [group.id for group in drawn.fresh])
         groups = drawn.groups[drawn.own_count : drawn.own_count + drawn.external_count]
         records = self._records(groups, now)
-        tally.updates += 1
+        tally.steps += 1
         tally.updated_at = self._parts.clock.now()
-        tally.groups.trained_own += drawn.own_count
+        tally.groups.trained_local += drawn.own_count
         tally.groups.trained_external += drawn.external_count
         tally.trained_by.update(group.author for group in groups)
         for group in groups:

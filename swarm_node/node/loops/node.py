@@ -157,7 +157,7 @@ class Node:
             began = self._parts.clock.now()
             stored = await self._learner.checkpoint()
             seconds = self._parts.clock.now() - began
-            return Ended(self._tally.updates, seconds, stored)
+            return Ended(self._tally.steps, seconds, stored)
         except BaseExceptionGroup as group:
             own, _ = group.split(SwarmNodeError)
             if own is None:
@@ -189,7 +189,7 @@ class Node:
         if self._opened is None:
             raise SwarmNodeError("the node is still starting", "try again in a few seconds")
         point = await self._opened.evaluator.measure()
-        point = replace(point, alone=self._tally.groups.trained_external == 0)
+        point = replace(point, isolated=self._tally.groups.trained_external == 0)
         add(self._tally.evals, point)
         return point
 
@@ -337,7 +337,7 @@ class Node:
             self._admit(group)
         self._sampled += len(published)
         await self._work.levels.note(published)
-        groups.published += len(published)
+        groups.sampled += len(published)
         groups.announced += publisher.announced - announced
         if publisher.oversize > oversize:
             self._tally.faults["group_too_large"] += publisher.oversize - oversize
@@ -350,7 +350,7 @@ class Node:
 
     async def _train_once(self) -> None:
         limit = self.settings.run.max_steps
-        if limit and self._tally.updates >= limit:  # perhaps at an earlier start
+        if limit and self._tally.steps >= limit:  # perhaps at an earlier start
             self._stop.set()
             return
         await self._until(
@@ -406,7 +406,7 @@ class Node:
         group = await self._work.exchange.puller.pull(self._free_external(), version)
         if group is not None:
             self._admit(group)
-            self._tally.groups.received += 1
+            self._tally.groups.accepted += 1
             self._tally.samples.external(group)
             await self._notify()
 
@@ -444,7 +444,7 @@ class Node:
         if not self._tally.evals:
             self._learner.may_load.clear()
         # A crash after the newest checkpoint lost no group, so the database has the count.
-        self._tally.groups.published = await parts.storage.run(parts.storage.published)
+        self._tally.groups.sampled = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         await self._opened.levels.restore()
         self.adopt(self.settings)  # they may be others than at the start

@@ -119,10 +119,10 @@ class Tally:
     the newest update, `last_applied` the newest one that was not skipped.
     """
 
-    updates: int = 0
+    steps: int = 0
     groups: GroupCounts = field(default_factory=GroupCounts)
     evals: list[EvalPoint] = field(default_factory=list)
-    skipped_updates: int = 0
+    skipped_batches: int = 0
     trainer_restarts: int = 0
     last_update: UpdateRow | None = None
     last_applied: UpdateRow | None = None
@@ -151,8 +151,8 @@ class Tally:
     ) -> None:
         """Count the answers of an own group, and keep some for the owner: see `Samples.own`."""
         self.sums.sampled_tokens += sum(each.token_ids.size for each in group.completions)
-        self.groups.answers += len(group.completions)
-        self.groups.cut += group.cut
+        self.groups.completions += len(group.completions)
+        self.groups.truncated += group.cut
         self.samples.own(group, prompt, replies)
 
 

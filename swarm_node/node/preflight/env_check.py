@@ -34,7 +34,7 @@ _SLOW_SECONDS = 0.05
 _SHOWN_CHARS = 60
 #: Groups of answers between two signs of progress.
 _GROUPS_AT_ONCE = 4
-#: If one group in twenty had unlike rewards, fewer than one draw of so many groups in twenty would
+#: If one group in twenty had mixed rewards, fewer than one draw of so many groups in twenty would
 #: have none: .95 ** 59 < .05. Fewer groups without any are no evidence.
 ENOUGH_GROUPS = 59
 #: With a larger share of answers cut, no other advice is given; some are named.
@@ -353,7 +353,7 @@ def milliseconds(seconds: float) -> str:
 
 def in_doubt(made: Sequence[JudgedAnswers], everything: Sequence[JudgedAnswers]) -> bool:
     """Check that the answers `made` to a family are too few to say whether it can be learnt: none
-    of its groups has unlike rewards, and there are fewer than ENOUGH_GROUPS. Where no group of any
+    of its groups has mixed rewards, and there are fewer than ENOUGH_GROUPS. Where no group of any
     family has some, the groups of all families count: `everything`."""
     if not made or any(each.mixed for each in made):
         return False
@@ -377,7 +377,7 @@ def learnable(
     mixed, cut = sum(each.mixed for each in made), sum(each.cut for each in made)
     right = sum(reward > 0.5 for reward in rewards)
     text = f"{family}: answers right {right} of {len(rewards)}"
-    text += f"; {mixed} of {len(made)} groups of {sampling.group_size} have unlike rewards"
+    text += f"; {mixed} of {len(made)} groups of {sampling.group_size} have mixed rewards"
     if cut > _SOME_CUT * len(rewards):
         text += f"; {cut} answers were cut at sampling.max_new_tokens ({sampling.max_new_tokens})"
     if cut > _MANY_CUT * len(rewards):

@@ -217,7 +217,7 @@ class Assembly:
             shared.buffer.forget(peer_id)
 
         def on_pull() -> None:
-            tally.groups.taken += 1
+            tally.groups.sent += 1
 
         exchange = open_exchange(
             self.local,

@@ -23,13 +23,11 @@ def end_text(ended: Ended, home: Path | None = None) -> str:
     one."""
     if not ended.stored:
         return (
-            f"update {ended.updates:,} finished, but the checkpoint could not be stored: the next "
+            f"step {ended.steps:,} finished, but the checkpoint could not be stored: the next "
             "start continues from the one before"
         )
     commands = with_home("Go on: swarm-node join · Take it: swarm-node export DIR", home)
-    return (
-        f"update {ended.updates:,} finished, checkpoint stored ({ended.seconds:.1f} s). {commands}"
-    )
+    return f"step {ended.steps:,} finished, checkpoint stored ({ended.seconds:.1f} s). {commands}"
 
 
 class Screen(AbstractContextManager[None]):

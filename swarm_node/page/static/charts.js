@@ -4,7 +4,7 @@
 /* Seconds between two marks: what people read as time. */
 const steps = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
 /* Lines that stand behind the others. */
-const dim = ["alone", "seen texts"], thin = ["seen texts"];
+const dim = ["isolated", "training prompts"], thin = ["training prompts"];
 const colours = ["--one", "--two", "--three", "--four", "--five", "--six"];
 
 function colour(name) {
@@ -34,7 +34,7 @@ function lineChart(place, axis) {
       height: 240,
       scales: { x: { time: axis.clock === true }, y: { range: axis.share ? [0, 1] : fromZero } },
       axes: [
-        axis.counts ? { ...line, ...counts } : axis.clock ? { ...line, incrs: steps.filter((step) => step >= 60), values: (_, ticks) => ticks.map(clock) } : { ...line, incrs: steps, values: (_, ticks) => ticks.map(span) },
+        axis.counts ? { ...line, ...counts } : axis.clock ? { ...line, incrs: steps.filter((step) => step >= 60), values: (_, ticks) => ticks.map(clock) } : { ...line, incrs: steps, values: (_, ticks) => ticks.map(tickSpan) },
         { ...line, size: 52 },
       ],
       series: [
@@ -102,6 +102,11 @@ function clock(seconds) {
 function moment(seconds) {
   const day = new Date(seconds * 1000);
   return day.toDateString() === new Date().toDateString() ? clock(seconds) : `${day.toLocaleDateString([], { month: "short", day: "numeric" })} ${clock(seconds)}`;
+}
+
+/* A tick at half a minute, which `span` rounds. */
+function tickSpan(seconds) {
+  return seconds >= 120 && seconds < 7200 && seconds % 60 ? `${(seconds / 60).toFixed(1)} min` : span(seconds);
 }
 
 function span(seconds) {

@@ -2,13 +2,13 @@
 /* The page of one node: what /v1/events and /v1/history say. */
 
 const rewards = lineChart(at("reward"), { share: true });
-const grown = lineChart(at("reward"), { share: true, counts: "groups made here" });
+const grown = lineChart(at("reward"), { share: true, counts: "groups sampled here" });
 const figures = lineChart(at("metrics"), { clock: true });
 let evals = [], rows = [], shown = null, charts = null;
 
 /* The values of a figure in each row. The title of a chart says if they are drawn in another unit. */
 function drawn(title, name) {
-  if (title.endsWith(" a minute")) return rows.map((row, n) => perMinute(name, rows[n - 1], row));
+  if (title.endsWith(" per minute")) return rows.map((row, n) => perMinute(name, rows[n - 1], row));
   const unit = title.endsWith(" in MB") ? 1e6 : 1;
   return rows.map((row) => (row[name] === null ? null : row[name] / unit));
 }
@@ -18,7 +18,7 @@ function perMinute(name, before, row) {
     ? ((row[name] - before[name]) * 60) / (row.time - before.time) : null;
 }
 
-/* Server-sent events, read by hand: an EventSource cannot send a pass. */
+/* Server-sent events, read by hand: an EventSource cannot send a key. */
 async function listen() {
   const reader = (await ask("/v1/events")).body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -61,7 +61,7 @@ async function run() {
       await listen();
     } catch (error) {
       const locked = error.message === "locked";
-      verdict("bad", locked ? "this page has no pass" : "the node does not answer",
+      verdict("bad", locked ? "this page has no session" : "the node does not answer",
         locked ? "run: swarm-node open" : "it ended, or is busy; a node that starts again needs: swarm-node open");
     }
     await sleep(3);
@@ -105,50 +105,50 @@ function showVerdict(snapshot) {
 }
 
 /* Rows that come and go would move the rest of the page: only those of what happens once do. */
-function showNow({ work, updates }) {
+function showNow({ work, steps }) {
   at("now-section").hidden = work === null;
   if (work === null) return;
-  const { sampler, done, answers, tokens_per_second: rate, left, training, first_update: first, end } = work;
+  const { sampler, done, completions, tokens_per_second: rate, left, training, first_step: first, end } = work;
   const facts = [
-    ["sampler", sampler ? `${sampler}: ${done === null ? "" : `${count(done)} of `}${count(answers)} answers`
+    ["sampler", sampler ? `${sampler}: ${done === null ? "" : `${count(done)} of `}${count(completions)} completions`
       + (rate === null ? "" : `, ${count(Math.round(rate))} tokens/s`)
       + (left === null || first !== null ? "" : `, about ${span(left)} left`) : "waits"],
-    ["trainer", training === null ? "waits" : `update ${count(updates + 1)} for ${span(training)}`],
+    ["trainer", training === null ? "waits" : `step ${count(steps + 1)} for ${span(training)}`],
   ];
-  if (first !== null) facts.push(["first update", `begins in about ${span(first)}`]);
-  if (end !== null) facts.push(["all updates", `made in about ${span(end)}`]);
+  if (first !== null) facts.push(["first step", `begins in about ${span(first)}`]);
+  if (end !== null) facts.push(["all steps", `done in about ${span(end)}`]);
   define("now", facts);
 }
 
 function showCards(snapshot) {
   const last = evals[evals.length - 1], groups = snapshot.groups, row = snapshot.latest;
   const same = ground(), first = same[0];
-  text("held", last ? last.all.toFixed(3) : "–");
-  text("held-seen", last ? `seen texts ${last.seen === null ? "–" : last.seen.toFixed(3)}` : "");
+  text("held", last ? last.reward.toFixed(3) : "–");
+  text("held-seen", last ? `training prompts ${last.train === null ? "–" : last.train.toFixed(3)}` : "");
   const recent = last && same.find((point) => point.seconds >= last.seconds - 300);
-  text("held-more", last ? `${first.all.toFixed(3)} at first, ${signed(last.all - recent.all)} in the last 5 min` : "not measured yet");
-  text("updates", count(snapshot.updates));
-  text("updates-more", row ? `${row.updates_per_second.toFixed(2)} a second; own ${share2(row.own_per_update)}, peers' ${share2(row.peers_per_update)} groups each` : "");
-  text("gave", count(groups.announced ?? groups.published));
-  text("gave-more", `groups announced; peers took ${count(groups.taken ?? 0)}`);
-  text("got", count(groups.received));
-  text("got-more", `groups from peers; trained on ${count(groups.trained_external)}`);
+  text("held-more", last ? `${first.reward.toFixed(3)} at first, ${signed(last.reward - recent.reward)} in the last 5 min` : "not measured yet");
+  text("steps", count(snapshot.steps));
+  text("steps-more", row ? `${row.steps_per_second.toFixed(2)} per second; ${share2(row.local_per_step)} local and ${share2(row.external_per_step)} external groups each` : "");
+  text("sampled", count(groups.sampled));
+  text("sampled-more", `groups; announced ${count(groups.announced)}, sent to peers ${count(groups.sent)}`);
+  text("accepted", count(groups.accepted));
+  text("accepted-more", `external groups; trained on ${count(groups.trained_external)}`);
 }
 
 /* The newest points, which were measured with one split. Rewards of two splits do not compare. */
 function ground() {
-  const split = evals.length ? evals[evals.length - 1].split : 0;
-  return evals.slice(evals.findLastIndex((point) => point.split !== split) + 1);
+  const split = evals.length ? evals[evals.length - 1].split_version : 0;
+  return evals.slice(evals.findLastIndex((point) => point.split_version !== split) + 1);
 }
 
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
 const share2 = (value) => (value === null || value === undefined ? "–" : value.toFixed(1));
 
 function familyRows() {
-  const first = ground()[0], last = evals[evals.length - 1], sampled = new Set(shown.own_families);
+  const first = ground()[0], last = evals[evals.length - 1], sampled = new Set(shown.local_families);
   return Object.keys(last ? last.families : {}).sort().map((name) => {
     const then = first.families[name] ?? 0, now = last.families[name];
-    return { name, own: sampled.has(name) ? "yes" : "by peers only", then, now, change: now - then };
+    return { name, sampled: sampled.has(name) ? "yes" : "by peers only", then, now, change: now - then };
   });
 }
 
@@ -163,7 +163,7 @@ const families = dataTable("families", {
   sort: [0, 1],
   columns: [
     { title: "family", kind: "name", value: (row) => row.name, say: (row) => plain(row.name, 64) },
-    { title: "sampled here", value: (row) => row.own, say: (row) => row.own },
+    { title: "sampled here", value: (row) => row.sampled, say: (row) => row.sampled },
     { title: "at first", kind: "n", value: (row) => row.then, say: (row) => row.then.toFixed(2) },
     { title: "now", kind: "n", value: (row) => row.now, say: (row) => row.now.toFixed(2) },
     { title: "change", kind: "n wide-card", value: (row) => row.change, say: (row) => `${signed(row.change)} ${row.now.toFixed(2)}`, draw: meterCell((row) => row.now, (row) => signed(row.change)) },
@@ -176,7 +176,7 @@ const levels = dataTable("levels", {
   columns: [
     { title: "ladder", kind: "name", value: (row) => row.ladder, say: (row) => plain(row.ladder, 64) },
     { title: "level", value: (row) => row.level, say: (row) => `${row.level} of ${row.levels}${row.placed ? "" : ", being measured"}` },
-    { title: "right", kind: "n", value: (row) => row.reward, say: (row) => (row.reward === null ? "–" : row.reward.toFixed(2)) },
+    { title: "reward", kind: "n", value: (row) => row.reward, say: (row) => (row.reward === null ? "–" : row.reward.toFixed(2)) },
     { title: "measured", kind: "words", value: measured, say: measured },
   ],
 });
@@ -195,13 +195,13 @@ function drawRewards() {
   grown.clear();
   if (!evals.length) return;
   const chosen = chosenFamily();
-  const of = chosen ? (point) => point.families[chosen] ?? null : (point) => point.all;
+  const of = chosen ? (point) => point.families[chosen] ?? null : (point) => point.reward;
   const lines = parted(chosen || "all families", evals.map(of));
   if (!chosen) {
-    if (evals.some((point) => point.borrowed !== null)) {
-      lines.splice(1, 0, ["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.borrowed)]);
+    if (evals.some((point) => point.external_only !== null)) {
+      lines.splice(1, 0, ["local families", evals.map((point) => point.local)], ["external-only families", evals.map((point) => point.external_only)]);
     }
-    lines.push(["seen texts", evals.map((point) => point.seen)]);
+    lines.push(["training prompts", evals.map((point) => point.train)]);
   }
   rewards.draw(evals.map((point) => point.seconds), lines);
 }
@@ -212,22 +212,22 @@ const overMade = () => at("over").selectedIndex === 1;
 /* Over groups: the rows of the history that measured. */
 function drawGrown() {
   rewards.clear();
-  const measured = rows.filter((row) => row.split), chosen = chosenFamily();
-  const points = measured.filter((row, n) => !n || row.made > measured[n - 1].made);
+  const measured = rows.filter((row) => row.split_version), chosen = chosenFamily();
+  const points = measured.filter((row, n) => !n || row.sampled > measured[n - 1].sampled);
   if (!points.length) return;
-  const all = (row) => (chosen ? row.pass_1[chosen] ?? null : mean(Object.values(row.pass_1)));
+  const all = (row) => (chosen ? row.eval_reward[chosen] ?? null : mean(Object.values(row.eval_reward)));
   const lines = [[chosen || "all families", points.map(all)]];
-  if (!chosen) lines.push(["seen texts", points.map((row) => row.seen_1)]);
-  grown.draw(points.map((row) => row.made), lines);
+  if (!chosen) lines.push(["training prompts", points.map((row) => row.eval_reward_train)]);
+  grown.draw(points.map((row) => row.sampled), lines);
 }
 
 /* A line, and apart from it what was measured before the first group of a peer was trained on. */
 function parted(label, values) {
-  const joined = evals.findIndex((point) => !point.alone);
-  const alone = values.slice(0, Math.max(0, joined)).some((value) => value !== null);
-  if (joined < 2 || !alone) return [[label, values]];
+  const joined = evals.findIndex((point) => !point.isolated);
+  const isolated = values.slice(0, Math.max(0, joined)).some((value) => value !== null);
+  if (joined < 2 || !isolated) return [[label, values]];
   return [[label, values.map((value, n) => (n >= joined - 1 ? value : null))],
-    ["alone", values.map((value, n) => (n < joined ? value : null))]];
+    ["isolated", values.map((value, n) => (n < joined ? value : null))]];
 }
 
 function drawMetric() {
@@ -249,12 +249,12 @@ function nameOnly(id) {
   return peer && peer.name && all.filter(({ name }) => name === peer.name).length === 1 ? peerName(peer) : named(id);
 }
 const linkOf = ({ via }) => (via === null ? "–" : via === "" ? "direct" : `via ${named(via)}`);
-const refusals = ({ refused }) => Object.values(refused).reduce((sum, n) => sum + n, 0);
+const rejections = ({ rejected_by_reason: reasons }) => Object.values(reasons).reduce((sum, n) => sum + n, 0);
 
 /* What sets a peer apart from this node, in words. */
 function notes(peer) {
   return [
-    peer.lost ? "does not answer" : "", peer.left_seconds > 0 ? `left alone for ${span(peer.left_seconds)}` : "",
+    peer.lost ? "does not answer" : "", peer.suspended_seconds > 0 ? `suspended for ${span(peer.suspended_seconds)}` : "",
     peer.environment ? `environment ${plain(peer.environment, 64)}` : "", peer.model ? `model ${plain(peer.model, 16)}` : "",
   ].filter(Boolean).join("; ");
 }
@@ -270,20 +270,20 @@ const nodes = dataTable("nodes", {
     { title: "ahead", kind: "n", value: (peer) => peer.version - shown.version, say: (peer) => count(peer.version - shown.version).replace("-", "−"),
       tip: () => "versions ahead of this node" },
     { title: "heard", kind: "n", value: (peer) => peer.seconds_since_seen, say: (peer) => `${span(peer.seconds_since_seen)} ago` },
-    { title: "gave us", kind: "n", value: (peer) => peer.received, say: (peer) => `${count(peer.received)} of ${count(peer.published)}` },
-    { title: "took", kind: "n", value: (peer) => peer.took, say: (peer) => count(peer.took) },
-    { title: "share", kind: "n", value: (peer) => peer.share, say: (peer) => percent(peer.share) },
-    { title: "score", kind: "n", value: (peer) => peer.score, say: (peer) => peer.score.toFixed(2) },
+    { title: "accepted", kind: "n", value: (peer) => peer.accepted, say: (peer) => `${count(peer.accepted)} of ${count(peer.announced)}`, tip: () => "of the groups that it announced" },
+    { title: "sent", kind: "n", value: (peer) => peer.sent, say: (peer) => count(peer.sent), tip: () => "groups of this node sent to it" },
+    { title: "trained on", kind: "n", value: (peer) => peer.trained_fraction, say: (peer) => percent(peer.trained_fraction), tip: () => "fraction of the groups trained on recently" },
+    { title: "useful", kind: "n", value: (peer) => peer.useful_fraction, say: (peer) => peer.useful_fraction.toFixed(2), tip: () => "95% lower bound of the fraction of its groups that were useful" },
     { title: "link", value: linkOf, say: linkOf },
-    { title: "refused", kind: "words", value: refusals, say: (peer) => plain(counted(peer.refused)) },
+    { title: "rejected", kind: "words", value: rejections, say: (peer) => plain(counted(peer.rejected_by_reason)) },
     { title: "note", kind: "words", value: notes, say: notes },
   ],
 });
 
 function showNodes(snapshot) {
   text("nodes-more", snapshot.peers.length
-    ? `${count(snapshot.peers.length)} known. Share: part of the groups trained on lately. A score is the least share of a peer's groups that is of use, with 95% confidence.`
-      + " Peers do not tell each other their reward on unseen texts: the page of a coordinator compares it."
+    ? `${count(snapshot.peers.length)} known. Trained on: fraction of the groups trained on recently. Useful: 95% lower bound of the fraction of a peer's groups that were useful.`
+      + " Nodes do not exchange their eval reward; the dashboard of a coordinator compares it."
     : "no peers yet: give a ticket to another machine (swarm-node invite --help)");
   nodes.draw([...snapshot.peers, ...snapshot.former]);
 }
@@ -291,7 +291,7 @@ function showNodes(snapshot) {
 const taught = countMatrix("taught", { corner: "peer, family", label: nameOnly, columnLabel: (family) => plain(family, 40) });
 
 function showTaught(snapshot) {
-  const rows = (snapshot.taught ?? []).map((row) => [row.peer_id, row.family, row.answers]);
+  const rows = (snapshot.taught ?? []).map((row) => [row.peer_id, row.family, row.rollouts]);
   at("taught-section").hidden = rows.length === 0;
   if (rows.length) taught.draw(rows);
 }
@@ -323,15 +323,15 @@ function showMachine(snapshot) {
     "peer id": snapshot.peer_id,
     addresses: snapshot.addresses.join("  ") || "–",
     membership: member ? `${member.name}, by ${member.issuer}, until ${day(member.until)}` : "–",
-    reach: snapshot.reach ? snapshot.reach.text : "–",
-    coordinator: told ? `${told.url}: ${told.fault || `${count(told.introduced)} introductions`}` : "–",
+    reachability: snapshot.reach ? snapshot.reach.text : "–",
+    coordinator: told ? `${told.url}: ${told.fault || `${count(told.introduced)} peers discovered`}` : "–",
     sampler: snapshot.engine,
-    judging: snapshot.sandbox || "–",
+    sandbox: snapshot.sandbox || "–",
     busy: row ? `sampler ${percent(row.sampler_busy)}, trainer ${percent(row.trainer_busy)}` : "–",
     memory: row ? `${(row.memory / 1e9).toFixed(1)} GB` : "–",
     relays: relays ? `${count(relays.relayed)} of ${count(relays.asked)} requests relayed`
       + (relays.serves ? `; forwarded ${count(relays.requests)} for others` : "") : "–",
-    refused: counted(snapshot.rejected) || "nothing",
+    rejected: counted(snapshot.rejected) || "nothing",
     faults: counted(snapshot.faults) || "none",
   };
   define("machine", Object.entries(facts));
@@ -340,8 +340,8 @@ function showMachine(snapshot) {
 at("metric").addEventListener("change", drawMetric);
 for (const id of ["family", "over"]) at(id).addEventListener("change", drawRewards);
 const rewardChart = () => (overMade() ? grown : rewards);
-saver("save-reward", "reward", () => rewardChart().records(), () => rewardChart().figure(`Reward on unseen texts: ${plain(at("family").value, 64)}`));
-saver("save-metrics", "figures", figures.records, () => figures.figure(at("metric").value));
+saver("save-reward", "reward", () => rewardChart().records(), () => rewardChart().figure(`Eval reward: ${plain(at("family").value, 64)}`));
+saver("save-metrics", "metrics", figures.records, () => figures.figure(at("metric").value));
 saver("save-families", "families", families.records);
 saver("save-nodes", "nodes", nodes.records);
 saver("save-taught", "taught", taught.records, taught.figure);

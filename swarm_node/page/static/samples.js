@@ -1,5 +1,5 @@
 "use strict";
-/* Answers of a node and its peers: the two newest of a family, or all of the family that is chosen. */
+/* Completions of a node and its peers: the two newest of a family, or all of the family that is chosen. */
 
 const samplesOfFamily = 2, sampleStep = 12;
 
@@ -7,11 +7,11 @@ function sampleList() {
   const lists = ["sample-family", "sample-by", "sample-mark"].map(at);
   let all = [], most = sampleStep, named = (author) => short(author), last = "";
 
-  function place({ family, author, version, reward, prompt, answer }) {
+  function place({ family, author, version, reward, prompt, completion }) {
     const box = make("div", "sample"), head = make("p", "small"), right = reward >= 0.5;
     const who = author ? `peer ${named(author)}` : "this node";
     head.append(`${plain(family, 64)} · ${who} · version ${count(version)} · `, make("span", right ? "right" : "wrong", `${right ? "✓" : "✗"} ${share(reward)}`));
-    box.append(head, make("pre", "", prompt), make("pre", "", answer));
+    box.append(head, make("pre", "", prompt), make("pre", "", completion));
     return box;
   }
 

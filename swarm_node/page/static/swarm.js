@@ -3,25 +3,25 @@
 
 const lines = lineChart(at("chart"), { clock: true });
 const shares = lineChart(at("chart"), { clock: true, share: true });
-const grown = lineChart(at("chart"), { counts: "groups made", share: true });
+const grown = lineChart(at("chart"), { counts: "groups sampled", share: true });
 const stepSeconds = 60, freshSeconds = 900, mostFamilies = 64, mostReports = 50000, namedLines = 6, bins = 400;
 let reports = [], shown = null, refused = new Map(), byPeer = new Map();
 
-const byName = "reward on unseen texts, by name", reward = "reward on unseen texts";
+const byName = "eval reward, by name", reward = "eval reward";
 const metrics = {
   [byName]: null,
   [reward]: (points) => [
     ["mean", points.map(({ held }) => mean(held))],
-    ["least", points.map(({ held }) => (held.length ? least(held) : null))],
-    ["most", points.map(({ held }) => (held.length ? greatest(held) : null))],
+    ["lowest", points.map(({ held }) => (held.length ? least(held) : null))],
+    ["highest", points.map(({ held }) => (held.length ? greatest(held) : null))],
   ],
-  "groups a minute": (points) => [
-    ["made", rates(points, "published")],
+  "groups per minute": (points) => [
+    ["sampled", rates(points, "published")],
     ["exchanged", rates(points, "received")],
   ],
-  "groups trained on a minute": (points) => [
-    ["own", rates(points, "trained_own")],
-    ["of peers", rates(points, "trained_external")],
+  "groups trained on per minute": (points) => [
+    ["local", rates(points, "trained_own")],
+    ["external", rates(points, "trained_external")],
   ],
   "members that report": (points) => [["members", points.map(({ members }) => members)]],
 };
@@ -147,7 +147,7 @@ const families = dataTable("families", {
   step: mostFamilies,
   columns: [
     { title: "family", kind: "name", value: (row) => row.name, say: (row) => plain(row.name, 64) },
-    figure("members", (row) => row.members, count), figure("least", (row) => row.least), figure("most", (row) => row.most),
+    figure("members", (row) => row.members, count), figure("lowest", (row) => row.least), figure("highest", (row) => row.most),
     { title: "mean", kind: "n wide-card", value: (row) => row.mean, say: (row) => row.mean.toFixed(2), draw: meterCell((row) => row.mean, (row) => row.mean.toFixed(2)) },
   ],
 });
@@ -164,18 +164,18 @@ const nodes = dataTable("nodes", {
     { title: "model", kind: "word", value: (row) => plain(row.model, 32), say: (row) => plain(row.model, 32) || "–", tip: (row) => row.agent },
     figure("version", (row) => row.version, count),
     figure("behind", (row) => row.behind, count),
-    { title: "unseen", kind: "n", value: (row) => row.reward, say: (row) => share(row.reward) },
-    figure("made", (row) => row.published, count),
-    figure("got", (row) => row.received, count),
-    { ...figure("trained", (row) => row.trained_external, count), tip: () => "groups of peers trained on" },
-    { title: "refused", kind: "n", value: (row) => refused.get(row.peer_id) ?? 0, say: (row) => count(refused.get(row.peer_id) ?? 0) },
+    { title: "eval reward", kind: "n", value: (row) => row.reward, say: (row) => share(row.reward) },
+    figure("sampled", (row) => row.published, count),
+    figure("accepted", (row) => row.received, count),
+    { ...figure("trained on", (row) => row.trained_external, count), tip: () => "external groups trained on" },
+    { title: "rejected", kind: "n", value: (row) => refused.get(row.peer_id) ?? 0, say: (row) => count(refused.get(row.peer_id) ?? 0) },
     { title: "trust", kind: "n", value: (row) => (row.rated ? row.rated.share : null), say: (row) => (row.rated ? percent(row.rated.share) : "–"),
       tip: (row) => (row.rated ? `${row.rated.raters} members reported about it` : "nobody reported about it") },
-    { title: "reach", kind: "words", value: (row) => plain(row.reach), say: (row) => plain(row.reach) || "–" },
+    { title: "reachability", kind: "words", value: (row) => plain(row.reach), say: (row) => plain(row.reach) || "–" },
   ],
 });
 
-const taught = countMatrix("taught", { corner: "got, from", label: labelOf });
+const taught = countMatrix("taught", { corner: "accepted, from", label: labelOf });
 const events = eventLog("log");
 
 function showExchange({ peers, groups }) {
@@ -213,7 +213,7 @@ async function run() {
       events.draw(log.rows);
     } catch (error) {
       const locked = error.message === "locked";
-      verdict("bad", locked ? "this page has no pass" : "the coordinator does not answer",
+      verdict("bad", locked ? "this page has no session" : "the coordinator does not answer",
         locked ? "run: swarm-coordinator open" : "members go on without it");
     }
     await sleep(10);

@@ -110,16 +110,17 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
-    """Groups held now, and totals since the start. `own_informative / own_admitted` estimates p,
-    the share of own groups with mixed rewards. The gain of sharing depends on p."""
+    """Groups held now, and totals since the start. `local_mixed_rewards / local_admitted`
+    estimates p, the fraction of local groups with mixed rewards. The gain of sharing depends on
+    p."""
 
-    own: int
+    local: int
     external: int
     authors: int
-    own_admitted: int
-    own_informative: int
+    local_admitted: int
+    local_mixed_rewards: int
     external_admitted: int
-    own_drawn: int
+    local_drawn: int
     external_drawn: int
     expired: int
     evicted: int
@@ -209,7 +210,7 @@ class ReplayBuffer:
         for held in (*own, *external):
             self._depart(held)
         self._credit(len(own), external)
-        self._totals["own_drawn"] += len(own)
+        self._totals["local_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = [held.group for held in (*own, *external)]
         again = self._draw_past(version, rng)
@@ -259,13 +260,13 @@ class ReplayBuffer:
         """A snapshot."""
         totals = self._totals
         return ReplayStats(
-            own=len(self._own),
+            local=len(self._own),
             external=len(self._external),
             authors=len(self._holdings),
-            own_admitted=totals["own_admitted"],
-            own_informative=totals["own_informative"],
+            local_admitted=totals["local_admitted"],
+            local_mixed_rewards=totals["local_mixed_rewards"],
             external_admitted=totals["external_admitted"],
-            own_drawn=totals["own_drawn"],
+            local_drawn=totals["local_drawn"],
             external_drawn=totals["external_drawn"],
             expired=totals["expired"],
             evicted=totals["evicted"],
@@ -316,11 +317,11 @@ class ReplayBuffer:
         behind = version - held.oldest_version
         if behind > self.settings.max_staleness:
             return Rejected("stale", f"{behind} versions behind")
-        self._totals["own_admitted"] += 1
+        self._totals["local_admitted"] += 1
         if not self.keeps(held.group):
             self._remember(held.group.id)
             return None
-        self._totals["own_informative"] += held.group.informative
+        self._totals["local_mixed_rewards"] += held.group.informative
         if len(self._own) >= self.settings.capacity_own:
             self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
         self._own[held.group.id] = held

@@ -121,5 +121,5 @@ def test_peers_prints_all_of_it_as_json(tmp_path: Path) -> None:
     assert listed["peers"][0]["round_trip"] == 0.004
     assert listed["unmet"][0]["why"]["kind"] == "no_answer"
     groups = _run(tmp_path, _answering(), "peers", "--groups").stdout
-    assert "gave you" in groups
+    assert "accepted 5 of 11" in groups
     assert "gave you" not in _run(tmp_path, _answering(), "peers").stdout

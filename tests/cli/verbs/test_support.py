@@ -79,7 +79,7 @@ def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
     assert "no node" in json.loads(parts["status.json"])["missing"]
     assert any(row["name"] == "root.key" for row in json.loads(parts["home.json"]))
     assert parts["log.jsonl"].count(b"taken out") > 20
-    assert json.loads(parts["metrics.jsonl"])["updates"] == 1
+    assert json.loads(parts["metrics.jsonl"])["steps"] == 1
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
     assert "--out" in again.output

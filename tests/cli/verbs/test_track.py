@@ -42,7 +42,7 @@ def _track(home: Path, into: Path) -> list[tuple[int, float]]:
     assert run.parent.name == "no-swarm"
     found = board.EventAccumulator(str(run)).Reload()
     assert "entropy" in found.Tags()["scalars"]
-    return [(event.step, event.value) for event in found.Scalars("received")]
+    return [(event.step, event.value) for event in found.Scalars("accepted")]
 
 
 def test_each_row_is_passed_on_once_also_those_from_before(tmp_path: Path) -> None:
@@ -62,18 +62,18 @@ def test_reward_is_by_family_and_in_the_mean() -> None:
         HistoryRow(
             **{
                 **_fields(row(7)),
-                "pass_1": {"gcd": 0.5, "chess": 1.0},
+                "eval_reward": {"gcd": 0.5, "chess": 1.0},
                 "k": 4,
-                "seen_1": 0.9,
-                "split": 1,
+                "eval_reward_train": 0.9,
+                "split_version": 1,
             }
         )
     )
-    assert found["pass_1/gcd"] == 0.5
-    assert found["pass_1/all"] == 0.75
-    assert found["seen_1"] == 0.9
-    assert found["updates"] == 7.0
-    assert {"time", "k", "split", "loss", "pass_k/all"}.isdisjoint(found)
+    assert found["eval_reward/gcd"] == 0.5
+    assert found["eval_reward/all"] == 0.75
+    assert found["eval_reward_train"] == 0.9
+    assert found["steps"] == 7.0
+    assert {"time", "k", "split_version", "loss", "best_of_k/all"}.isdisjoint(found)
 
 
 def _fields(of: HistoryRow) -> dict[str, object]:
@@ -111,7 +111,7 @@ class Recorder:
 
 
 def _sample(number: int, **changes: Any) -> SampleRow:
-    given = {"family": "gcd", "prompt": HOSTILE, "answer": f"{number}\x1b[2J\n# {HOSTILE}"}
+    given = {"family": "gcd", "prompt": HOSTILE, "completion": f"{number}\x1b[2J\n# {HOSTILE}"}
     return SampleRow(**{**given, "reward": 1.0, "version": number, "author": "", **changes})
 
 
@@ -141,7 +141,7 @@ def test_answers_of_a_running_node_are_a_table_and_hostile_ones_stay_in_their_li
     assert to.steps == [0, 1, 2]
     ((step, table),) = to.tables
     assert (step, len(table)) == (2, 64)
-    assert [each.by for each in table[:2]] == ["own", "KooWanna"]
+    assert [each.by for each in table[:2]] == ["local", "KooWanna"]
     for each in table:
         assert each.question == HOSTILE
         assert each.answer.isprintable()

@@ -38,7 +38,13 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
     assert all(character.isprintable() or character == "\n" for character in text)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    for said in ("gcd own v0 gcd of 12 ⏎ and 18? → Yes ✗", "v6640", "→ 2 ✓", "laptop-2", "nothing"):
+    for said in (
+        "gcd local v0 gcd of 12 ⏎ and 18? → Yes ✗",
+        "v6640",
+        "→ 2 ✓",
+        "laptop-2",
+        "nothing",
+    ):
         assert said in words
     assert "[bold]markup" in words, "nothing is read as markup"
 
@@ -48,9 +54,9 @@ def test_a_dialogue_is_shown_turn_by_turn() -> None:
     row = SampleRow("guess", asked, "", 1.0, 7, dialogue=["13", HOSTILE, ""])
     text = printed(samples_view([row], []), 60)
     lines = [line.split() for line in text.splitlines()]
-    assert lines[1] == ["own", "v7", *asked.split(), "✓"]
+    assert lines[1] == ["local", "v7", *asked.split(), "✓"]
     assert lines[2] == ["node", "13"]
-    assert lines[3][0] == "reply"
+    assert lines[3][0] == "observation"
     assert text.replace("\n", "").isprintable()
     assert ["node", "(nothing)"] in lines
 

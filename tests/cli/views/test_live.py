@@ -28,12 +28,12 @@ def node(**changes: object) -> Snapshot:
         "addresses": ["/ip4/192.0.2.2/tcp/58175/p2p/12D3KooW"],
         "membership": MembershipRow("laptop", "boss", 0, 2_000_000_000, "member"),
         "evals": [EvalPoint(float(n), n, n / 10, n / 10, None, {}) for n in range(10)],
-        "update": UpdateRow(
+        "last_step": UpdateRow(
             loss=0.0007,
             mean_reward=0.86,
-            kl=8e-5,
+            mismatch_kl=8e-5,
             entropy=1.3,
-            clipped_share=0.0,
+            clip_ratio=0.0,
             grad_norm=1.0,
             tokens=100,
             seconds=0.1,
@@ -92,7 +92,7 @@ def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
             "✓ home",
             "✓ trainer",
             "● ",
-            "stopped: update 6,384 finished, checkpoint stored (0.8 s)",
+            "stopped: step 6,384 finished, checkpoint stored (0.8 s)",
         )
     ]
     assert places == sorted(places)

@@ -13,7 +13,15 @@ from shown_cases import FAR, KEY, full, peer, printed
 
 from swarm_node.cli.views.members_view import members_view, ticket_rows
 from swarm_node.cli.views.peers_view import milliseconds, peers_view, size
-from swarm_node.cli.views.status_view import bars, curve, figures, gave, got, refused, status_view
+from swarm_node.cli.views.status_view import (
+    bars,
+    curve,
+    external_groups,
+    figures,
+    local_groups,
+    rejected,
+    status_view,
+)
 from swarm_node.node.figures.snapshot import (
     SEEN_SECONDS,
     EvalPoint,
@@ -40,7 +48,9 @@ def shown(snapshot: Snapshot) -> str:
 def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
     fields = {"issuer": HOSTILE, "standing": HOSTILE, "address": HOSTILE, "model": HOSTILE}
     why = Said(HOSTILE, "warning", HOSTILE, HOSTILE)
-    row = peer(HOSTILE, HOSTILE, refused={HOSTILE: 1}, why=why, environment=HOSTILE, **fields)
+    row = peer(
+        HOSTILE, HOSTILE, rejected_by_reason={HOSTILE: 1}, why=why, environment=HOSTILE, **fields
+    )
     snapshot = msgspec.structs.replace(
         QUIET,
         peers=[row],
@@ -87,14 +97,14 @@ def test_a_ticket_is_open_until_it_is_not() -> None:
     assert state(revoked=KEY, banned=KEY) == "revoked"
 
 
-def test_status_counts_the_turns_of_dialogues_and_what_is_refused_after_a_replay() -> None:
+def test_status_counts_turns_and_what_a_rerun_rejects() -> None:
     def shown(turns: float | None) -> str:
-        return gave(msgspec.structs.replace(QUIET, latest=history_row(1.0, turns=turns)))
+        return local_groups(msgspec.structs.replace(QUIET, latest=history_row(1.0, turns=turns)))
 
-    assert shown(1.75).endswith("; 1.8 turns a dialogue")
+    assert shown(1.75).endswith("; 1.8 turns per rollout")
     assert "turns" not in shown(1.0) + shown(None), "single answers, and none yet"
-    rejected = {"replay": 3, "unreachable": 2}
-    assert refused(msgspec.structs.replace(QUIET, rejected=rejected)) == "3 replay"
+    counts = {"replay": 3, "unreachable": 2}
+    assert rejected(msgspec.structs.replace(QUIET, rejected=counts)) == "3 replay"
 
 
 def test_a_used_ticket_stays_used_while_its_holder_is_away_and_who_tried_it_holds_it_not() -> None:
@@ -141,23 +151,25 @@ def test_views_fit_every_width_and_an_alarm_is_told_once(width: int) -> None:
 
 
 def test_a_state_other_than_running_and_givers_that_left_are_told_apart() -> None:
-    gone = peer("b", received=4, seconds_since_seen=SEEN_SECONDS + 1)
-    groups = msgspec.structs.replace(QUIET.groups, received=4)
-    assert " from peers " in got(msgspec.structs.replace(QUIET, groups=groups, peers=[gone]))
+    gone = peer("b", accepted=4, seconds_since_seen=SEEN_SECONDS + 1)
+    groups = msgspec.structs.replace(QUIET.groups, accepted=4)
+    assert " from peers " in external_groups(
+        msgspec.structs.replace(QUIET, groups=groups, peers=[gone])
+    )
     said = dict(figures(msgspec.structs.replace(QUIET, state="stopping", seconds=360.0)))["node"]
     assert "(started 6 min" in said
 
 
 def point(number: int, **changes: Any) -> EvalPoint:
     reward = number / 100
-    known = EvalPoint(float(number), number, reward, reward, None, {}, seen=0.5, split=1)
+    known = EvalPoint(float(number), number, reward, reward, None, {}, train=0.5, split_version=1)
     return msgspec.structs.replace(known, **changes)
 
 
 def test_rewards_of_another_split_stand_apart() -> None:
-    assert curve([point(40), point(50)], 8) == "0.40 ▄▅ 0.50; seen 0.50"
-    text = curve([point(40), point(30, split=2)], 8)
-    assert text.startswith("0.30; seen 0.50; 0.40 ")
+    assert curve([point(40), point(50)], 8) == "0.40 ▄▅ 0.50; training prompts 0.50"
+    text = curve([point(40), point(30, split_version=2)], 8)
+    assert text.startswith("0.30; training prompts 0.50; 0.40 ")
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(1, 80))

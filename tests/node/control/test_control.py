@@ -24,14 +24,14 @@ from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, P
 from swarm_node.p2p.reach.verdict import Probed, Relay, judge
 from swarm_node.page import listening
 
-SNAPSHOT = quiet_snapshot(groups=GroupCounts(published=4), rejected={"stale": 1}, families=["gcd"])
+SNAPSHOT = quiet_snapshot(groups=GroupCounts(sampled=4), rejected={"stale": 1}, families=["gcd"])
 POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
 PROBED = Probed("12D3KooWa", "alice", "192.0.2.1", "192.0.2.2", 7, False, {7: "timeout"}, 0.5)
 REACH = judge([PROBED], (7,), [Relay("bob", 0.03), Relay("carol")])
 REPORT = NetworkReport(REACH, ["/ip4/192.0.2.2/tcp/7"], 2, 3, 0.5)
 
 
-ROWS = [history_row(1.0), history_row(2.0, pass_1={"gcd": 0.5})]
+ROWS = [history_row(1.0), history_row(2.0, eval_reward={"gcd": 0.5})]
 
 
 def history(since: float) -> HistoryReport:

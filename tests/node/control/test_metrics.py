@@ -28,26 +28,28 @@ def full_snapshot() -> Snapshot:
     """A snapshot with a value for every figure."""
     return quiet_snapshot(
         groups=GroupCounts(
-            published=40,
+            sampled=40,
             announced=20,
-            taken=15,
-            received=12,
-            trained_own=30,
+            sent=15,
+            accepted=12,
+            trained_local=30,
             trained_external=10,
-            answers=160,
-            cut=120,
+            completions=160,
+            truncated=120,
         ),
         rejected={"stale": 2, "unreachable": 5},
         faults={"scorer": 1},
         evals=[
-            EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4, seen=0.9, split=1)
+            EvalPoint(
+                1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4, train=0.9, split_version=1
+            )
         ],
-        update=UpdateRow(
+        last_step=UpdateRow(
             loss=0.1,
             mean_reward=0.5,
-            kl=0.001,
+            mismatch_kl=0.001,
             entropy=1.2,
-            clipped_share=0.02,
+            clip_ratio=0.02,
             grad_norm=1.5,
             tokens=100,
             seconds=0.1,
@@ -58,11 +60,11 @@ def full_snapshot() -> Snapshot:
         peers=[PeerRow("12D3KooWsecret", 1, 1.0, 1, 1, 0, [], name="laptop", via="")],
         latest=row(
             1.0,
-            lag=0.5,
-            age=2.0,
-            own_reward=0.4,
-            informative_share=0.6,
-            cut_share=0.75,
+            staleness=0.5,
+            external_age=2.0,
+            rollout_reward=0.4,
+            mixed_reward_ratio=0.6,
+            truncated_ratio=0.75,
             memory=1 << 30,
         ),
         alarms=["look"],
@@ -80,21 +82,21 @@ def test_figures_have_types_units_and_no_peers() -> None:
     assert all(
         each.documentation and each.type in ("gauge", "counter") for each in families.values()
     )
-    assert values["swarm_node_updates_total",] == 3
+    assert values["swarm_node_steps_total",] == 3
     assert values["swarm_node_groups_announced_total",] == 20
-    assert values["swarm_node_groups_trained_total", "own"] == 30
-    assert values["swarm_node_answers_made_total",] == 160
-    assert values["swarm_node_answers_cut_total",] == 120
-    assert values["swarm_node_cut_ratio",] == 0.75
-    assert values["swarm_node_refusals_total", "stale"] == 2
-    assert values["swarm_node_held_out_reward", "gcd"] == 0.5
-    assert values["swarm_node_held_out_best_reward", "gcd"] == 0.75
-    assert values["swarm_node_seen_reward",] == 0.9
+    assert values["swarm_node_groups_trained_total", "local"] == 30
+    assert values["swarm_node_completions_total",] == 160
+    assert values["swarm_node_completions_truncated_total",] == 120
+    assert values["swarm_node_truncated_ratio",] == 0.75
+    assert values["swarm_node_rejections_total", "stale"] == 2
+    assert values["swarm_node_eval_reward", "gcd"] == 0.5
+    assert values["swarm_node_eval_best_of_k_reward", "gcd"] == 0.75
+    assert values["swarm_node_eval_reward_train",] == 0.9
     assert values["swarm_node_busy_seconds_total", "trainer"] == 4.0
     assert values["swarm_node_memory_bytes",] == 1 << 30
-    assert values["swarm_node_kl_nats",] == 0.001
-    assert values["swarm_node_gradient_norm",] == 1.5
-    assert values["swarm_node_lag_versions",] == 0.5
+    assert values["swarm_node_mismatch_kl_nats",] == 0.001
+    assert values["swarm_node_grad_norm",] == 1.5
+    assert values["swarm_node_staleness_versions",] == 0.5
     assert values["swarm_node_peers", "direct"] == 1
     assert values["swarm_node_peers", "relayed"] == 0
     assert values["swarm_node_membership_end_timestamp_seconds",] == 1_800_000_000
@@ -104,9 +106,9 @@ def test_figures_have_types_units_and_no_peers() -> None:
 
 
 def test_two_nodes_in_one_process_share_no_figures() -> None:
-    one, other = (exposition(quiet_snapshot(updates=n)).decode() for n in (1, 2))
-    assert "updates_total 1.0" in one
-    assert "updates_total 2.0" in other
+    one, other = (exposition(quiet_snapshot(steps=n)).decode() for n in (1, 2))
+    assert "steps_total 1.0" in one
+    assert "steps_total 2.0" in other
 
 
 def test_promtool_accepts_the_figures_the_rules_and_the_settings() -> None:

@@ -12,15 +12,20 @@ from swarm_node.node.figures.snapshot import EvalPoint
 FAMILIES = {f"family_{number}": number / 9 + 1e-9 for number in range(9)}
 
 
-def _point(second: float, *, alone: bool = False, split: int = 1) -> EvalPoint:
+def _point(second: float, *, isolated: bool = False, split: int = 1) -> EvalPoint:
     each = FAMILIES
-    return EvalPoint(second, 3, 0.1, 0.2, 0.3, each, each, 4, alone=alone, seen=0.5, split=split)
+    return EvalPoint(
+        second, 3, 0.1, 0.2, 0.3, each, each, 4, isolated=isolated, train=0.5, split_version=split
+    )
 
 
 def _curve(count: int) -> list[EvalPoint]:
     evals: list[EvalPoint] = []
     for number in range(count):
-        add(evals, _point(5.0 * number, alone=number < 701, split=1 if number < 1303 else 2))
+        add(
+            evals,
+            _point(5.0 * number, isolated=number < 701, split=1 if number < 1303 else 2),
+        )
     return evals
 
 
@@ -36,7 +41,7 @@ def test_a_long_curve_keeps_its_ends_its_newest_points_and_what_the_views_name()
     assert max(gaps) < 4 * seconds[-1] / MAX_POINTS, "no hole"
     before, newest = parted(evals)
     assert newest[0].seconds == 5.0 * 1303, "the first point of a split"
-    assert next(point.seconds for point in before if not point.alone) == 5.0 * 701
+    assert next(point.seconds for point in before if not point.isolated) == 5.0 * 701
 
 
 def test_a_curve_of_months_is_a_small_answer_and_fits_a_checkpoint() -> None:
@@ -50,4 +55,4 @@ def test_a_curve_in_which_every_point_begins_a_split_is_bounded_too() -> None:
     for number in range(4 * MAX_POINTS):
         add(evals, _point(float(number), split=number))
     assert len(evals) == MAX_POINTS
-    assert evals[-1].split == 4 * MAX_POINTS - 1
+    assert evals[-1].split_version == 4 * MAX_POINTS - 1

@@ -35,11 +35,11 @@ def test_where_most_answers_were_cut_no_other_advice_is_given() -> None:
     made = group(0.0, 0.0, environment="drills")
     cut = replace(made, completions=(completion([7], finish=Finish.LENGTH),) * 2)
     mostly = beginning([made] * 4 + [cut] * (COUNT - 4))
-    assert mostly.cut_share == 0.75
+    assert mostly.truncated_ratio == 0.75
     assert "sampling.max_new_tokens" in mostly.advice
     assert "preset" not in mostly.advice
     seldom = beginning([made] * (COUNT - 4) + [cut] * 4)
-    assert (seldom.cut_share, "preset" in seldom.advice) == (0.25, True)
+    assert (seldom.truncated_ratio, "preset" in seldom.advice) == (0.25, True)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from swarm_node.node.figures.history import (
 from swarm_node.node.start.assembly import assemble
 
 #: What a row needs besides parts and totals.
-KNOWN = dict.fromkeys(("time", "version", "updates", "refused", "peers", "memory"), 1)
+KNOWN = dict.fromkeys(("time", "version", "steps", "rejected", "peers", "memory"), 1)
 
 
 def between(before: Totals, now: Totals) -> HistoryRow:
@@ -40,37 +40,43 @@ def between(before: Totals, now: Totals) -> HistoryRow:
 
 
 def test_a_row_has_means_of_what_happened_in_between() -> None:
-    before = Totals(seconds=100.0, updates=8, own=40, external=3, sampled_tokens=1000)
+    before = Totals(seconds=100.0, steps=8, local=40, external=3, sampled_tokens=1000)
     now = Totals(
         seconds=110.0,
-        updates=18,
-        own=76,
+        steps=18,
+        local=76,
         external=7,
-        rows=64,
-        own_reward=36.0,
-        own_answers=144,
-        lag=18,
-        age=8,
-        made=50,
-        informative=5,
-        answers=200,
-        cut=30,
+        rollouts=64,
+        rollout_reward=36.0,
+        local_rollouts=144,
+        staleness=18,
+        external_age=8,
+        sampled=50,
+        mixed_rewards=5,
+        completions=200,
+        truncated=30,
         sampled_tokens=3000,
         trained_tokens=900,
         sampling=4.0,
         updating=12.0,
     )
     found = between(before, now)
-    assert (found.own_per_update, found.peers_per_update) == (3.6, 0.4)
-    assert (found.lag, found.age) == (0.5, 2.0)
-    assert (found.own_reward, found.informative_share) == (0.25, 0.1)
-    assert found.cut_share == 0.15
-    assert (found.updates_per_second, found.rows) == (1.0, 64)
+    assert (found.local_per_step, found.external_per_step) == (3.6, 0.4)
+    assert (found.staleness, found.external_age) == (0.5, 2.0)
+    assert (found.rollout_reward, found.mixed_reward_ratio) == (0.25, 0.1)
+    assert found.truncated_ratio == 0.15
+    assert (found.steps_per_second, found.rollouts) == (1.0, 64)
     assert (found.sampled_tokens_per_second, found.trained_tokens_per_second) == (200.0, 90.0)
     assert (found.sampler_busy, found.trainer_busy) == (0.4, 1.0), "an update began before"
     quiet = between(now, replace(now, seconds=120.0))
-    assert quiet.own_per_update is quiet.lag is quiet.own_reward is quiet.informative_share is None
-    assert (quiet.updates_per_second, quiet.sampler_busy) == (0.0, 0.0)
+    assert (
+        quiet.local_per_step
+        is quiet.staleness
+        is quiet.rollout_reward
+        is quiet.mixed_reward_ratio
+        is None
+    )
+    assert (quiet.steps_per_second, quiet.sampler_busy) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("kind", [GroupCounts, UpdateRow])
@@ -117,7 +123,7 @@ def test_a_file_is_bounded_private_and_read_again(tmp_path: Path) -> None:
     limit = 20 * len(msgspec.json.encode(row(1.0)))
     file = MetricsFile(tmp_path / "metrics.jsonl", limit)
     for number in range(100):
-        file.append(row(float(number), pass_1={"gcd": 0.5}))
+        file.append(row(float(number), eval_reward={"gcd": 0.5}))
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes.keys() == {"metrics.jsonl", "metrics.jsonl.1"}
     assert all(0 < size <= limit for size in sizes.values())
@@ -160,26 +166,26 @@ async def test_a_running_node_writes_rows_of_both_kinds_of_groups(world: World) 
         node.stop()
     await asyncio.gather(*lives)
     assert seen.latest == rows[-1]
-    measured = [row for row in rows if row.pass_1 is not None]
+    measured = [row for row in rows if row.eval_reward is not None]
     assert len(measured) == len(seen.evals) >= 1
-    assert measured[0].pass_1 == seen.evals[0].families
+    assert measured[0].eval_reward == seen.evals[0].families
     assert measured[0].k == 4
-    assert measured[0].seen_1 == seen.evals[0].seen
-    assert measured[0].split == SPLIT
-    assert measured[0].pass_k.keys() == measured[0].pass_1.keys()
-    between = [b.time - a.time for a, b in pairwise(rows) if b.pass_1 is None]
+    assert measured[0].eval_reward_train == seen.evals[0].train
+    assert measured[0].split_version == SPLIT
+    assert measured[0].best_of_k.keys() == measured[0].eval_reward.keys()
+    between = [b.time - a.time for a, b in pairwise(rows) if b.eval_reward is None]
     assert all(5.0 <= gap <= 61.0 for gap in between)
     last = rows[-1]
-    assert last.trained_peers > 0
-    assert last.own_per_update is not None
-    assert last.peers_per_update is not None
-    assert last.peers_per_update > 0
-    assert 2.0 <= last.own_per_update + last.peers_per_update <= 3.0
-    assert 0 < last.announced <= last.made
-    assert seen.peers[0].took > 0
+    assert last.trained_external > 0
+    assert last.local_per_step is not None
+    assert last.external_per_step is not None
+    assert last.external_per_step > 0
+    assert 2.0 <= last.local_per_step + last.external_per_step <= 3.0
+    assert 0 < last.announced <= last.sampled
+    assert seen.peers[0].sent > 0
     assert 0 < sum(each.groups for each in seen.taught) <= seen.groups.trained_external
     assert {each.peer_id for each in seen.taught} == {seen.peers[0].peer_id}
-    assert all(each.answers >= each.groups for each in seen.taught)
+    assert all(each.rollouts >= each.groups for each in seen.taught)
 
 
 @pytest.mark.slow(reason="a node waits on the real clock until it wrote two rows")

@@ -30,7 +30,7 @@ def test_the_first_and_the_newest_own_answer_and_a_right_one_of_a_peer() -> None
     samples.external(theirs)
     samples.own(own("primes", "7", 0), "next prime?")
     rows = samples.rows()
-    assert [(r.family, r.answer, r.author, r.reward) for r in rows] == [
+    assert [(r.family, r.completion, r.author, r.reward) for r in rows] == [
         ("gcd", "Yes", "", 0.0),
         ("gcd", "6", "", 0.0),
         ("gcd", "right", "peer", 1.0),
@@ -48,7 +48,7 @@ def test_a_dialogue_is_kept_text_by_text() -> None:
     samples.own(group, "Guess my number from 12 to 14.", [["higher"], ["higher"]])
     (row,) = samples.rows()
     assert row.dialogue == ["13", "higher", "14"]
-    assert row.answer == "13\n> higher\n14"
+    assert row.completion == "13\n> higher\n14"
     many = joined([completion([1], f"{n}" * 500) for n in range(16)])
     group = replace(group, completions=(many, many))
     samples.own(group, "q", [["r" * 1000] * 15] * 2)
@@ -64,7 +64,7 @@ def test_what_is_kept_is_bounded_in_number_and_length() -> None:
         samples.own(own(str(number), "x" * 100_000, 0), "q" * 100_000)
     rows = samples.rows()
     assert len(rows) <= 3 * 64
-    assert all(len(row.answer) <= 400 and len(row.prompt) <= 400 for row in rows)
+    assert all(len(row.completion) <= 400 and len(row.prompt) <= 400 for row in rows)
     assert samples.recent().groups == 256
 
 
@@ -89,4 +89,4 @@ def test_answers_that_ran_out_of_tokens_are_counted_among_the_newest_groups() ->
         samples.own(cut, "q")
     samples.own(own("gcd", "x", 0), "q")
     recent = samples.recent()
-    assert (recent.groups, recent.answers, recent.cut) == (3, 10, 6)
+    assert (recent.groups, recent.completions, recent.truncated) == (3, 10, 6)

@@ -12,7 +12,7 @@ def test_groups_and_good_answers_are_counted_by_author_and_family() -> None:
     taught.add(verified(author="b", family="gcd"))
     taught.add(verified(author="a", family="primes"))
     expected = [("a", "gcd", 2, 3), ("b", "gcd", 1, 1), ("a", "primes", 1, 1)]
-    assert [(r.peer_id, r.family, r.groups, r.answers) for r in taught.rows()] == expected
+    assert [(r.peer_id, r.family, r.groups, r.rollouts) for r in taught.rows()] == expected
     again = Taught(taught.rows())
     again.add(verified(author="a", family="gcd"))
     assert [(r.peer_id, r.groups) for r in again.rows()] == [("b", 1), ("a", 1), ("a", 3)]

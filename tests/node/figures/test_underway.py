@@ -12,10 +12,20 @@ def test_what_a_sampler_counts_belongs_to_its_oldest_call() -> None:
     first = underway.begin("sampling", 8, 64, 16, 0.0, Progress(1000, 50))
     underway.begin("evaluating", 0, 20, 16, 1.0, Progress(1000, 50))
     row = underway.row(10.0, Progress(1500, 87), 0, None)
-    assert (row.sampler, row.done, row.answers, row.tokens_per_second) == ("sampling", 37, 64, 50.0)
+    assert (row.sampler, row.done, row.completions, row.tokens_per_second) == (
+        "sampling",
+        37,
+        64,
+        50.0,
+    )
     underway.end(first, 20.0, Progress(2000, 114))
     row = underway.row(30.0, Progress(2100, 120), 0, None)
-    assert (row.sampler, row.done, row.answers, row.tokens_per_second) == ("evaluating", 6, 20, 10)
+    assert (row.sampler, row.done, row.completions, row.tokens_per_second) == (
+        "evaluating",
+        6,
+        20,
+        10,
+    )
 
 
 def test_answers_that_go_on_are_as_long_as_the_mean_of_all_tokens_allows() -> None:
@@ -33,9 +43,9 @@ def test_answers_that_go_on_are_as_long_as_the_mean_of_all_tokens_allows() -> No
 def test_the_first_update_waits_for_all_batches_that_it_lacks() -> None:
     underway = Underway()
     underway.begin("sampling", 2, 10, 100, 0.0, Progress())
-    assert underway.row(5.0, Progress(500, 5), 2, None).first_update == 5.0
-    assert underway.row(5.0, Progress(500, 5), 6, None).first_update == 25.0
-    assert underway.row(5.0, Progress(500, 5), 0, None).first_update is None
+    assert underway.row(5.0, Progress(500, 5), 2, None).first_step == 5.0
+    assert underway.row(5.0, Progress(500, 5), 6, None).first_step == 25.0
+    assert underway.row(5.0, Progress(500, 5), 0, None).first_step is None
 
 
 def test_a_sampler_that_counts_nothing_is_still_said_to_sample() -> None:

@@ -53,7 +53,7 @@ def test_the_most_serious_comes_first_and_nothing_is_lost() -> None:
     found = findings(
         node(
             time=78 * DAY,
-            seconds_since_update=1e4,
+            seconds_since_step=1e4,
             recent=RecentRow(256, 0, 0.0),
             peers=[peer(environment=SAPO, seen=2.0)],
         )
@@ -83,7 +83,7 @@ def test_a_node_that_created_its_swarm_is_well_without_peers_and_one_with_a_tick
 
 
 def test_an_expelled_node_is_told_so_first_and_then_that_it_trains_alone() -> None:
-    first, second = findings(node(causes=[REVOKED], peers=[], seconds_since_update=1e4))[:2]
+    first, second = findings(node(causes=[REVOKED], peers=[], seconds_since_step=1e4))[:2]
     assert (first.kind, first.level) == ("revoked", "bad")
     assert second.kind == "stalled"
     found = findings(node(causes=[REVOKED], peers=[peer("alice", seen=2.0)]))
@@ -157,7 +157,7 @@ def test_the_word_learning_needs_a_rise_and_turns_at_most_once_in_ten_minutes(
 ) -> None:
     steady, evals, said = Steady(), list[EvalPoint](), list[tuple[float, bool]]()
     for number, reward in enumerate(HISTORIES[kind](random.Random(seed), 180)):
-        evals.append(EvalPoint(20.0 * number, number, reward, reward, None, {}, split=1))
+        evals.append(EvalPoint(20.0 * number, number, reward, reward, None, {}, split_version=1))
         shot = node(evals=evals, seconds=20.0 * number)
         text = findings(shot, steady)[0].text
         assert findings(shot, steady)[0].text == text, "asking again turns nothing"
@@ -183,7 +183,7 @@ RECORDED = [
 def test_a_recorded_rise_is_told_once_and_no_longer_after_it_has_ended() -> None:
     """Its last values go on for as long as it takes, in their order."""
     rewards = [*RECORDED, *(RECORDED[-10:] * 12)]
-    evals = [EvalPoint(15.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
+    evals = [EvalPoint(15.0 * n, n, r, r, None, {}, split_version=1) for n, r in enumerate(rewards)]
     steady = Steady()
     said = [steady.learns(evals[: end + 1]) for end in range(len(evals))]
     turns = [n for n, (a, b) in enumerate(pairwise(said)) if a != b]
@@ -195,7 +195,7 @@ def test_a_recorded_rise_is_told_once_and_no_longer_after_it_has_ended() -> None
 
 def test_the_word_learning_is_the_same_however_often_somebody_asks() -> None:
     rewards = HISTORIES["rising"](random.Random(0), 120)
-    evals = [EvalPoint(20.0 * n, n, r, r, None, {}, split=1) for n, r in enumerate(rewards)]
+    evals = [EvalPoint(20.0 * n, n, r, r, None, {}, split_version=1) for n, r in enumerate(rewards)]
     often, once = Steady(), Steady()
     told = [often.learns(evals[: end + 1]) for end in range(len(evals))]
     assert once.learns(evals) == told[-1] is True

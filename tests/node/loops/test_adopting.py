@@ -49,13 +49,13 @@ async def test_a_running_node_goes_on_with_other_settings(world: World) -> None:
     life = asyncio.create_task(node.run())
     await asyncio.sleep(20)
     before = node.snapshot()
-    assert 1 <= before.updates < 30
+    assert 1 <= before.steps < 30
     assert (len(before.evals), trainer.stored) == (1, 0)
     assert not _serves(node)
     changed = {key.replace(".", "__"): value for key, value in OTHERS.items()}
     node.adopt(small_settings(**changed))
     ended = await asyncio.wait_for(life, 3600)
-    assert ended.updates == 30
+    assert ended.steps == 30
     assert trainer.stored >= 2
     assert _serves(node)
 

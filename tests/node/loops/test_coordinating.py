@@ -337,11 +337,11 @@ def test_a_report_says_what_the_owner_sees_and_fits() -> None:
             peer_id=Identity.generate().peer_id,
             version=1,
             seconds_since_seen=1.0,
-            published=9,
-            received=n,
+            announced=9,
+            accepted=n,
             rejected=n,
             addresses=[],
-            refused={"signature": n, "a/b": 1},
+            rejected_by_reason={"signature": n, "a/b": 1},
         )
         for n in range(200)
     ]
@@ -349,8 +349,8 @@ def test_a_report_says_what_the_owner_sees_and_fits() -> None:
     snapshot = quiet_snapshot(
         model="hub/Some Model!",
         peers=peers,
-        groups=GroupCounts(published=5, received=6, trained_own=7, trained_external=8),
-        evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, families, split=1)],
+        groups=GroupCounts(sampled=5, accepted=6, trained_local=7, trained_external=8),
+        evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, families, split_version=1)],
     )
     report = report_of(snapshot, 12)
     assert (report.model, report.published, report.trained_external) == ("Some Model_", 5, 8)

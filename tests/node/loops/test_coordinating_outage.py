@@ -151,7 +151,7 @@ def _node(world: World, settings: Any, index: int) -> Node:
 def _done(node: Node) -> tuple[int, int]:
     """Updates and groups received, so far."""
     now = node.snapshot()
-    return now.updates, now.groups.received
+    return now.steps, now.groups.accepted
 
 
 @pytest.mark.slow(reason="three whole nodes for two hours of virtual time")

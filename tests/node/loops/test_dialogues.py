@@ -315,9 +315,9 @@ async def test_a_round_without_a_group_ends_in_a_pause(world: World, loop: Virtu
 def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -> None:
     def look(node: Node, world: World) -> None:
         shot = node.snapshot()
-        assert shot.updates == 3
-        assert shot.groups.trained_own >= 6
-        assert 0 < shot.groups.announced <= shot.groups.published
+        assert shot.steps == 3
+        assert shot.groups.trained_local >= 6
+        assert 0 < shot.groups.announced <= shot.groups.sampled
         assert shot.faults == {}
         assert shot.latest.turns is not None
         assert 1 < shot.latest.turns < 3, "some dialogues end earlier"
@@ -342,8 +342,8 @@ def test_a_node_alone_learns_from_dialogues_and_announces_them(tmp_path: Path) -
         taken = structs.replace(offered, turns=3)
         assert node._work.exchange.verifier.refuse_announced(taken) is None
         assert shot.evals
-        assert 0 < shot.evals[-1].all < 1
-        rows = [row for row in node.samples() if "\n> 1 more <eos>\n" in row.answer]
+        assert 0 < shot.evals[-1].reward < 1
+        rows = [row for row in node.samples() if "\n> 1 more <eos>\n" in row.completion]
         assert rows
 
     lived(tmp_path, look)
@@ -375,13 +375,13 @@ async def test_two_nodes_learn_from_each_others_dialogues(world: World) -> None:
     await asyncio.sleep(6)
     shots = [node.snapshot() for node in nodes]
     for shot in shots:
-        assert shot.groups.received > 0
-        assert shot.groups.taken > 0
+        assert shot.groups.accepted > 0
+        assert shot.groups.sent > 0
         assert shot.groups.trained_external > 0
         assert shot.faults == {}
         reasons = set(shot.rejected)
         assert not {each for each in reasons if REASONS[each] is Blame.VIOLATION}
-        assert shot.peers[0].received == shot.groups.received
+        assert shot.peers[0].accepted == shot.groups.accepted
     for node in nodes:
         shown = [row for row in node.samples() if row.author]
         assert shown, "what a peer said is shown, with the replies that were derived here"
@@ -394,10 +394,10 @@ async def test_two_nodes_learn_from_each_others_dialogues(world: World) -> None:
 def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Path) -> None:
     def look(node: Node, world: World) -> None:
         shot = node.snapshot()
-        assert shot.updates == 3
+        assert shot.steps == 3
         assert shot.faults.keys() == {"group_too_large"}
         assert shot.faults["group_too_large"] > 1
-        assert shot.groups.published >= 6, "without a gap in the log"
+        assert shot.groups.sampled >= 6, "without a gap in the log"
 
     with capture_logs() as told:
         lived(tmp_path, look, sampler=WordySampler)
@@ -434,11 +434,11 @@ async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
 
     first = node_with(Host(SplitEnvironment(Digits())))
     life = asyncio.create_task(first.run())
-    while first.snapshot().groups.published < 4:  # noqa: ASYNC110 - virtual time
+    while first.snapshot().groups.sampled < 4:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(1.0)
     first.stop()
     await life
-    stored = first.snapshot().groups.published
+    stored = first.snapshot().groups.sampled
     node, began = node_with(SlowHost(SplitEnvironment(Digits()))), loop.time()
     opened: list[float] = []
     life = asyncio.create_task(node.run(lambda addresses: opened.append(loop.time())))
@@ -448,8 +448,8 @@ async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
     assert len(node._stored) == stored - 1, "one is being replayed"
     await asyncio.sleep(stored * REPLAY_SECONDS)
     assert not node._stored
-    made = node.snapshot().groups.published - stored
-    assert node._buffer.stats().own_admitted == made + stored
+    made = node.snapshot().groups.sampled - stored
+    assert node._buffer.stats().local_admitted == made + stored
     node.stop()
     await life
 

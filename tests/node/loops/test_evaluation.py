@@ -126,7 +126,7 @@ async def test_the_first_point_waits_for_the_first_update_and_is_of_the_untraine
     (point,) = node.snapshot().evals
     assert point.version == 0
     shot = node.snapshot()
-    assert (shot.updates + shot.skipped_updates == 1) == (seconds < 500)
+    assert (shot.steps + shot.skipped_batches == 1) == (seconds < 500)
     node.stop()
     await life
 
@@ -184,9 +184,9 @@ def test_a_curve_goes_on_from_the_seconds_of_an_earlier_run(tmp_path: Path) -> N
 
 def test_reward_on_unseen_and_on_seen_texts_are_kept_apart(tmp_path: Path) -> None:
     point, judged = _measured(tmp_path, tries=4)
-    assert set(point.families.values()) == set(point.pass_k.values()) == {0.25}
-    assert (point.all, point.own, point.borrowed, point.seen) == (0.25, 0.25, 0.25, 0.75)
-    assert point.split == SPLIT > 0
+    assert set(point.families.values()) == set(point.best_of_k.values()) == {0.25}
+    assert (point.reward, point.local, point.external_only, point.train) == (0.25, 0.25, 0.25, 0.75)
+    assert point.split_version == SPLIT > 0
     unseen = {ref for ref in judged if ref.held_out}
     seen = set(judged) - unseen
     families = len(point.families)

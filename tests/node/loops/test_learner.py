@@ -175,14 +175,14 @@ def stored(group: VerifiedGroup, epoch: int, seq: int) -> StoredGroup:
 @virtual_time
 async def test_an_update_moves_the_sampler_to_the_new_weights(world: World) -> None:
     async with learning(world) as life:
-        assert (life.parts.sampler.version, life.tally.updates) == (0, 0)
+        assert (life.parts.sampler.version, life.tally.steps) == (0, 0)
         assert not await life.step()
         life.offer(1)
         assert not await life.step()
         life.offer(1)
         assert await life.step()
         assert life.parts.sampler.version == life.parts.trainer.version == 1
-        assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
+        assert (life.tally.steps, life.tally.groups.trained_local) == (1, 2)
         assert life.tally.last_update.mean_reward == 0.5
         assert life.tally.last_update.entropy > 0
         assert life.tally.updating.count == 1
@@ -221,10 +221,10 @@ async def test_a_batch_that_teaches_nothing_is_skipped_and_counted(world: World)
     async with learning(world, small_settings(run__save_steps=1)) as life:
         life.offer(rewards=EQUAL)
         assert await life.step()
-        assert (life.tally.updates, life.tally.skipped_updates) == (0, 1)
-        assert life.tally.groups.trained_own == 0
+        assert (life.tally.steps, life.tally.skipped_batches) == (0, 1)
+        assert life.tally.groups.trained_local == 0
         assert not life.tally.trained_by
-        assert (life.tally.sums.lag, life.tally.sums.own_answers) == (0, 4)
+        assert (life.tally.sums.staleness, life.tally.sums.local_rollouts) == (0, 4)
         assert life.parts.sampler.version == 0
     # The end waits for what is written meanwhile.
     assert not any(world.home().glob("checkpoints/*"))
@@ -250,7 +250,7 @@ async def test_a_sampler_that_rested_gets_weights_after_a_skipped_update_too(wor
             life.offer(rewards=EQUAL)
             assert await life.step()
             assert sampler.loaded == loaded
-        assert life.tally.skipped_updates == 2
+        assert life.tally.skipped_batches == 2
 
 
 @virtual_time
@@ -283,12 +283,12 @@ async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobo
         fresh = life.shared.buffer.mixture.own
         for again in (0, fresh, 2 * fresh):
             life.offer(fresh)
-            before = life.tally.groups.trained_again
+            before = life.tally.groups.trained_replay
             assert await life.step()
-            assert life.tally.groups.trained_again - before == again
-        assert life.tally.groups.trained_own == 3 * fresh
+            assert life.tally.groups.trained_replay - before == again
+        assert life.tally.groups.trained_local == 3 * fresh
         assert life.tally.groups.trained_external == 0
-        assert life.tally.sums.own_answers == 3 * fresh * len(MIXED)
+        assert life.tally.sums.local_rollouts == 3 * fresh * len(MIXED)
         assert (life.rejected, life.tally.taught.rows()) == ([], [])
 
 
@@ -303,14 +303,14 @@ async def test_a_trainer_that_dies_is_restarted_and_its_batch_is_not_reused(worl
         # The pauses double: 1, 2 and 4 seconds.
         assert world.clock.now() - began == 7
         assert life.tally.faults == {"trainer": 3}
-        assert (life.tally.trainer_restarts, life.tally.updates) == (3, 0)
-        assert life.tally.groups.trained_own == 0
+        assert (life.tally.trainer_restarts, life.tally.steps) == (3, 0)
+        assert life.tally.groups.trained_local == 0
         assert not life.learner.restarting
         assert life.parts.storage.live(max_uses=1) == []
         assert not await life.step()
         life.offer()
         assert await life.step()
-        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        assert (life.tally.steps, life.parts.sampler.version) == (1, 1)
 
 
 @virtual_time
@@ -326,7 +326,7 @@ async def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_s
         assert trainer.mapped is False
         life.offer()
         assert await life.step()
-        assert (life.tally.updates, sampler.version) == (1, 1)
+        assert (life.tally.steps, sampler.version) == (1, 1)
 
 
 @virtual_time
@@ -339,7 +339,7 @@ async def test_weights_that_are_gone_before_a_load_cost_another_restart(world: W
         assert life.tally.trainer_restarts == 2
         life.offer()
         assert await life.step()
-        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        assert (life.tally.steps, life.parts.sampler.version) == (1, 1)
 
 
 @virtual_time
@@ -360,7 +360,7 @@ async def test_a_node_that_stops_does_not_wait_for_its_trainer(world: World) -> 
         life.offer()
         assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
         assert 10 < world.clock.now() < 20
-        assert life.tally.updates == 0
+        assert life.tally.steps == 0
 
 
 @virtual_time
@@ -377,13 +377,13 @@ async def test_a_learner_resumes_from_the_newest_checkpoint(world: World) -> Non
     second = Life(world, settings, world.parts(settings))
     await second.learner.start()
     assert second.parts.sampler.version == second.parts.trainer.version == 2
-    assert second.tally.updates == 2
-    assert second.tally.groups.trained_own == 8
+    assert second.tally.steps == 2
+    assert second.tally.groups.trained_local == 8
     assert second.tally.evals == first.tally.evals
     assert second.shared.buffer.mixture == Mixture(3, 1)
     second.offer(4)
     assert await second.step()
-    assert (second.tally.updates, second.parts.sampler.version) == (3, 3)
+    assert (second.tally.steps, second.parts.sampler.version) == (3, 3)
     await second.close()
 
 

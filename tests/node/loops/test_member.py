@@ -103,7 +103,7 @@ async def test_members_draw_what_others_publish_and_nothing_twice(world: World) 
         shot = taker.snapshot()
         assert (shot.groups.trained_external, shot.version) == (1, 3)
         assert [row.groups for row in shot.taught] == [1]
-        assert giver.snapshot().groups.taken == 1
+        assert giver.snapshot().groups.sent == 1
 
 
 @pytest.mark.slow(reason="a node samples and trains until it made a group that teaches")
@@ -151,7 +151,7 @@ async def test_groups_from_which_nobody_learns_are_stored_and_not_announced(worl
         logprobs[1].append(-1.0)
         found = await one.publish(special, ids, logprobs, 0)
         assert (found.announced, "special token" in found.why) == (False, True)
-        assert one.snapshot().groups.published == 2
+        assert one.snapshot().groups.sampled == 2
         assert one.snapshot().groups.announced == 0
 
 
@@ -202,7 +202,7 @@ async def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_
         assert right(task) != "1"
         with pytest.raises(AnswerError, match=words):
             await one.publish(task, answers, logprobs, version, rewards)
-        assert one.snapshot().groups.published == 0
+        assert one.snapshot().groups.sampled == 0
         # The task is still open.
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
 
@@ -245,7 +245,7 @@ async def test_a_trainer_that_went_back_to_a_checkpoint_has_places_for_what_it_p
         await published(one, 1, version=1000)
         await published(one, 2, version=3)
         assert one.snapshot().version == 3
-        assert one.snapshot().buffer["own"] == 3
+        assert one.snapshot().buffer["local"] == 3
         assert not one.snapshot().rejected
 
 
@@ -258,7 +258,7 @@ async def test_a_group_larger_than_peers_take_is_refused_and_not_stored(world: W
         answers = [[token] * longest] * 64
         with pytest.raises(AnswerError, match="larger than"):
             await one.publish(task, answers, [[-0.5] * longest] * 64, 0)
-        assert one.snapshot().groups.published == 0
+        assert one.snapshot().groups.sampled == 0
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
 
 
@@ -288,7 +288,7 @@ async def test_a_task_is_answered_once_and_only_one_that_was_given(world: World)
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
         with pytest.raises(AnswerError, match=r"published before"):
             await one.publish(task, *spelled(right(task), "!"), 0)
-        assert one.snapshot().groups.published == 1
+        assert one.snapshot().groups.sampled == 1
         unknown = MemberTask("poetry", 1, "?", ())
         with pytest.raises(SwarmNodeError, match="poetry"):
             await one.judge(unknown, ["1"])
@@ -306,8 +306,8 @@ async def test_a_later_start_goes_on_with_tasks_version_and_counts(world: World)
     async with during(make(world)) as one:
         assert not {each.seed for each in await one.tasks(3)} & {each.seed for each in tasks}
         shot = one.snapshot()
-        assert (shot.version, shot.groups.published) == (9, 1)
-        assert shot.groups.trained_own == 1
+        assert (shot.version, shot.groups.sampled) == (9, 1)
+        assert shot.groups.trained_local == 1
         with pytest.raises(AnswerError, match="none of"):
             await one.publish(tasks[1], GOOD, SURE, 0)
     (world.home() / "member").write_bytes(b"swarm-node?")

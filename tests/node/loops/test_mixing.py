@@ -56,7 +56,7 @@ def test_fixed_settings_stay_as_they_are() -> None:
         life.update(offered=50)
     assert life.buffer.mixture == Mixture(4, 2)
     row = life.tally.mixture
-    assert (row.own, row.external, row.adaptive, row.mixed_share) == (4, 2, False, 0.5)
+    assert (row.local, row.external, row.adaptive, row.mixed_reward_ratio) == (4, 2, False, 0.5)
 
 
 def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
@@ -95,7 +95,7 @@ def test_what_was_offered_before_the_first_update_counts() -> None:
     """A newcomer lists its peers' groups while it makes its first ones."""
     life = Life("auto")
     life.update(offered=40)
-    assert life.tally.mixture.offered_per_own == 40.0
+    assert life.tally.mixture.offered_per_local == 40.0
     assert life.buffer.mixture == Mixture(1, 7)
 
 
@@ -118,7 +118,7 @@ def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
     for _ in range(20):
         before.update(offered=20, probe=0.5)
     after = Life("auto")
-    after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}, split=SPLIT))
+    after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}, split_version=SPLIT))
     after.mixer.resume(before.mixer.state)
     after.update(offered=20)
     assert after.mixer.state.probe == before.mixer.state.probe
@@ -129,7 +129,7 @@ def test_reward_on_another_ground_is_no_fall() -> None:
     for _ in range(20):
         before.update(offered=20, probe=0.9)
     after = Life("auto")
-    after.tally.evals.append(EvalPoint(0.0, 1, 0.9, 0.9, None, {}, split=SPLIT - 1))
+    after.tally.evals.append(EvalPoint(0.0, 1, 0.9, 0.9, None, {}, split_version=SPLIT - 1))
     after.mixer.resume(before.mixer.state)
     for _ in range(5):
         after.update(offered=20, probe=0.4)
@@ -164,7 +164,7 @@ def test_a_resumed_controller_goes_on_where_it_was() -> None:
     after.mixer.resume(saved)
     assert after.buffer.mixture == Mixture(8, 0)
     assert after.mixer.state == before.mixer.state
-    assert after.tally.mixture.own == 8
+    assert after.tally.mixture.local == 8
 
 
 def test_a_state_of_other_settings_is_not_resumed() -> None:
@@ -182,7 +182,7 @@ def test_a_flood_counts_as_what_this_node_makes_and_not_once_it_teaches_nothing(
     for _ in range(40):
         life.update(offered=0)
         life.tally.offered["flood"] += 50
-    assert life.tally.mixture.offered_per_own == pytest.approx(1.0, abs=0.01)
+    assert life.tally.mixture.offered_per_local == pytest.approx(1.0, abs=0.01)
     assert life.buffer.mixture.own == 4
     for number in range(60):
         life.buffer.worth.note_own(f"{number % 3}", 0.2)

@@ -47,28 +47,28 @@ async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(wor
         steps: list[str] = []
         ended = await node.run(on_step=steps.append)
         assert steps == ["tasks", "trainer", "sampler", "network"]
-        assert (ended.updates, ended.stored) == (updates, True)
+        assert (ended.steps, ended.stored) == (updates, True)
         assert_closed(world, parts)
         return node
 
     first = (await live(world, 2)).snapshot()
-    assert (first.state, first.updates, first.version) == ("stopping", 2, 2)
-    assert first.groups.trained_own == 2 * first.updates <= first.groups.published
-    assert first.update.tokens > 0
+    assert (first.state, first.steps, first.version) == ("stopping", 2, 2)
+    assert first.groups.trained_local == 2 * first.steps <= first.groups.sampled
+    assert first.last_step.tokens > 0
     assert [point.version for point in first.evals] == [0]
     assert first.peer_id == world.memberships[0].identity.peer_id
-    assert first.own_families == first.families != []
+    assert first.local_families == first.families != []
     assert first.faults == first.rejected == {}
     later = (await live(world, 3)).snapshot()
-    assert (later.updates, later.version) == (3, 3)
-    assert later.groups.trained_own > first.groups.trained_own
+    assert (later.steps, later.version) == (3, 3)
+    assert later.groups.trained_local > first.groups.trained_local
     # The log counts what was published after the checkpoint, too.
-    assert later.groups.published >= first.groups.published
+    assert later.groups.sampled >= first.groups.sampled
     assert later.evals[0] == first.evals[0]
     assert later.evals[1].seconds > first.evals[0].seconds
     again = (await live(world, 3)).snapshot()  # which has been reached
-    assert (again.updates, again.version) == (3, 3)
-    assert again.groups.trained_own == later.groups.trained_own
+    assert (again.steps, again.version) == (3, 3)
+    assert again.groups.trained_local == later.groups.trained_local
 
 
 @virtual_time
@@ -97,7 +97,7 @@ async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(worl
     sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())
     node = world.node(settings, sampler=sampler)
     await node.run()
-    assert node.snapshot().updates == 1
+    assert node.snapshot().steps == 1
     assert sampler.most == 3  # of 2 that a sampling batch awaits
 
 
@@ -165,7 +165,7 @@ async def test_a_stop_is_bounded_if_the_trainer_hangs(world: World, loop: Virtua
     life = asyncio.create_task(node.run())
     await asyncio.sleep(100)
     seen = node.snapshot()
-    assert (seen.state, seen.updates + seen.skipped_updates) == ("running", 1)
+    assert (seen.state, seen.steps + seen.skipped_batches) == ("running", 1)
     node.stop()
     await life
     assert loop.time() <= 100 + 20 + 1
@@ -268,7 +268,7 @@ async def test_the_environments_failures_are_counted_and_survived(
     await node.run()
     seen = node.snapshot()
     assert seen.faults == {"environment": 3}
-    assert seen.updates == 1
+    assert seen.steps == 1
     assert loop.time() >= 2  # it pauses after each failure
 
 
@@ -302,9 +302,9 @@ async def test_two_nodes_meet_and_train_on_each_others_groups(world: World) -> N
         [seen[1].peer_id],
         [seen[0].peer_id],
     ]
-    assert all(each.peers[0].received == each.groups.received > 0 for each in seen)
-    assert all(each.evals[0].alone for each in seen)
-    assert not (await nodes[0].evaluate()).alone
+    assert all(each.peers[0].accepted == each.groups.accepted > 0 for each in seen)
+    assert all(each.evals[0].isolated for each in seen)
+    assert not (await nodes[0].evaluate()).isolated
     for node in nodes:
         node.stop()
     await asyncio.gather(*lives)

@@ -36,7 +36,7 @@ async def test_faults_of_all_parts_are_added_up(world: World, tmp_path: Path) ->
     parts.storage.faults["storage"] += 4
     shot = node.snapshot()
     assert shot.faults == {"sampler_memory": 2, "trainer": 4, "storage": 4}
-    assert (shot.busy, shot.seconds_since_update, shot.seconds_between_updates) == (None,) * 3
+    assert (shot.busy, shot.seconds_since_step, shot.seconds_between_steps) == (None,) * 3
     await parts.trainer.close()
     parts.storage.close()
 
@@ -65,8 +65,8 @@ async def test_times_count_from_the_last_update_and_from_when_the_node_began_to_
     assert began is not None
     assert shot.busy.seconds == world.clock.now() - began <= shot.seconds <= 200
     assert shot.busy.trainer == pytest.approx(15)
-    assert shot.seconds_since_update == pytest.approx(world.clock.now() - ends[2])
-    assert shot.seconds_between_updates == pytest.approx((ends[2] - began) / 3)
+    assert shot.seconds_since_step == pytest.approx(world.clock.now() - ends[2])
+    assert shot.seconds_between_steps == pytest.approx((ends[2] - began) / 3)
     life.cancel()
     await asyncio.wait({life})
 

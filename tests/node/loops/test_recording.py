@@ -26,7 +26,7 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
     with capture_logs() as lines:
         life = asyncio.create_task(node.run())
         await asyncio.sleep(60)
-        node._tally.groups.published += 7  # it samples slowly, and has made none
+        node._tally.groups.sampled += 7  # it samples slowly, and has made none
         node._tally.groups.announced += 3
         node._shared.directory.failures.failed(REVOKED, world.clock.now())
         node._tally.rejected.update({"replay": 2, "unreachable": 1, "window": 1})
@@ -34,15 +34,15 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
         latest = node.snapshot().latest
         node.stop()
         await life
-    assert (latest.refused, latest.replay, latest.turns) == (3, 2, None)
-    alone, revoked = [line for line in lines if line["event"] == "verdict"]
+    assert (latest.rejected, latest.rerun_mismatch, latest.turns) == (3, 2, None)
+    alone, revoked = [line for line in lines if line["event"] == "health"]
     assert (alone["kind"], alone["log_level"]) == ("unvisited", "info")
     assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
     assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
     progress = [line for line in lines if line["event"] == "progress"]
-    verdicts = [(line["verdict"], line["verdict_level"]) for line in progress]
+    verdicts = [(line["health"], line["health_level"]) for line in progress]
     assert [each for each, _ in groupby(verdicts)] == [("unvisited", "good"), ("revoked", "bad")]
-    assert (progress[-1]["made"], progress[-1]["announced"]) == (7, 3)
+    assert (progress[-1]["sampled"], progress[-1]["announced"]) == (7, 3)
     assert progress[-1]["said"].endswith("revoked (bad)")
 
 
@@ -69,17 +69,20 @@ async def test_a_measurement_makes_one_row_and_is_logged_until_the_next(world: W
     parts = world.parts(settings)
     node = assemble(settings, world.memberships[0], parts)
     recorder = Recorder(parts, node._shared, node.snapshot)
-    points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, seen=0.75, split=1)]
-    points.append(msgspec.structs.replace(points[0], seen=None))
+    points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, train=0.75, split_version=1)]
+    points.append(msgspec.structs.replace(points[0], train=None))
     with capture_logs() as lines:
         for point in points:
             node._tally.evals.append(point)
             for _ in range(16):
                 await recorder.step()
-    assert [(row.pass_1, row.seen_1) for row in parts.history.since(0.0)] == [
+    assert [(row.eval_reward, row.eval_reward_train) for row in parts.history.since(0.0)] == [
         ({"gcd": 0.5}, 0.75),
         ({"gcd": 0.5}, None),
     ]
-    assert [line["seen"] for line in lines if line["event"] == "progress"] == [0.75, None]
+    assert [line["eval_reward_train"] for line in lines if line["event"] == "progress"] == [
+        0.75,
+        None,
+    ]
     await parts.trainer.close()
     parts.storage.close()

@@ -91,8 +91,11 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
     assert tally.faults["prompt_too_long"] == 24 - len(made)
     assert all(one.prompt.startswith("short") for one in made)
     finishes = [each.finish for one in made for each in one.group.completions]
-    assert (tally.groups.answers, tally.groups.cut) == (len(finishes), finishes.count("length"))
-    assert tally.samples.recent().cut == tally.groups.cut
+    assert (tally.groups.completions, tally.groups.truncated) == (
+        len(finishes),
+        finishes.count("length"),
+    )
+    assert tally.samples.recent().truncated == tally.groups.truncated
     point = await Evaluator(
         sampling=settings.sampling,
         parts=parts,
@@ -103,7 +106,7 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         tally=tally,
         least=0.0,
     ).measure()
-    assert 0.0 <= point.all <= 1.0
+    assert 0.0 <= point.reward <= 1.0
     barren = Beginning(info.name, 0.0, 0, 16, ())
     maker._parts = replace(parts, sampler=Failing.from_directory(model, threads=1))
     with pytest.raises(ModelError):

@@ -191,8 +191,12 @@ async def test_rows_say_score_reasons_share_and_pause(scene: Scene) -> None:
     directory.refused("a", "hash", 10.0)
     tally.trained_by.update({"me": 30, "a": 10})
     (row,) = scene.rows(20.0)
-    assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
-    assert (row.score, row.seconds_since_seen) == (peer.standing.score, 16.0)
+    assert (row.trained_fraction, row.rejected_by_reason, row.suspended_seconds) == (
+        0.25,
+        {"hash": 1},
+        50.0,
+    )
+    assert (row.useful_fraction, row.seconds_since_seen) == (peer.standing.score, 16.0)
 
 
 @in_scene

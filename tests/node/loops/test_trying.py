@@ -79,7 +79,7 @@ async def test_a_trial_samples_and_judges_a_few_tasks_with_each_change(world: Wo
 
     found = await try_changes(BARREN, requests, parts.sampler, judging, parts.codec, calls)
     assert noted == [(12, TASKS * ANSWERS), (12, TASKS)]
-    assert (tally.groups.answers, tally.sums.sampled_tokens) == (0, 0)
+    assert (tally.groups.completions, tally.sums.sampled_tokens) == (0, 0)
     assert set(found) == {COOLER, GREEDY}
     # One answer each is right or wrong, so the mean is a multiple of one task's share.
     assert (found[GREEDY] * TASKS) % 1 == pytest.approx(0)

@@ -52,7 +52,7 @@ def test_a_batch_is_own_groups_then_external_ones() -> None:
     assert (drawn.own_count, drawn.external_count) == (2, 2)
     assert names(drawn)[:2] == ["own0", "own1"]
     assert {each.author for each in drawn.groups[2:]} <= {"peer0", "peer1"}
-    assert (held.stats().own, held.stats().external) == (1, 3)
+    assert (held.stats().local, held.stats().external) == (1, 3)
     assert held.left == 2, "one of three of a peer's groups was beyond what it may have"
 
 
@@ -72,7 +72,7 @@ def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> 
         assert {each.provenance for each in drawn.groups[1:]} <= {Provenance.KIN}
         assert [each.id.decode() for each in drawn.fresh] == [name]
         assert (drawn.own_count, drawn.external_count) == (1, 0)
-    assert held.stats().own_drawn == 4
+    assert held.stats().local_drawn == 4
 
 
 def test_own_groups_come_again_until_they_are_too_old() -> None:
@@ -154,7 +154,7 @@ def test_local_groups_are_not_filtered_but_external_ones_are() -> None:
     admit(held, group("own", rewards=(1.0, 1.0)))
     assert reason(held.admit(group("p", "peer", rewards=(1.0, 1.0)), 0)) == "zero_advantage"
     assert names(held.draw(0, random.Random(1))) == ["own"]
-    assert (held.stats().own_admitted, held.stats().own_informative) == (1, 0)
+    assert (held.stats().local_admitted, held.stats().local_mixed_rewards) == (1, 0)
     assert held.stats().rejected == {"zero_advantage": 1}
 
 

@@ -135,7 +135,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.slots.begin(running)
         free = self.slots.free(self.version)
         limit = (self.settings.max_staleness + 1) * max(self.buffer.mixture.own, 1)
-        assert 0 <= free <= max(0, limit - running - self.buffer.stats().own)
+        assert 0 <= free <= max(0, limit - running - self.buffer.stats().local)
         assert 0 <= self.slots.sampling_batch(self.version) <= min(8, limit)
         self.slots.end(running)
         for author in (None, *AUTHORS):
@@ -158,7 +158,7 @@ class ReplayMachine(RuleBasedStateMachine):
             group.author for group in self.held.values() if group.provenance is not Provenance.OWN
         )
         assert stats.external == authors.total() <= self.settings.capacity_external
-        assert stats.own == len(self.held) - authors.total() <= self.settings.capacity_own
+        assert stats.local == len(self.held) - authors.total() <= self.settings.capacity_own
         assert stats.authors == len(authors)
         assert max(authors.values(), default=0) <= self.settings.peer_quota
 

@@ -47,7 +47,7 @@ def test_groups_begin_while_they_will_be_fresh() -> None:
     assert limit.free(0) == 0
     limit.end(9)
     admit(held, *own(4))
-    assert held.stats().own == 4
+    assert held.stats().local == 4
     assert limit.free(0) == 0
     held.draw(0, random.Random(1))
     assert limit.free(0) > 0

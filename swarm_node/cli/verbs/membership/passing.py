@@ -59,8 +59,8 @@ class Passing:
     def _pass_on(self) -> int:
         mark, passed = self._mark, 0
         for row in self._rows():
-            self._tracker.log(figures(row), row.updates, row.time)
-            mark.until, mark.updates = row.time, row.updates
+            self._tracker.log(figures(row), row.steps, row.time)
+            mark.until, mark.updates = row.time, row.steps
             passed += 1
         for lineage in lineages(self._place.checkpoints, mark.checkpoint):
             self._tracker.checkpoint(lineage, mark.updates, time.time())
@@ -103,11 +103,11 @@ def answers(rows: Sequence[SampleRow]) -> list[AnswerRow]:
     return [
         AnswerRow(
             printable(row.family),
-            row.author[-8:] or "own",
+            row.author[-8:] or "local",
             row.version,
             row.reward,
             printable(row.prompt),
-            printable(row.answer),
+            printable(row.completion),
         )
         for row in rows[:_ANSWERS]
     ]
@@ -141,7 +141,7 @@ def figures(row: HistoryRow) -> dict[str, float]:
     """The known numbers of a row, by name. Rewards of families are also given as their mean."""
     found = {}
     for name, value in asdict(row).items():
-        if isinstance(value, int | float) and name not in ("time", "k", "split"):
+        if isinstance(value, int | float) and name not in ("time", "k", "split_version"):
             found[name] = float(value)
         elif isinstance(value, dict) and value:
             found |= {f"{name}/{family}": reward for family, reward in value.items()}

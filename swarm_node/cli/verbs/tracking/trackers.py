@@ -41,7 +41,7 @@ class RunName(NamedTuple):
 
 
 class AnswerRow(NamedTuple):
-    """A row of the table of answers; `by` is "own", or the end of a peer's id."""
+    """A row of the table of answers; `by` is "local", or the end of a peer's id."""
 
     family: str
     by: str

@@ -92,7 +92,7 @@ class Learner:
         await self._parts.sampler.load(weights, version)
         if (saved := saved_in(trainer.extra)) is not None:
             tally = self._tally
-            tally.updates, tally.groups = saved.updates, saved.groups
+            tally.steps, tally.groups = saved.steps, saved.groups
             for point in saved.evals:
                 add(tally.evals, point)
             tally.taught = Taught(saved.taught)
@@ -162,7 +162,7 @@ class Learner:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
-        if tally.updates % self.save_steps == 0 or self._overdue():
+        if tally.steps % self.save_steps == 0 or self._overdue():
             await self.checkpoint(wait=False)
 
     def _overdue(self) -> bool:
@@ -198,7 +198,7 @@ class Learner:
         log it and return False."""
         tally = self._tally
         saved = Saved(
-            tally.updates,
+            tally.steps,
             tally.groups,
             tally.evals,
             self.mixer.state,
@@ -245,10 +245,10 @@ class Learner:
     def _record(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         tally = self._tally
         if stats.skipped is None:
-            tally.updates += 1
+            tally.steps += 1
             self._count_trained(drawn)
         else:  # a batch without a gradient: nothing was trained on
-            tally.skipped_updates += 1
+            tally.skipped_batches += 1
         if stats.halvings:
             tally.faults["memory"] += stats.halvings
         self._sum(drawn, stats, version)
@@ -261,8 +261,8 @@ class Learner:
         if tally.updated_at - self._logged_at >= _LOG_SECONDS:
             self._logged_at = tally.updated_at
             _log.debug(
-                "update",
-                updates=tally.updates,
+                "step",
+                steps=tally.steps,
                 **msgspec.structs.asdict(tally.last_update),
                 version=stats.version,
                 mean_abs_delta=stats.mean_abs_delta,
@@ -273,9 +273,9 @@ class Learner:
 
     def _count_trained(self, drawn: Drawn) -> None:
         tally = self._tally
-        tally.groups.trained_own += drawn.own_count
+        tally.groups.trained_local += drawn.own_count
         tally.groups.trained_external += drawn.external_count
-        tally.groups.trained_again += len(drawn.groups) - len(drawn.fresh)
+        tally.groups.trained_replay += len(drawn.groups) - len(drawn.fresh)
         tally.trained_by.update(group.author for group in drawn.fresh)
         if tally.trained_by.total() > _RECENT_GROUPS:
             tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
@@ -284,15 +284,15 @@ class Learner:
         """Add to the sums for the history; `version` is the policy's before the update."""
         sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
         trained = stats.skipped is None
-        sums.rows += stats.informative
+        sums.rollouts += stats.informative
         sums.trained_tokens += stats.tokens
         for number, group in enumerate(drawn.fresh):
             if number < drawn.own_count:
-                sums.own_reward += sum(group.rewards)
-                sums.own_answers += len(group.rewards)
-                sums.own_turns += sum(1 + len(each.earlier) for each in group.group.completions)
-                sums.lag += (version - group.group.oldest_version) * trained
+                sums.rollout_reward += sum(group.rewards)
+                sums.local_rollouts += len(group.rewards)
+                sums.local_turns += sum(1 + len(each.earlier) for each in group.group.completions)
+                sums.staleness += (version - group.group.oldest_version) * trained
                 continue
-            sums.age += (version - group.arrived) * trained
+            sums.external_age += (version - group.arrived) * trained
             if trained and number not in left_out:
                 self._tally.taught.add(group)

@@ -52,7 +52,7 @@ class Mixer:
     def resume(self, state: MixtureState | None) -> None:
         """Continue with a checkpoint's state, unless its mixture is outside the current limits."""
         settings, self._probe = self._settings, self._newest_probe()
-        if state is not None and self._probe is not None and self._probe.split != SPLIT:
+        if state is not None and self._probe is not None and self._probe.split_version != SPLIT:
             # Rewards of different splits cannot be compared: their difference is no rise or fall.
             state = replace(state, probe=None)
         if settings is None or state is None:
@@ -71,18 +71,18 @@ class Mixer:
         offered, tally.offered = tally.offered, Counter()
         probe, self._probe = self._probe, self._newest_probe()
         if self._settings is not None and self.state is not None:
-            made, kept = stats.own_admitted - before.own_admitted, self._settings.kept
+            made, kept = stats.local_admitted - before.local_admitted, self._settings.kept
             self._note_offers(offered, kept, self._trust(stats))
             seen = Observation(
                 made=made,
-                mixed=stats.own_informative - before.own_informative,
+                mixed=stats.local_mixed_rewards - before.local_mixed_rewards,
                 offered=self._worthwhile(kept * self.state.made + made),
                 costs=Costs(
                     own=tally.sampling.mean,
                     external=tally.judging.mean,
                     update=tally.last_update.seconds if tally.last_update else 0.0,
                 ),
-                probe=self._probe.own if self._probe and self._probe is not probe else None,
+                probe=self._probe.local if self._probe and self._probe is not probe else None,
                 left=self._buffer.left,
             )
             # All that still counts of earlier offers is in `seen`.
@@ -121,13 +121,13 @@ class Mixer:
 
     def _show(self) -> None:
         mixture, stats, state = self._buffer.mixture, self._buffer.stats(), self.state
-        share = stats.own_informative / stats.own_admitted if stats.own_admitted else None
+        share = stats.local_mixed_rewards / stats.local_admitted if stats.local_admitted else None
         self._tally.mixture = MixtureRow(
-            own=mixture.own,
+            local=mixture.own,
             external=mixture.external,
             adaptive=state is not None,
-            mixed_share=state.share if state is not None and state.made else share,
-            mixed_share_error=state.share_error if state is not None and state.made else None,
-            offered_per_own=state.rate if state is not None else None,
+            mixed_reward_ratio=state.share if state is not None and state.made else share,
+            mixed_reward_error=state.share_error if state is not None and state.made else None,
+            offered_per_local=state.rate if state is not None else None,
             allowance=state.allowance if state is not None else 1.0,
         )

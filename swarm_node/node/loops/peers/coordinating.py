@@ -203,7 +203,7 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
     groups = snapshot.groups
     point = snapshot.evals[-1] if snapshot.evals else None
     rewards = point.families if point else {}
-    active = [row for row in snapshot.peers if row.received or row.refused]
+    active = [row for row in snapshot.peers if row.accepted or row.rejected_by_reason]
     return Report(
         v=1,
         issued_ms=issued_ms,
@@ -211,11 +211,11 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
         model=_label(snapshot.model.rstrip("/").rpartition("/")[2]),
         reach=snapshot.reach.kind if snapshot.reach else "unknown",
         version=snapshot.version,
-        updates=snapshot.updates,
-        published=groups.published,
-        taken=groups.taken,
-        received=groups.received,
-        trained_own=groups.trained_own,
+        updates=snapshot.steps,
+        published=groups.sampled,
+        taken=groups.sent,
+        received=groups.accepted,
+        trained_own=groups.trained_local,
         trained_external=groups.trained_external,
         held_out=tuple(
             (_label(family), min(1.0, max(0.0, reward)))
@@ -237,10 +237,10 @@ def hints_of(reputation: api.Reputation) -> dict[str, float]:
 
 
 def _finding(row: PeerRow) -> PeerFigures:
-    refused = sorted(row.refused.items(), key=lambda item: -item[1])[:MAX_REASONS]
+    refused = sorted(row.rejected_by_reason.items(), key=lambda item: -item[1])[:MAX_REASONS]
     return PeerFigures(
         public_key_of(row.peer_id),
-        row.received,
+        row.accepted,
         tuple((_label(reason), count) for reason, count in refused),
     )
 

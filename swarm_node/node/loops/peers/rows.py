@@ -168,11 +168,11 @@ def _why(
     """Return why a known peer is not connected, or is asked for nothing; None for one that is."""
     if over := ended(shared.members, peer.peer_id):
         return over
-    if row.left_seconds >= _TOLD_SECONDS:
+    if row.suspended_seconds >= _TOLD_SECONDS:
         cut = now < peer.standing.cut_until
         what = "disconnected" if cut else "suspended"
         remedy = "nothing: it is asked again then; docs/troubleshooting.md explains each rejection"
-        return Said(what, "warning", f"{what} for {span(row.left_seconds)} more", remedy)
+        return Said(what, "warning", f"{what} for {span(row.suspended_seconds)} more", remedy)
     if not peer.retry.silent and (linked or row.via is not None):
         return None
     tries, due = peer.retry.failures, peer.retry.due_at

@@ -229,14 +229,14 @@ class Evaluator:
         return EvalPoint(
             seconds=self._parts.clock.now() - self._started,
             version=version,
-            all=_mean(list(main.values())),
-            own=_mean(own) if own else 0.0,
-            borrowed=_mean(borrowed) if borrowed else None,
+            reward=_mean(list(main.values())),
+            local=_mean(own) if own else 0.0,
+            external_only=_mean(borrowed) if borrowed else None,
             families=families,
-            pass_k={family: _mean(values) for family, values in best.items() if values},
+            best_of_k={family: _mean(values) for family, values in best.items() if values},
             k=self._tries,
-            seen=_mean([_mean(seen[family]) for family in self._main]),
-            split=SPLIT,
+            train=_mean([_mean(seen[family]) for family in self._main]),
+            split_version=SPLIT,
             main=[] if self._main == self._info.families else list(self._main),
         )
 

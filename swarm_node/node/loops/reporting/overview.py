@@ -72,18 +72,18 @@ def take_snapshot(
         state=state,
         seconds=now - started,
         version=parts.trainer.version,
-        updates=tally.updates,
-        skipped_updates=tally.skipped_updates,
+        steps=tally.steps,
+        skipped_batches=tally.skipped_batches,
         trainer_restarts=tally.trainer_restarts,
         groups=tally.groups,
         rejected=dict(tally.rejected),
         faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
         evals=list(tally.evals),
         families=list(info.families) if info else [],
-        own_families=list(own_families),
+        local_families=list(own_families),
         peers=peer_rows(shared, reaching, now, info, parts.policy),
         buffer={key: value for key, value in buffer if isinstance(value, int)},
-        update=tally.last_applied or tally.last_update,
+        last_step=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
         processes=dict(parts.processes()),
         sandbox=info.sandbox.described() if info and info.sandbox else "",
@@ -124,8 +124,8 @@ def _course(
         "mixture": tally.mixture,
         "latest": parts.history.latest,
         "taught": tally.taught.rows(),
-        "seconds_since_update": since_update,
-        "seconds_between_updates": between,
+        "seconds_since_step": since_update,
+        "seconds_between_steps": between,
         "recent": tally.samples.recent(),
         "coordinator": tally.coordinator,
         "examples": tally.samples.examples(_EXAMPLES),
@@ -137,10 +137,10 @@ def _work(parts: Parts, shared: Shared, limit: int, running_since: float) -> Wor
     """Return what sampler and trainer do now."""
     tally, buffer, now = shared.tally, shared.buffer, parts.clock.now()
     end = None
-    made = tally.updating.count - tally.skipped_updates
+    made = tally.updating.count - tally.skipped_batches
     if limit and made > 0:
         each = (tally.updated_at - running_since) / made
-        left = limit - tally.updates
+        left = limit - tally.steps
         # The update under way may take longer than usual, the others as long.
         end = max(0.0, left * each - min(each, now - tally.updated_at))
     lacking = 0

@@ -24,8 +24,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Writes a row of history after an update or a measurement, and at intervals without one. The
-    log gets the node's figures at intervals, and the first finding whenever it has changed."""
+    """Writes a row of history after a step or an evaluation, and at intervals without one. The log
+    gets the node's metrics at intervals, and its health whenever that has changed."""
 
     def __init__(self, parts: Parts, shared: Shared, snapshot: Callable[[], Snapshot]) -> None:
         """`snapshot` returns the figures of this node now."""
@@ -69,7 +69,7 @@ class Recorder:
                 shared.tally.events.see(peer_id, replace(sight, refused=dict(peer.rejected)), wall)
 
     def _batches(self) -> int:
-        return self._shared.tally.updates + self._shared.tally.skipped_updates
+        return self._shared.tally.steps + self._shared.tally.skipped_batches
 
     def _due(self) -> bool:
         tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds
@@ -102,16 +102,16 @@ class Recorder:
             *(before, self._before, tally.groups, tally.last_applied),
             time=clock.wall(),
             version=self._parts.trainer.version,
-            updates=tally.updates,
-            refused=tally.rejected.total() - tally.rejected["unreachable"],
-            replay=tally.rejected["replay"],
+            steps=tally.steps,
+            rejected=tally.rejected.total() - tally.rejected["unreachable"],
+            rerun_mismatch=tally.rejected["replay"],
             peers=len(peers),
             memory=memory,
-            pass_1=point.families if point else None,
-            pass_k=point.pass_k if point else None,
+            eval_reward=point.families if point else None,
+            best_of_k=point.best_of_k if point else None,
             k=point.k if point else None,
-            seen_1=point.seen if point else None,
-            split=point.split if point else None,
+            eval_reward_train=point.train if point else None,
+            split_version=point.split_version if point else None,
         )
 
     def _totals(self) -> Totals:
@@ -119,20 +119,20 @@ class Recorder:
         return replace(
             tally.sums,
             seconds=self._parts.clock.now(),
-            updates=tally.updates,
-            own=tally.groups.trained_own,
+            steps=tally.steps,
+            local=tally.groups.trained_local,
             external=tally.groups.trained_external,
-            made=buffer.own_admitted,
-            informative=buffer.own_informative,
-            answers=tally.groups.answers,
-            cut=tally.groups.cut,
+            sampled=buffer.local_admitted,
+            mixed_rewards=buffer.local_mixed_rewards,
+            completions=tally.groups.completions,
+            truncated=tally.groups.truncated,
             sampling=tally.drawing.seconds,
             updating=tally.updating.seconds,
         )
 
     def _report_work(self) -> None:
         shot = self._snapshot()
-        if shot.work is not None and (said := ", ".join(told(shot.work, shot.updates))):
+        if shot.work is not None and (said := ", ".join(told(shot.work, shot.steps))):
             _log.info("work", **msgspec.structs.asdict(shot.work), said=said)
 
     def _report(self) -> None:
@@ -142,36 +142,38 @@ class Recorder:
             self._said = first.kind, first.level
             log = _log.warning if first.level == "bad" else _log.info
             said = " → ".join(filter(None, (first.text, first.remedy)))
-            log("verdict", kind=first.kind, text=first.text, remedy=first.remedy, said=said)
+            log("health", kind=first.kind, text=first.text, remedy=first.remedy, said=said)
         self._report_progress(first, shot)
 
     def _report_progress(self, first: Said, shot: Snapshot) -> None:
         tally, row = self._shared.tally, self._parts.history.latest
         peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
         point = tally.evals[-1] if tally.evals else None
-        unseen = round(point.all, 3) if point else None
-        seen = round(point.seen, 3) if point and point.seen is not None else None
-        groups, rate = tally.groups, row.updates_per_second if row else 0.0
+        reward = round(point.reward, 3) if point else None
+        train = round(point.train, 3) if point and point.train is not None else None
+        groups, rate = tally.groups, row.steps_per_second if row else 0.0
         _log.info(
             "progress",
             version=self._parts.trainer.version,
-            held_out=unseen,
-            seen=seen,
+            eval_reward=reward,
+            eval_reward_train=train,
             peers=peers,
-            made=groups.published,
+            sampled=groups.sampled,
             announced=groups.announced,
-            trained_own=groups.trained_own,
+            sent=groups.sent,
+            accepted=groups.accepted,
+            trained_local=groups.trained_local,
             trained_external=groups.trained_external,
             rejected=tally.rejected.total(),
-            verdict=first.kind,
-            verdict_level=first.level,
+            health=first.kind,
+            health_level=first.level,
             **({} if shot.work is None else msgspec.structs.asdict(shot.work)),
-            said=f"version {self._parts.trainer.version}, unseen {_known(unseen)}, "
-            f"seen {_known(seen)}, "
-            f"{rate:.1f} updates/s, peers {peers}, gave {groups.taken}, got {groups.received}, "
-            f"trained on {groups.trained_own} own and {groups.trained_external} of peers, "
-            + "".join(f"{part}, " for part in (told(shot.work, shot.updates) if shot.work else ()))
-            + f"verdict {first.kind} ({first.level})",
+            said=f"version {self._parts.trainer.version}, eval reward {_known(reward)}, "
+            f"on training prompts {_known(train)}, "
+            f"{rate:.1f} steps/s, peers {peers}, sent {groups.sent}, accepted {groups.accepted}, "
+            f"trained on {groups.trained_local} local and {groups.trained_external} external, "
+            + "".join(f"{part}, " for part in (told(shot.work, shot.steps) if shot.work else ()))
+            + f"health {first.kind} ({first.level})",
         )
 
 

@@ -257,13 +257,13 @@ def _texts(completions: Sequence[Completion]) -> list[str]:
 
 
 def tell(beginning: Beginning, advice: str) -> None:
-    """Log the results of the first groups, with the `advice` if hardly anything can be learnt."""
+    """Log the results before training, with the `advice` if there is no training signal."""
     found = {
-        "pass_at_1": round(beginning.pass_at_1, 3),
-        "informative": f"{beginning.informative} of {beginning.groups}",
+        "reward": round(beginning.pass_at_1, 3),
+        "mixed_rewards": f"{beginning.informative} of {beginning.groups}",
     }
     if advice:
         answers = list(beginning.answers)
-        _log.warning("hardly anything can be learnt", **found, do=advice, answers=answers)
+        _log.warning("no training signal", **found, do=advice, completions=answers)
     else:
-        _log.info("first groups", **found)
+        _log.info("base-model eval", **found)

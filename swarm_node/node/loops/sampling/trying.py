@@ -53,7 +53,7 @@ def changes(beginning: Beginning, request: SampleRequest) -> Iterator[Change]:
         yield Change(temperature=_COOLER)
     if request.temperature > 0:
         yield Change(temperature=0.0)
-    if beginning.cut_share > _SOME_CUT:
+    if beginning.truncated_ratio > _SOME_CUT:
         yield Change(max_new_tokens=2 * request.max_new_tokens)
 
 

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 def no_checkpoint(root: Path, *remedies: str) -> CheckpointError:
     """Make the error that there is none under `root` yet. `remedies` come after the usual one."""
-    usual = "run the node first; it stores one every run.save_steps updates, and when it stops"
+    usual = "run the node first; it stores one every run.save_steps steps, and when it stops"
     return CheckpointError(f"no checkpoint under {root}", usual, *remedies)
 
 

@@ -37,9 +37,9 @@ class UpdateStats:
     too_long: tuple[int, ...]
     unlikely: tuple[int, ...]
     learnt: tuple[float, ...]
-    clipped_share: float
+    clip_ratio: float
     mean_ratio: float
-    kl: float
+    mismatch_kl: float
     mean_abs_delta: float
     entropy: float
     seconds: float

@@ -124,7 +124,7 @@ class TrainerCore:
         tokens = sum(row.completion_ids.size for row in rows)
         done, grad_norm = Accumulated(), 0.0
         halvings = self._gradient.halvings
-        skipped: str | None = "no informative row"
+        skipped: str | None = "no mixed rewards"
         if informative:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
             # Only peers' rows are compared with them.
@@ -147,9 +147,9 @@ class TrainerCore:
             too_long=_peers_groups(compress(batch.rows, map(not_, fitting))),
             unlikely=mostly_unlikely(informative, done.unlikely),
             learnt=tuple(done.learnt),
-            clipped_share=done.sums.mean("clipped", 0.0),
+            clip_ratio=done.sums.mean("clipped", 0.0),
             mean_ratio=done.sums.mean("ratio", 1.0),
-            kl=done.sums.mean("kl", 0.0),
+            mismatch_kl=done.sums.mean("kl", 0.0),
             mean_abs_delta=done.sums.mean("absolute", 0.0),
             entropy=done.entropy / max(done.tokens, 1),
             seconds=self._clock.now() - started,

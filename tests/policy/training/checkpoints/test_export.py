@@ -75,13 +75,13 @@ def test_transformers_loads_what_was_trained(
     assert tuple(encoded["input_ids"]) == codec.encode_prompt(QUESTION)
     card = (target / "README.md").read_text()
     for told in (
-        "2 updates on 9 own and 7 peers'",
+        "2 steps on 9 local and 7 ",
         "| experience.local | 4 |",
         "| environment.name | drills |",
         "| 0 | 0.125 | 0.250 |\n| 0 | 0.500 | 1.000 |",
         "arXiv 2509.08721",
-        "unseen texts: 0.125 at first, 0.500",
-        "seen texts: 1.000",
+        "eval reward: 0.125 at first, 0.500",
+        "training prompts: 1.000",
         "torch 2.",
         "tiny",
     ):

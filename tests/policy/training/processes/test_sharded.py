@@ -97,7 +97,7 @@ def assert_alike(
         assert one.grad_norm == pytest.approx(other.grad_norm, abs=1e-5, rel=1e-4)
         for name in ("version", "rows", "informative", "implausible", "unlikely", "skipped"):
             assert getattr(one, name) == getattr(other, name)
-        assert one.kl == pytest.approx(other.kl, abs=1e-4)
+        assert one.mismatch_kl == pytest.approx(other.mismatch_kl, abs=1e-4)
         assert one.entropy == pytest.approx(other.entropy, rel=1e-4)
     left, right = load_file(ours[1]), load_file(theirs[1])
     assert left.keys() == right.keys()

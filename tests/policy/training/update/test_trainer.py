@@ -111,7 +111,7 @@ def test_version_and_statistics_of_an_applied_update(random_qwen2: Path) -> None
     assert stats.tokens == sum(r.completion_ids.size for r in batch.rows)
     assert stats.grad_norm > 0
     # Nobody's log-probs were measured: the ratio is one by definition.
-    assert (stats.mean_ratio, stats.kl, stats.clipped_share) == (1.0, 0.0, 0.0)
+    assert (stats.mean_ratio, stats.mismatch_kl, stats.clip_ratio) == (1.0, 0.0, 0.0)
     assert stats.seconds == 2.5
 
 
@@ -146,8 +146,8 @@ def test_own_logprobs_of_the_same_policy_give_ratio_one(random_qwen2: Path) -> N
     # Of the losses, this one clips at e^0.5 wherever the log-probs come from.
     off_policy = TrainerCore(random_qwen2, replace(SETTINGS, loss="dapo")).update(Batch(off))
     assert off_policy.mean_ratio == pytest.approx(math.exp(0.5), rel=1e-4)
-    assert off_policy.kl == pytest.approx(math.exp(0.5) - 1.5, rel=1e-3)
-    assert off_policy.clipped_share > 0
+    assert off_policy.mismatch_kl == pytest.approx(math.exp(0.5) - 1.5, rel=1e-3)
+    assert off_policy.clip_ratio > 0
 
 
 def test_rows_without_advantage_only_shrink_the_step(random_qwen2: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_batch_without_information_changes_nothing(random_qwen2: Path) -> None
     before = core.weights()
     for batch in (Batch(()), Batch((row(0.0),))):
         stats = core.update(batch)
-        assert "informative" in (stats.skipped or "")
+        assert stats.skipped == "no mixed rewards"
     assert core.version == 0
     assert same(before, core.weights())
 
