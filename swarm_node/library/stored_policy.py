@@ -159,8 +159,12 @@ async def open_sampler(
             await sampler.load(policy.path / MODEL, policy.version)
             return sampler
         with tempfile.TemporaryDirectory(prefix="swarm-node-adapter-") as work:
-            (Path(work) / ADAPTER_FILE).symlink_to((policy.path / MODEL).absolute())
-            await sampler.load(Path(work), policy.version)
+            # The sampler looks for a shared base beside the adapter's directory, so that has to be
+            # in one that nobody else can write to.
+            directory = Path(work) / "adapter"
+            directory.mkdir()
+            (directory / ADAPTER_FILE).symlink_to((policy.path / MODEL).absolute())
+            await sampler.load(directory, policy.version)
     except BaseException:
         await sampler.close()
         raise

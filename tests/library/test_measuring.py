@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,13 @@ def measured(home: Path, *options: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_was_trained_is_what_is_sampled(home: Path) -> None:
-    """Against the export, which transformers loads in another test."""
+def test_what_was_trained_is_what_is_sampled(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the export, which transformers loads in another test. Another user of the machine
+    puts a base into the directory of temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "base.json").write_text('{"dtype": "float32", "four_bit": false, "handle": null}')
     target = home / "export"
     assert CliRunner().invoke(app, ["export", str(target), "--home", str(home)]).exit_code == 0
     codec, store = Codec.from_directory(TINY), home / "checkpoints"

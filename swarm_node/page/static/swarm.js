@@ -164,14 +164,14 @@ const nodes = dataTable("nodes", {
     { title: "model", kind: "word", value: (row) => plain(row.model, 32), say: (row) => plain(row.model, 32) || "–", tip: (row) => row.agent },
     figure("version", (row) => row.version, count),
     figure("behind", (row) => row.behind, count),
-    { title: "eval reward", kind: "n", value: (row) => row.reward, say: (row) => share(row.reward) },
+    { title: "eval", kind: "n", value: (row) => row.reward, say: (row) => share(row.reward), tip: () => "eval reward" },
     figure("sampled", (row) => row.published, count),
     figure("accepted", (row) => row.received, count),
-    { ...figure("trained on", (row) => row.trained_external, count), tip: () => "external groups trained on" },
+    { ...figure("trained", (row) => row.trained_external, count), tip: () => "external groups trained on" },
     { title: "rejected", kind: "n", value: (row) => refused.get(row.peer_id) ?? 0, say: (row) => count(refused.get(row.peer_id) ?? 0) },
     { title: "trust", kind: "n", value: (row) => (row.rated ? row.rated.share : null), say: (row) => (row.rated ? percent(row.rated.share) : "–"),
       tip: (row) => (row.rated ? `${row.rated.raters} members reported about it` : "nobody reported about it") },
-    { title: "reachability", kind: "words", value: (row) => plain(row.reach), say: (row) => plain(row.reach) || "–" },
+    { title: "reach", kind: "words", value: (row) => plain(row.reach), say: (row) => plain(row.reach) || "–" },
   ],
 });
 
