@@ -112,7 +112,7 @@ def init(
     name: Annotated[str, typer.Argument(help="The swarm's name: letters, digits, space, _ . -")],
     home: HomeOption = None,
 ) -> None:
-    """Found a private swarm: make its root key and swarm file here."""
+    """Create a private swarm: its root key and its swarm file."""
     place = chosen_home(home)
     with place.lock():
         membership = place.found_swarm(name, time.time())
@@ -141,7 +141,7 @@ def join(
     preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     advertise: Annotated[list[str] | None, typer.Option(help="Address to advertise.")] = None,
-    bootstrap: Annotated[list[str] | None, typer.Option(help="Address of a further peer.")] = None,
+    bootstrap: Annotated[list[str] | None, typer.Option(help="Address of another peer.")] = None,
     coordinator: CoordinatorOption = None,
     code: CodeOption = None,
     local: Annotated[int | None, typer.Option(help="Local groups per step (I).")] = None,
@@ -217,7 +217,7 @@ def open_page(
         bool, typer.Option("--print", help="Only print the address; open no browser.")
     ] = False,
 ) -> None:
-    """Open the running node's page in a browser: reward, peers, traffic, samples.
+    """Open the dashboard of the running node in a browser.
 
     The address lets one browser in, within a minute, to look and not to change anything. Over ssh,
     forward the port that the command names, and open the address on your machine.
@@ -317,14 +317,14 @@ app.command(rich_help_panel=_BASIC)(serve)
 
 @app.command(rich_help_panel=_BASIC)
 def stop(home: HomeOption = None) -> None:
-    """Stop the running node: it stores a checkpoint and leaves."""
+    """Stop the running node. It stores a checkpoint first."""
     ask(home, lambda client: client.leave())
     typer.echo("stopped")
 
 
 @app.command(rich_help_panel=_BASIC)
 def losses(json: JsonOption = False) -> None:
-    """List the losses and advantages that can be chosen, each with its source."""
+    """List the available losses and advantages, with their sources."""
     from swarm_node.cli.views.views import choices_rows, choices_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
@@ -339,17 +339,16 @@ def build_tiny(
         int | None, typer.Option(min=1, help="Warm-start steps; default: as shipped.")
     ] = None,
     bare: Annotated[
-        float | None, typer.Option(help="Share of right answers that score; default: as shipped.")
+        float | None,
+        typer.Option(help="Fraction of right answers that score; default: as shipped."),
     ] = None,
-    wrong: Annotated[float | None, typer.Option(help="Share of wrong answers.")] = None,
-    evasive: Annotated[
-        float | None, typer.Option(help="Share of answers that say nothing.")
-    ] = None,
+    wrong: Annotated[float | None, typer.Option(help="Fraction of wrong answers.")] = None,
+    evasive: Annotated[float | None, typer.Option(help="Fraction of empty answers.")] = None,
     size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
     tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
     corpus: Annotated[str, typer.Option(help="answers or dialogues.")] = "answers",
 ) -> None:
-    """Build a tiny model from nothing: tokenizer, shape and warm start, in minutes.
+    """Build a tiny model from scratch: tokenizer, shape and SFT warm-up, in minutes.
 
     The corpus "dialogues" makes tiny-talk. Other sizes and tokenizers make cross-model swarms.
     """

@@ -50,14 +50,14 @@ QuestionFieldOption = Annotated[
     typer.Option("--question-field", help="Field of the question in a row: NAME or OUTER.INNER."),
 ]
 AnswerFieldOption = Annotated[
-    str | None, typer.Option("--answer-field", help="Field of the right answer.")
+    str | None, typer.Option("--answer-field", help="Field of the reference answer.")
 ]
 ChoicesFieldOption = Annotated[
     str | None, typer.Option("--choices-field", help="Field of the choices.")
 ]
 AcceptOption = Annotated[
     bool | None,
-    typer.Option("--allow-invalid", help="Take a list whose right answers fail."),
+    typer.Option("--allow-invalid", help="Accept a list whose reference answers fail."),
 ]
 ForgetOption = Annotated[
     list[str] | None, typer.Option(help="A setting that returns to its default.")
@@ -78,7 +78,7 @@ FactsOption = Annotated[
     typer.Option("--facts", help="Judge the machine that `doctor --json` described in this file."),
 ]
 CoordinatorOption = Annotated[
-    str | None, typer.Option(help="URL of a coordinator, which introduces peers.")
+    str | None, typer.Option(help="URL of a coordinator, for peer discovery.")
 ]
 CodeOption = Annotated[
     str | None, typer.Option(help="A code that the coordinator redeems for a ticket.")
@@ -87,7 +87,7 @@ LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]
 AloneOption = Annotated[
-    bool, typer.Option("--alone", help="Train on alone if the swarm refuses this node.")
+    bool, typer.Option("--alone", help="Train in isolation if the swarm refuses this node.")
 ]
 VerboseOption = Annotated[
     bool | None, typer.Option("--verbose", "-v", help="Log steps and every rejection.")

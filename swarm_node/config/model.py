@@ -168,11 +168,11 @@ class Training(Table):
         0,
         ge=0,
         le=1024,
-        description="LoRA rank; 0: all weights; unset: all if they fit, else 32; on a CPU 16.",
+        description="LoRA rank; 0: full fine-tuning; unset: that if it fits, else 32; on a CPU 16.",
     )
     base: Literal["auto", "whole", "nf4", "own"] = Field(
         "auto",
-        description="Base of adapters; nf4: 4 bits a weight; auto: if needed; own: auto, unshared.",
+        description="LoRA's base model; nf4: 4-bit; auto: if needed; own: auto, unshared.",
     )
 
 

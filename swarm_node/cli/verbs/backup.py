@@ -18,11 +18,11 @@ from swarm_node.cli.options import HomeOption
 def backup(
     out: Annotated[Path, typer.Option(help="The new file; only you can read it.")],
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="The newest checkpoint too: what it has learnt.")
+        bool, typer.Option("--checkpoint", help="Include the newest checkpoint.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Copy a home into one file, also while its node runs.
+    """Copy a home into one file, even while its node runs.
 
     Keys, membership, the lists of tickets and bans, and the database. Whoever has the file can act
     as this node, and as the swarm's owner if root.key is in it: keep it as you would keep a
@@ -46,7 +46,7 @@ def restore(
     file: Annotated[Path, typer.Argument(help="What `swarm-node backup` wrote.")],
     home: HomeOption = None,
 ) -> None:
-    """Make a new home of a backup.
+    """Restore a backup into a new home.
 
     The home must not be in use: nothing is overwritten. Every file is checked against its digest
     before the first one is put in place. The node starts a new epoch of its log, so it repeats no

@@ -60,7 +60,7 @@ def doctor(
     facts: FactsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check what `join` with the same options would need here, before anything is started.
+    """Check this machine for `join` with the same options. Nothing is started.
 
     Driver, builds of torch and vLLM, compiler, memory, disk, clock, port, ticket
     and membership. Nothing is written or downloaded. The exit code is 1 if a start

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swarm_node.config import Settings
 
 env_app = typer.Typer(
-    cls=RefusingGroup, no_args_is_help=True, help="Environments: tasks and their scorers."
+    cls=RefusingGroup, no_args_is_help=True, help="Environments: tasks and reward functions."
 )
 
 
@@ -42,8 +42,8 @@ def check(
             "hub:OWNER/NAME."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Whose answers are scored.")] = "tiny",
-    answers: Annotated[int, typer.Option(min=8, max=4096, help="How many answers at first.")] = 256,
+    model: Annotated[str, typer.Option(help="Model that samples completions.")] = "tiny",
+    completions: Annotated[int, typer.Option(min=8, max=4096, help="Of the model.")] = 256,
     question: QuestionFieldOption = None,
     answer: AnswerFieldOption = None,
     choices: ChoicesFieldOption = None,
@@ -80,7 +80,7 @@ def check(
                 table.families,
                 directory,
                 sampling,
-                answers,
+                completions,
                 accept=table.allow_invalid,
                 tell=lambda name, done, of: tell(Progress(name, done, of)),
             )

@@ -38,31 +38,31 @@ def plan(
     ] = None,
     vram: Annotated[
         str | None,
-        typer.Option(help="Memory of one card, such as 12GB; default: what is free here."),
+        typer.Option(help="Memory of one GPU, such as 12GB; default: what is free here."),
     ] = None,
     facts: FactsOption = None,
     assign: AssignOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whether a model fits on a GPU, and how `join` would use it.
+    """Check whether a model fits on a GPU, and how `join` would use it.
 
-    A sampler and a trainer share the GPU. Their memory is counted from the
-    model's shape: weights of both, gradients and moments of the optimizer, the
-    sampler's cache of keys and values (KV), activations of a micro-batch.
+    Sampler and trainer share the GPU. Their memory is estimated from the model's
+    shape: weights of both, gradients and optimizer moments, the sampler's KV
+    cache, and the activations of a micro-batch.
 
-    `join` takes the first plan that fits: all weights before LoRA, a whole
-    base before one of four bits, all answers at once before fewer, activations
-    kept before recomputed, large micro-batches before small ones. It keeps the
-    settings that you set. The exit code is 1 if none fits.
+    `join` picks the first plan that fits: full fine-tuning before LoRA, a
+    full-precision base before a 4-bit one, more concurrent sequences before
+    fewer, stored activations before recomputed ones, large micro-batches before
+    small ones. It never overrides your settings. The exit code is 1 if none fits.
 
-    Without --vram, the plan is for the machine that `doctor --json` described in
-    a file (--facts), for the free memory of this machine's GPU, or, without a
-    GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
+    Without --vram, it plans for the machine in a file of `doctor --json`
+    (--facts), for the free memory of this machine's GPU, or, without a GPU, for
+    GPUs of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
 
-    Short names of models: tiny, tiny-talk, smollm2-135m, -360m, -1.7b,
+    Short model names: tiny, tiny-talk, smollm2-135m, -360m, -1.7b,
     llama3.2-1b, -3b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -1.7b, -4b, -8b;
-    with -base after them the models without instruction tuning.
+    with -base appended, the models without instruction tuning.
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """

@@ -44,7 +44,7 @@ def serve(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Serve the policy to OpenAI's clients on this machine: chat, completions, models.
+    """Serve the policy to OpenAI clients on this machine: chat, completions, models.
 
     A running node serves its newest version already: this prints where, for `eval "$(swarm-node
     serve)"` in a shell, and ends. With --host, --port or a key it passes requests on to the node

@@ -13,7 +13,7 @@ from swarm_node.errors import ConfigError
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Steps of each node.")]
 DelayOption = Annotated[str, typer.Option(help="Virtual delay: LO,HI seconds.")]
-LossOption = Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")]
+LossOption = Annotated[float, typer.Option(min=0, max=1, help="Fraction of messages lost.")]
 CorrectionOption = Annotated[
     str | None, typer.Option(help="positive_only, none or importance_sampling.")
 ]

@@ -56,7 +56,7 @@ def support_bundle(
     config: ConfigOption = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("swarm-node-support.zip"),
 ) -> None:
-    """Collect what somebody who helps you must see: versions, checks, settings, status, log.
+    """Collect diagnostics for a bug report: versions, checks, settings, status, log.
 
     No key, secret, token or ticket is in it. It names peers and their addresses: read it before you
     pass it on.

@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.3
 
 
 def samples(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show answers of the running node and of its peers: the question, right or wrong.
+    """Show completions of the running node and its peers, with their rewards.
 
     Of each family: the first own answer since the start, the newest one, and the newest that a peer
     gave right. Nothing in an answer can write into the terminal.
@@ -35,7 +35,7 @@ def samples(home: HomeOption = None, json: JsonOption = False) -> None:
 
 
 def top(home: HomeOption = None) -> None:
-    """Watch the running node, as `join` draws it. q or Ctrl-C leaves it running."""
+    """Watch the running node in the live view of `join`. q or Ctrl-C leaves it running."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -62,7 +62,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many at first.")] = 50,
     json: JsonOption = False,
 ) -> None:
-    """Show the log of this home's node, which it keeps whether or not it runs."""
+    """Show the log of this home's node, running or not."""
     from swarm_node.durable import Journal
     from swarm_node.program.logs import MAX_LOG_BYTES, line_of
 

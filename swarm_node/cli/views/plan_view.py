@@ -43,8 +43,8 @@ class _Cards:
 
     def _table(self) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
-            table.add_column(heading, justify="left" if heading == "trains" else "right")
+        for heading in ("GPU", "training", "micro-\nbatch", "concur-\nrent"):
+            table.add_column(heading, justify="left" if heading == "training" else "right")
         for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
             table.add_column(heading, justify="right")
         for card in self._cards:
@@ -66,7 +66,7 @@ class _Cards:
             head += "[red]too small[/]"
         else:
             trains, micro_batch, answers = _choices(shown, decision.engine)
-            head += f"trains {trains}, micro-batch {micro_batch.strip()}, {answers} answers at once"
+            head += f"{trains}, micro-batch {micro_batch.strip()}, {answers} concurrent sequences"
         return f"{head}\n  peak {_gib(shown.total)}: {parts}"
 
 
@@ -91,8 +91,8 @@ def cards_view(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> R
     built_in = next((engine for engine in engines if not engine.vllm), None)
     notes = [
         *([f"† sampled by the built-in sampler: {built_in.why}."] if built_in else []),
-        "Sizes in GiB; for a card that is too small, the least needed. * recomputes activations.",
-        f"{SPARE:.0%} of a card stay free. Look closer: `--vram 12GB`. Change the job:",
+        "Sizes in GiB; for a GPU that is too small, the least needed. * recomputes activations.",
+        f"{SPARE:.0%} of a GPU stay free. Look closer: `--vram 12GB`. Change the job:",
         "`--set sampling.max_new_tokens=512`, `--set training.lora_rank=8`.",
     ]
     lines = [""] * bool(advice) + advice
@@ -122,13 +122,13 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
         spared = shown.parts.total() - shown.total
         table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))
     table.add_row("[bold]peak[/]", f"[bold]{_gib(shown.total)}[/]", _bar(shown.total, scale))
-    size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} cards" * (job.processes > 1)
+    size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} GPUs" * (job.processes > 1)
     if decision.found is None:
         short = "" if not shown.fits() else f" {escape(decision.why)}:"
         answer = f"[red]Does not fit[/] into {size}:{short} {escape(decision.advice)}."
     else:
         left = _gib(vram - shown.total)
-        answer = f"[green]Fits[/] into {size}, {left} stay free. `join` would train "
+        answer = f"[green]Fits[/] into {size}, {left} stay free. `join` would use "
         answer += f"{shown.described()}."
     return Group(title, "", table, "", answer, sampled)
 
@@ -138,27 +138,27 @@ def _on_cpu(machine: Machine, decision: Decision, shape: ModelConfig) -> str:
         return f"[red]Does not fit[/]: {escape(decision.why)}: {escape(decision.advice)}."
     found = decision.found
     rank = found.training.lora_rank
-    what = f"LoRA rank {rank}" if rank else "all weights"
+    what = f"LoRA of rank {rank}" if rank else "full fine-tuning"
     what += f" in {found.where.products}"
-    free = f"{machine.free / 1e9:.1f} GB of main memory"
+    free = f"{machine.free / 1e9:.1f} GB of RAM"
     parts = found.parts(shape)
     each = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts.summary().items())
     told = f"[green]Fits[/] into {free}, {parts.total() / 1e9:.1f} GB at the peak ({each}). `join` "
-    told += f"would train {what} on the CPU, in micro-batches of "
+    told += f"would use {what} on the CPU, in micro-batches of "
     told += f"{found.training.micro_batch_tokens:,} tokens."
     return f"{told} {escape(found.numbers)}." if found.numbers else told
 
 
 def _title(name: str, shape: ModelConfig, job: Job) -> str:
     return (
-        f"[bold]{escape(name)}[/]: {shape.weight_count / 1e6:,.1f} million weights, "
-        f"{job.rows} {job.described()} wanted at once"
+        f"[bold]{escape(name)}[/]: {shape.weight_count / 1e6:,.1f}M parameters, "
+        f"up to {job.rows} concurrent {job.described()}"
     )
 
 
 def _choices(plan: Plan, engine: EngineChoice) -> tuple[str, str, str]:
     training = plan.training
-    trains = f"LoRA {training.lora_rank}" if training.lora_rank else "all weights"
+    trains = f"LoRA {training.lora_rank}" if training.lora_rank else "full"
     trains += ", nf4" * training.nf4
     tokens = f"{training.micro_batch_tokens:,}{'*' if training.checkpointing else ' '}"
     trains += ", asleep" * (plan.sharing == "sleep")

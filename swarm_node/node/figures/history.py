@@ -65,10 +65,8 @@ class GroupCounts(msgspec.Struct, kw_only=True):
 
     sampled: Annotated[int, figure("Groups sampled here.", "groups_sampled")] = 0
     announced: Annotated[int, figure("Local groups that peers can use.", "groups_announced")] = 0
-    sent: Annotated[
-        int, figure("Local groups sent to peers, once for each request.", "groups_sent")
-    ] = 0
-    accepted: Annotated[int, figure("External groups pulled and verified.", "groups_accepted")] = 0
+    sent: Annotated[int, figure("Local groups sent to peers.", "groups_sent")] = 0
+    accepted: Annotated[int, figure("External groups verified.", "groups_accepted")] = 0
     trained_local: Annotated[
         int, figure("Groups trained on.", "groups_trained", origin="local")
     ] = 0
@@ -78,9 +76,7 @@ class GroupCounts(msgspec.Struct, kw_only=True):
     trained_replay: Annotated[
         int, figure("Local groups trained on again.", "groups_trained", origin="replay")
     ] = 0
-    completions: Annotated[
-        int, figure("Completions in the groups sampled here.", "completions")
-    ] = 0
+    completions: Annotated[int, figure("Completions sampled here.", "completions")] = 0
     truncated: Annotated[
         int, figure("Of these, completions that max_new_tokens ended.", "completions_truncated")
     ] = 0
@@ -212,12 +208,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, float] | None, figure("The same, of the best of `k` completions.")
     ] = None
     k: int | None = None
-    eval_reward_train: Annotated[
-        float | None, figure("Reward on training prompts, over all families.")
-    ] = None
-    split_version: Annotated[int | None, figure("Number of the rule that holds prompts out.")] = (
-        None
-    )
+    eval_reward_train: Annotated[float | None, figure("Reward on training prompts.")] = None
+    split_version: Annotated[int | None, figure("Version of the split.")] = None
     memory: Annotated[int, figure("Memory of all processes of the node.", "memory_bytes")]
     rejected: Annotated[int, figure("Messages of peers that were rejected since the start.")]
     rerun_mismatch: Annotated[

@@ -246,7 +246,7 @@ def _unseen(facts: Facts) -> tuple[str, str]:
     card, torch = facts.card, facts.torch
     if facts.seen.capability is not None:
         found = "the GPU" if card is None else str(card)
-        return f"torch does not compute on {found}: {facts.seen.fault}", "take a newer card"
+        return f"torch does not compute on {found}: {facts.seen.fault}", "use a newer GPU"
     if card is None:
         why = f"NVIDIA's driver does not answer ({facts.smi_fault})"
         return why, "install the driver, restart the machine, or give a container its GPU"
@@ -309,7 +309,7 @@ def _compiler(facts: Facts) -> Finding:
 
 
 def _memory(facts: Facts, machine: Machine) -> Finding:
-    text = f"{amount(facts.memory)} of main memory free"
+    text = f"{amount(facts.memory)} of RAM free"
     if machine.gpu is not None:
         text += f"; GPU: {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
         text += f", used by {_held(facts)}" if facts.holders else ""

@@ -389,7 +389,7 @@ def learnable(
     if in_doubt(made, everything):
         enough = ENOUGH_GROUPS * sampling.group_size * families
         return Said(
-            "family", "warning", f"{text}: too few to say", f"take more: `--answers {enough}`"
+            "family", "warning", f"{text}: too few to say", f"take more: `--completions {enough}`"
         )
     example = made[0]
     prompt, answer = (" ".join(t.split()) for t in (example.judged.prompt, example.answers[0]))

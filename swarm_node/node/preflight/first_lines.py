@@ -38,14 +38,14 @@ def start_lines(
     if machine.gpu is not None:
         told += f", {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
     fields = {} if card is None else {"gpu": card.name, "driver": card.driver}
-    told += f", {amount(facts.memory)} of main memory free"
+    told += f", {amount(facts.memory)} of RAM free"
     yield Line("device", told, {"device": device, **fields})
     engine = str(facts.vllm) if found.vllm else "built in"
     yield Line("sampler", f"{engine}: {found.why}", {"engine": engine, "why": found.why})
     if found.numbers:
         yield Line("numbers", found.numbers, {"dtype": found.where.products})
-    million = f"{shape.weight_count / 1e6:,.1f} million weights"
-    yield Line("model", f"{name}, {million}", {"model": name, "weights": shape.weight_count})
+    millions = f"{shape.weight_count / 1e6:,.1f}M parameters"
+    yield Line("model", f"{name}, {millions}", {"model": name, "parameters": shape.weight_count})
     if not shape.native:
         yield Line(
             "decoder",
@@ -70,15 +70,15 @@ def _training(rate: float, found: Fit, shape: ModelConfig) -> Iterator[Line]:
         how, total, rows = plan.described(), plan.total, plan.rows
     else:
         rows, training = job.rows, found.training
-        what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
+        rank = training.lora_rank
+        what = f"LoRA of rank {rank}" if rank else "full fine-tuning"
         what += f" in {job.dtype}" + ", activations recomputed" * training.checkpointing
         how = f"{what}, micro-batches of {training.micro_batch_tokens:,} tokens, "
-        how, total = f"{how}{rows} answers at once", parts.total()
+        how, total = f"{how}{rows} concurrent sequences", parts.total()
     longest = longest_tokens(shape, job.longest)
-    told = f"{how}, {job.described()} in contexts of up to "
-    told += f"{longest:,}, learning rate {rate:g}"
+    told = f"{how}, {job.described()}, context length {longest:,}, learning rate {rate:g}"
     fields = {"how": how, "rows": rows, "context": longest, "learning_rate": rate}
-    yield Line("trains", told, fields)
+    yield Line("training", told, fields)
     summary = parts.summary()
     unit, shown = (" GiB", gib) if found.where.device != "cpu" else ("", amount)
     each = ", ".join(f"{part} {shown(size)}" for part, size in summary.items())

@@ -98,8 +98,8 @@ class Job:
         """The lengths in words."""
         tokens = f"{self.max_new_tokens:,} tokens"
         if self.turns == 1:
-            return f"answers of up to {tokens}"
-        return f"dialogues of up to {self.turns} turns of up to {tokens}"
+            return f"completions of up to {tokens}"
+        return f"rollouts of up to {self.turns} turns of up to {tokens}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class Plan:
     def described(self) -> str:
         """The settings in one line."""
         training = self.training
-        what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
-        what += " on a base of four bits (nf4)" * training.nf4
+        what = f"LoRA of rank {training.lora_rank}" if training.lora_rank else "full fine-tuning"
+        what += " on a 4-bit base (nf4)" * training.nf4
         what += f" in {training.dtype}" * (training.dtype != "float32")
         kept = ", activations recomputed" if training.checkpointing else ""
         several = f" by {training.processes} processes" * (training.processes > 1)
@@ -185,7 +185,7 @@ class Plan:
         )
         return (
             f"{what}{several}{kept}, micro-batches of {training.micro_batch_tokens:,} tokens, "
-            f"{self.rows} answers at once{asleep}"
+            f"{self.rows} concurrent sequences{asleep}"
         )
 
 

@@ -209,7 +209,7 @@ def is_native(raw: dict[str, Any]) -> bool:
     if raw.get("quantization_config") is not None:
         raise ModelError(
             f"config.json: {repr(raw.get('model_type'))[:_SHOWN]} with quantization_config is not "
-            'supported: choose the unquantised model; training.base = "nf4" makes four bits of it'
+            'supported: choose the unquantized model; training.base = "nf4" quantizes it to 4 bits'
         )
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:

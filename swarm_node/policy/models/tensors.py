@@ -112,5 +112,5 @@ def check_weights(
         if not (state[name].is_floating_point() and state[name].itemsize > 1):
             raise ModelError(
                 f"the weights are not supported: {name} is {state[name].dtype}",
-                'choose the unquantised model, of which training.base = "nf4" makes four bits',
+                'choose the unquantised model, which training.base = "nf4" quantizes to 4 bits',
             )

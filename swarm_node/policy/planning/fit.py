@@ -117,7 +117,7 @@ def engine_of(demand: Demand, machine: Machine) -> EngineChoice:
     choice = choose_engine(demand.engine, machine.where.device, machine.vllm)
     if not (choice.vllm and machine.gpu):
         return choice
-    built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the card")
+    built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the GPU")
     with_vllm, without = (
         make_plan(demand.shape, job_of(demand, machine, each), machine.gpu.free)
         for each in (choice, built_in)
@@ -269,7 +269,7 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
 
 
 def _short(shape: ModelConfig, needed: int, processes: int, free: int) -> str:
-    each = f" on the first of {processes} cards" * (processes > 1)
+    each = f" on the first of {processes} GPUs" * (processes > 1)
     return (
         f"a model of {_millions(shape)} needs at least {needed / _GIB:.1f} GiB of GPU memory{each} "
         f"with these settings and {free / _GIB:.1f} are free"
@@ -277,7 +277,7 @@ def _short(shape: ModelConfig, needed: int, processes: int, free: int) -> str:
 
 
 def _millions(shape: ModelConfig) -> str:
-    return f"{shape.weight_count / 1e6:,.0f} million weights"
+    return f"{shape.weight_count / 1e6:,.0f} million parameters"
 
 
 def _typed(demand: Demand, where: Placement, times: ProductTimes | None) -> tuple[Placement, str]:
@@ -324,9 +324,9 @@ def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Ite
     if chosen and fits(replace(demand, lora_rank=DEFAULT_RANK)):
         yield Remedy("LoRA", {"training.lora_rank": DEFAULT_RANK})
     if demand.base == "whole" and fits(replace(demand, base="nf4")):
-        yield Remedy("a base of four bits", {"training.base": "nf4"})
+        yield Remedy("a 4-bit base", {"training.base": "nf4"})
     elif not machine.bitsandbytes and fits(on=replace(machine, bitsandbytes=True)):
-        yield Remedy(f"a base of four bits, which bitsandbytes has: {extra_of('gpu')}")
+        yield Remedy(f"a 4-bit base, which needs bitsandbytes: {extra_of('gpu')}")
     if demand.engine == "vllm" and fits(replace(demand, engine="torch")):
         yield Remedy("the built-in sampler", {"sampling.engine": "torch"})
     tokens = demand.max_new_tokens // 2

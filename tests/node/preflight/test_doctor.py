@@ -195,7 +195,7 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
             "model",
             "warning",
             ["LoRA", "32"],
-            ["whole GPU", "all weights"],
+            ["whole GPU", "full fine-tuning"],
         ),
         (SMALL, WHOLE, "shared", "warning", [], ["--shm-size"]),
         (replace(PC, disk=3 * ONE), {}, "disk", "warning", ["node.db", "1.1 GB"], []),

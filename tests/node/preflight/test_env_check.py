@@ -111,8 +111,8 @@ def answered(family: str, *rewards: float, cut: int = 0) -> JudgedAnswers:
     ("groups", "level", "remedy"),
     [
         ([(0, 0)] * (ENOUGH_GROUPS - 2) + [(0, 1)], "good", ""),
-        ([(0, 0)] * (ENOUGH_GROUPS - 2), "warning", f"--answers {ENOUGH_GROUPS * 2 * 2}"),
-        ([(1, 1)] * (ENOUGH_GROUPS - 2), "warning", f"--answers {ENOUGH_GROUPS * 2 * 2}"),
+        ([(0, 0)] * (ENOUGH_GROUPS - 2), "warning", f"--completions {ENOUGH_GROUPS * 2 * 2}"),
+        ([(1, 1)] * (ENOUGH_GROUPS - 2), "warning", f"--completions {ENOUGH_GROUPS * 2 * 2}"),
         ([(0, 0)] * (ENOUGH_GROUPS - 1), "bad", "not learn"),
         ([(1, 1)] * (ENOUGH_GROUPS - 1), "warning", "harder"),
     ],

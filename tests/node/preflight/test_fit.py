@@ -272,7 +272,7 @@ def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
     assert asked(settings_of(training__base="whole"), ready).base == "whole"
     assert asked(settings_of(training__base="nf4"), on_gpu(12)).base == "nf4"
     model, long = shape_of("qwen3-4b"), settings_of(sampling__max_new_tokens=1024)
-    with pytest.raises(ModelError, match=r"bitsandbytes .*`pip"):
+    with pytest.raises(ModelError, match=r"bitsandbytes: `pip"):
         fit(long, model, on_gpu(12))
     with pytest.raises(ModelError, match=r"base = nf4"):
         fit(
@@ -489,13 +489,13 @@ def test_several_cards_are_planned_by_the_first() -> None:
     assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
     assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
     assert trainer_settings(hosts, found).hosts == 8
-    with pytest.raises(ModelError, match=r"2 cards .* LoRA"):
+    with pytest.raises(ModelError, match=r"2 GPUs .* LoRA"):
         fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
     adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}
     found = fit(settings_of(**adapters), model, on_gpu(12))
     assert found.plan.parts.trainer_weights > 2 * model.weight_count
     assert not found.ipc
-    with pytest.raises(ModelError, match="of 4 cards"):
+    with pytest.raises(ModelError, match="of 4 GPUs"):
         fit(settings_of(**adapters), model, on_gpu(6))
 
 

@@ -87,7 +87,7 @@ def test_a_file_is_checked_by_its_name_and_its_failed_rows_fail_the_check(tmp_pa
     path = written(tmp_path, 300, 9)
     for wrong, accept, level in ([9], [], "warning"), ([9, 10, 11, 12], [], "bad"):
         written(tmp_path, 300, *wrong)
-        command = ["env", "check", str(path), "--answers", "8", "--json", *accept]
+        command = ["env", "check", str(path), "--completions", "8", "--json", *accept]
         done = CliRunner().invoke(app, command)
         checks = {each["kind"]: each for each in json.loads(done.stdout)["checks"]}
         assert checks["answers"]["level"] == level, checks

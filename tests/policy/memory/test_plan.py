@@ -367,7 +367,7 @@ def test_four_bits_bring_larger_models_to_a_card(name: str, tokens: int, gib: in
     four = make_plan(shape(name), replace(wanted, base="nf4"), gib * GIB)
     assert four.training.nf4
     assert four.training.lora_rank == DEFAULT_RANK
-    assert "four bits" in four.described()
+    assert "4-bit base" in four.described()
     # Left open, a whole base goes first, however few answers at once it leaves room for.
     assert make_plan(shape(name), replace(wanted, base="auto"), gib * GIB) == (whole or four)
 
@@ -499,7 +499,7 @@ def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:
         assert ("too small" in line) == (decision.found is None)
         if decision.found is not None:
             assert (
-                f" {decision.plan.rows}† answers at once peak {decision.plan.total / GIB:.1f}"
+                f" {decision.plan.rows}† concurrent sequences peak {decision.plan.total / GIB:.1f}"
                 in line
             )
 

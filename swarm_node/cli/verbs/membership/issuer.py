@@ -42,7 +42,7 @@ def make_issuer(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Make an issuer file, on the machine that has root.key.
+    """Create an issuer file, on the machine that has root.key.
 
     swarm-node issuer make --name hq --tickets 20 --out hq.issuer
     """
@@ -80,7 +80,7 @@ def use_issuer(
     file: Annotated[Path, typer.Argument(help="What `swarm-node issuer make` wrote.")],
     home: HomeOption = None,
 ) -> None:
-    """Take an issuer file into this home.
+    """Import an issuer file into this home.
 
     `invite` then hands out its tickets, and the running node renews members. A home that belongs to
     no swarm yet joins with the first ticket.

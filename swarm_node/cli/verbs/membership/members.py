@@ -52,14 +52,14 @@ def invite(
     ] = None,
     address: Annotated[
         list[str] | None,
-        typer.Option(help="Address newcomers dial; default: this node's."),
+        typer.Option(help="Address for new nodes; default: this node's."),
     ] = None,
     coordinator: Annotated[
         str | None, typer.Option(help="URL of a coordinator, which the ticket names too.")
     ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Write a ticket that admits a further node to the swarm: one ticket for each person or site.
+    """Create a ticket, which admits new nodes: one ticket for each person or site.
 
     Whoever holds the ticket can join until it expires or is used up: send it as you would send a
     password. `swarm-node members` lists your tickets; `swarm-node revoke NAME` takes one back,
@@ -213,7 +213,7 @@ def _reserved(out: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def members(home: HomeOption = None, json: JsonOption = False) -> None:
-    """List whom the running node has met, and whom you admitted.
+    """List the members that the running node has met, and the tickets that you issued.
 
     Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
     a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
@@ -249,7 +249,7 @@ def revoke(
         bool,
         typer.Option(
             "--stolen-steward",
-            help="It is a steward whose key was stolen: from now on only root.key expels.",
+            help="A delegate's key was stolen: from now on only root.key revokes.",
         ),
     ] = False,
     anew: Annotated[
@@ -261,7 +261,7 @@ def revoke(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Expel somebody from the swarm: all nodes refuse it within two heartbeats.
+    """Revoke a membership: all nodes reject that member within two heartbeats.
 
     A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
     more. The end of a peer id stands for this one node, whose key is out for good. Neither can be
@@ -285,7 +285,7 @@ def revoke(
 
 
 def rotate_secret(home: HomeOption = None) -> None:
-    """Replace the secret that hides the swarm's records, after you expelled who knows it.
+    """Replace the swarm secret, after you revoked a member that knows it.
 
     The running nodes pass it on to all members, and none has to stop. A node that was off meanwhile
     gets it when it reaches a member. Tickets that nobody has used yet still work where one of their
@@ -313,7 +313,7 @@ def rename(
     new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
     home: HomeOption = None,
 ) -> None:
-    """Rename the holders of a ticket, in this home.
+    """Rename the holder of a ticket, in this home only.
 
     A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
     on showing those.
@@ -325,7 +325,7 @@ def rename(
 
 
 def ban(who: WhoArgument, home: HomeOption = None) -> None:
-    """Shun a member: this node neither asks it nor answers it, from now on.
+    """Block a member on this node only: it neither asks nor answers it.
 
     Only this node does, and only until `swarm-node unban`. A running node obeys at once. To expel
     somebody from the whole swarm, the owner runs `swarm-node revoke`.
@@ -342,7 +342,7 @@ def ban(who: WhoArgument, home: HomeOption = None) -> None:
 
 
 def unban(who: WhoArgument, home: HomeOption = None) -> None:
-    """End a ban. A running node asks and answers the member again, at once."""
+    """Unblock a member. A running node exchanges with it again at once."""
     from swarm_node.node.members.bans import remove
 
     remove(chosen_home(home), who)

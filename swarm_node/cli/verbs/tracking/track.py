@@ -27,16 +27,16 @@ _TELL_SECONDS: Final = 60.0
 
 
 def track(
-    tracker: Annotated[TrackerName, typer.Argument(help="Where the figures go.")],
+    tracker: Annotated[TrackerName, typer.Argument(help="Where the metrics go.")],
     home: HomeOption = None,
     into: Annotated[Path, typer.Option(help="Directory of the files; trackio has its own.")] = Path(
         "runs"
     ),
     once: Annotated[
-        bool, typer.Option("--once", help="End when all figures so far were passed on.")
+        bool, typer.Option("--once", help="Exit once all metrics so far are logged.")
     ] = False,
 ) -> None:
-    """Pass the figures of this home's node on to TensorBoard, W&B or trackio, until Ctrl-C.
+    """Log this node's metrics to TensorBoard, W&B or trackio, until Ctrl-C.
 
     So are its answers and its peers', while it runs, and the lineage of its checkpoints, without
     the weights. Nodes of one swarm are one group. The node notices nothing. What was passed on once
@@ -69,7 +69,7 @@ def track(
 
 
 def _shown_by(tracker: TrackerName, into: Path) -> str:
-    """Where the figures went, and the command that shows them."""
+    """Where the metrics went, and the command that shows them."""
     directory = shlex.quote(str(into))
     return {
         TrackerName.TENSORBOARD: f"{into}; see them with: tensorboard --logdir {directory}",

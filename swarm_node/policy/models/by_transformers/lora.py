@@ -99,6 +99,6 @@ def _targets(model: TransformersLM) -> list[str]:
         raise ModelError(
             f"a {model.config.model_type} of transformers has no linear layers that peft can name "
             "apart from others",
-            "set training.lora_rank to 0, which trains all weights",
+            "set training.lora_rank to 0 for full fine-tuning",
         )
     return sorted(names)
