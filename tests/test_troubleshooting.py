@@ -1,4 +1,5 @@
-"""docs/troubleshooting.md explains every code that the program can show, and invents none."""
+"""docs/troubleshooting.md and docs/rejections.md explain every code that the program can show, and
+invent none."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from swarm_node.p2p.wire.reasons import REASONS
 #: One worker parses the sources once.
 pytestmark = pytest.mark.xdist_group("sources")
 
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("troubleshooting", "rejections")]
 
 
 def codes() -> Iterator[str]:
@@ -44,5 +45,5 @@ def _beginning(named: ast.expr) -> str:
 
 
 def test_every_code_is_explained_and_none_is_invented() -> None:
-    tables = PAGE.partition("\n## Why a node is alone\n")[2]
+    tables = PAGES[0].partition("\n## Why a node is alone\n")[2] + PAGES[1]
     assert set(re.findall(r"^\| `([^`]+)` \|", tables, flags=re.MULTILINE)) == set(codes())

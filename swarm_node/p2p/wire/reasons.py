@@ -23,7 +23,7 @@ class Blame(Enum):
     VIOLATION = auto()  # no honest program sends it
 
 
-#: Every reason, a metric label, with its class. docs/troubleshooting.md says what each means, and a
+#: Every reason, a metric label, with its class. docs/rejections.md says what each means, and a
 #: test that none is missing there. tests/p2p/wire/test_reasons.py finds those missing here.
 REASONS: Final[dict[str, Blame]] = {
     **dict.fromkeys((

@@ -171,7 +171,7 @@ def _why(
     if row.suspended_seconds >= _TOLD_SECONDS:
         cut = now < peer.standing.cut_until
         what = "disconnected" if cut else "suspended"
-        remedy = "nothing: it is asked again then; docs/troubleshooting.md explains each rejection"
+        remedy = "nothing: it is asked again then; docs/rejections.md explains each reason"
         return Said(what, "warning", f"{what} for {span(row.suspended_seconds)} more", remedy)
     if not peer.retry.silent and (linked or row.via is not None):
         return None
