@@ -30,7 +30,7 @@ from swarm_node.node.figures.snapshot import Snapshot
 PLACE = Path(__file__).with_name("cli") / "screens"
 TEXTS: dict[str, Callable[[], str]] = {"findings": all_told, "full": all_shown}
 WIDTHS = (60, 80, 120, 200)
-_JOIN = "join --model tiny --listen /ip4/127.0.0.1/tcp/0 --set run.device=cpu"
+_JOIN = "join --model tiny --listen /ip4/127.0.0.1/tcp/0 --device cpu"
 
 
 def snapshot() -> Snapshot:

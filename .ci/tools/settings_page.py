@@ -14,6 +14,7 @@ _HEAD = """\
 
 `make settings-page` writes this page from [model.py](../swarm_node/config/model.py).
 `swarm-node config` shows the same with the values in force on a machine, and where each comes from.
+`swarm-node config --toml > swarm.toml` writes them as a settings file.
 
 The first of these sources that names a setting decides:
 

@@ -43,7 +43,13 @@ FamiliesOption = Annotated[
 ]
 EnvironmentOption = Annotated[
     str | None,
-    typer.Option(help="An environment, a file of questions, or hub:OWNER/NAME."),
+    typer.Option(
+        "--environment", "--tasks", help="An environment, a file of questions, or hub:OWNER/NAME."
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or auto.")]
+LoraRankOption = Annotated[
+    int | None, typer.Option("--lora-rank", help="LoRA rank; 0: full fine-tuning.")
 ]
 QuestionFieldOption = Annotated[
     str | None,

@@ -25,23 +25,35 @@ def config(
     file: ConfigOption = None,
     assign: AssignOption = None,
     home: HomeOption = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print a settings file to start from.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List every setting: its value, the accepted values, and where the value comes from.
 
     These are the settings that `join` would use with the same `--home`, `--config FILE` and
-    `--set KEY=VALUE`. A home remembers what its node was given.
+    `--set KEY=VALUE`. A home remembers what its node was given. `swarm-node config --toml >
+    swarm.toml` writes them to a file, for `--config`.
     """
     if context.invoked_subcommand is not None:
         context.obj = (file, home)
         return
-    from swarm_node.cli.views.config_view import config_rows, config_view, explain_settings
+    from swarm_node.cli.views.config_view import (
+        config_rows,
+        config_toml,
+        config_view,
+        explain_settings,
+    )
     from swarm_node.config import Sources, parse_assignments
     from swarm_node.node.figures.snapshot import SCHEMA
 
     flags = {"home": home, **parse_assignments(assign or [])}
     keys = explain_settings(flags, config=file, with_home=True)
     _tell_lost(Sources(flags, config=file).home)
+    if toml:
+        typer.echo(config_toml(keys), nl=False)
+        return
     listed = {"schema": SCHEMA, "settings": config_rows(keys)}
     show(json, listed, lambda: config_view(keys))
 

@@ -20,10 +20,12 @@ from swarm_node.cli.options import (
     AssignOption,
     ChoicesFieldOption,
     ConfigOption,
+    DeviceOption,
     EnvironmentOption,
     FactsOption,
     HomeOption,
     JsonOption,
+    LoraRankOption,
     ModelOption,
     QuestionFieldOption,
     TicketFileOption,
@@ -52,6 +54,8 @@ def doctor(
     question: QuestionFieldOption = None,
     answer: AnswerFieldOption = None,
     choices: ChoicesFieldOption = None,
+    device: DeviceOption = None,
+    lora_rank: LoraRankOption = None,
     assign: AssignOption = None,
     accept: AcceptOption = None,
     network: Annotated[
@@ -82,6 +86,7 @@ def doctor(
         "model": model,
         **task_flags(environment, None, None, question, answer, choices, accept),
         "ticket": None if ticket_file is None else f"@{ticket_file}",
+        **{"run.device": device, "training.lora_rank": lora_rank},
         **parse_assignments(assign or []),
     }
     settings = with_ticket(load_settings(flags, config=config, with_home=True))

@@ -19,6 +19,8 @@ from swarm_node.node.home.home import Home, listen_addresses
 
 #: Beside settings that a running node takes over.
 AT_ONCE = "No restart."
+#: What `config_toml` leaves out.
+_NOT_IN_FILES = ("home", "ticket")
 
 
 class SettingRow(NamedTuple):
@@ -131,6 +133,43 @@ def config_rows(keys: Sequence[SettingRow]) -> list[dict[str, Any]]:
         {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
         for key in keys
     ]
+
+
+def config_toml(keys: Sequence[SettingRow]) -> str:
+    """A settings file to start from: every setting with its meaning, and those that nothing sets as
+    comments. The ticket, a secret, is left out; so is `home`, in which a file may lie."""
+    import tomlkit
+
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Settings of swarm-node: swarm-node join --config FILE"))
+    place: Any = document
+    for key in keys:
+        table, _, name = key.name.rpartition(".")
+        if table and table not in document:
+            place = document[table] = tomlkit.table()
+        if key.name in _NOT_IN_FILES:
+            continue
+        place.add(tomlkit.nl())
+        place.add(tomlkit.comment(f"{key.description} [{key.choices}]"))
+        value = _toml(key.value)
+        if key.source == "default":
+            shown = "" if key.value is None else f" {value.as_string()}"
+            place.add(tomlkit.comment(f"{name} ={shown}"))
+        else:
+            place.add(name, value)
+    return tomlkit.dumps(document)
+
+
+def _toml(value: Any) -> Any:
+    """A value as TOML has it in one line."""
+    import tomlkit
+
+    if not isinstance(value, dict):
+        return tomlkit.item("" if value is None else _plain(value))
+    inline = tomlkit.inline_table()
+    for name, inner in value.items():
+        inline.append(name, _toml(inner))
+    return inline
 
 
 def _shown(value: Any) -> str:

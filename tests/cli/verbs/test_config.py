@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from swarm_node.cli.views.config_view import SettingRow, explain_settings
 from swarm_node.config import Sources, load_settings, settings_keys
 from swarm_node.config.reloading import Reloaded, Reloading
 from swarm_node.config.remembered import recall
+from swarm_node.config.sources import dotted_keys
 from swarm_node.node.home.home import Home
 
 
@@ -55,6 +58,28 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     assert answer["schema"] == 1
     assert len(answer["settings"]) == len(list(settings_keys()))
     assert "secret" not in shown.stdout + listed.stdout
+
+
+def test_a_file_to_start_from_has_every_setting_and_means_the_same(tmp_path: Path) -> None:
+    file, home = tmp_path / "swarm.toml", ["--home", str(tmp_path / "home")]
+    options = '{preset = "short", "a b" = {c = [1, "\\u0007#"]}}'
+    given = [f"environment.options={options}", "experience.local=4", "ticket=swarmjoin1.secret"]
+    assigned = [word for each in given for word in ("--set", each)]
+    done = CliRunner().invoke(app, ["config", "--toml", *home, *assigned])
+    assert done.exit_code == 0, done.stderr
+    assert "secret" not in done.stdout
+    assert done.stdout.isascii() or done.stdout.replace("\n", "").isprintable()
+    file.write_text(done.stdout)
+    known = {name for name, _ in settings_keys()} - {"home", "ticket"}
+    named = known.intersection(dotted_keys(tomllib.loads(done.stdout)))
+    assert named == {"environment.options", "experience.local"}
+    read = load_settings({}, environ={}, config=file)
+    assert read.environment.options == {"preset": "short", "a b": {"c": [1, "\x07#"]}}
+    # Each comment that holds a setting can be one.
+    everything = re.sub(r"(?m)^# (\w+ = )", r"\1", done.stdout)
+    file.write_text(everything)
+    assert known == {*dotted_keys(tomllib.loads(everything))}
+    assert load_settings({}, environ={}, config=file) == read
 
 
 def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def run(home: Path, *options: str) -> tuple[int, str]:
 
 
 def test_a_machine_that_can_start_is_told_so_and_nothing_is_written(tmp_path: Path) -> None:
-    code, shown = run(tmp_path / "home", "--set", "run.device=cpu")
+    code, shown = run(tmp_path / "home", "--device", "cpu")
     assert code == 0
     assert "✗" not in shown
     for subject in ("python", "home", "gpu", "sampler", "memory", "model", "disk", "port"):
@@ -88,7 +88,7 @@ def test_an_error_has_exit_code_1_and_programs_get_json(tmp_path: Path) -> None:
 def test_a_model_that_cannot_play_dialogues_is_an_error_and_nothing_is_written(
     tmp_path: Path,
 ) -> None:
-    games = ("--set", "run.device=cpu", "--set", "environment.name=games")
+    games = ("--device", "cpu", "--tasks", "games")
     code, shown = run(tmp_path / "home", *games)
     assert code == 1
     told = " ".join(shown.split())  # lines are as wide as the terminal
@@ -107,7 +107,7 @@ def test_a_model_that_cannot_play_dialogues_is_an_error_and_nothing_is_written(
     [
         (["--model", "no-such-model"], "model"),
         (
-            ["--model", "qwen2.5-7b", "--set", "run.device=cpu", "--set", "training.lora_rank=0"],
+            ["--model", "qwen2.5-7b", "--device", "cpu", "--lora-rank", "0"],
             "model",
         ),
         (["--set", "run.device=cuda:9"], "gpu|device"),

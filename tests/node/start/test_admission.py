@@ -47,7 +47,7 @@ def own_logging() -> Iterator[None]:
 
 def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]:
     """Exit code of `doctor` and its errors by subject; exit code of `join` and its words."""
-    common = ["--home", str(home), "--set", "run.device=cpu", *options]
+    common = ["--home", str(home), "--device", "cpu", *options]
     examined = CliRunner().invoke(app, ["doctor", "--json", *common])
     checks = json.loads(examined.stdout)["checks"]
     errors = {row["subject"]: row["found"] for row in checks if row["level"] == "error"}
@@ -124,5 +124,5 @@ def test_doctor_marks_the_state_that_join_refuses(foreign: Path, own_logging: No
 
 
 def test_doctor_agrees_to_go_on(trained: Path) -> None:
-    common = ["--home", str(trained), "--set", "run.device=cpu"]
+    common = ["--home", str(trained), "--device", "cpu"]
     assert CliRunner().invoke(app, ["doctor", *common]).exit_code == 0
