@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Introduce the members of a swarm to each other, and show what they report.\n\n"
-    "No swarm needs it. It admits nobody, unless it is given an issuer file; it expels nobody.",
+    "No swarm needs it. It admits nobody, unless it is given an issuer file; it revokes nobody.",
 )
 code_app = typer.Typer(no_args_is_help=True, help="Codes that newcomers redeem for tickets.")
 app.add_typer(code_app, name="code")
@@ -61,7 +61,7 @@ def serve(
     admin: Annotated[str, typer.Option(help="HOST:PORT for you.")] = "127.0.0.1:8471",
     issuer_file: Annotated[
         Path | None,
-        typer.Option(help="Tickets to redeem codes for: `swarm-node issuer make --no-steward`."),
+        typer.Option(help="Tickets for codes: `swarm-node delegate create --tickets-only`."),
     ] = None,
     trust: Annotated[
         list[str] | None,

@@ -170,7 +170,7 @@ class Service:
             if refused is not None:
                 return refused
             if not self._members.is_member(caller.peer_id):
-                return Rejected("revoked", "the swarm's owner has expelled it")
+                return Rejected("revoked", "the swarm's owner has revoked it")
         self._heard[caller.peer_id] = heard.head.epoch, heard.head.addresses
         self._introductions.leave(
             caller.peer_id, asked.presence, caller.admitted_by.hex(), heard.head.issued_ms

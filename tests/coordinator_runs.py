@@ -146,7 +146,7 @@ def swarm_file(data: Path, swarm: Swarm) -> Path:
 
 
 def issuer_file(place: Path, swarm: Swarm, tickets: int) -> Path:
-    """An issuer file of `swarm`, without its steward."""
+    """An issuer file of `swarm`, without its delegate."""
     home = Home(place / "root")
     home.create()
     swarm.root.key.save(home.path / "root.key")
@@ -161,7 +161,7 @@ def issuer_file(place: Path, swarm: Swarm, tickets: int) -> Path:
         valid_seconds=30 * DAY,
         member_seconds=30 * DAY,
         uses=1,
-        steward=False,
+        delegate=False,
     )
     file = place / "web.issuer"
     file.write_bytes(made.content)

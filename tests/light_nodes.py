@@ -236,7 +236,7 @@ def heartbeat(membership: Membership, now: float, address: str | None = None) ->
         agent="swarm-node",
         revoked=0,
         secret=0,
-        steward=False,
+        delegate=False,
         relays=False,
     )
     head = seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))

@@ -28,7 +28,7 @@ from swarm_node.node.figures.snapshot import (
     UnmetRow,
     WorkRow,
 )
-from swarm_node.node.members.ledger import Ban, IssuedTicket
+from swarm_node.node.members.ledger import Block, IssuedTicket
 from swarm_node.p2p.reach.verdict import Probed, judge
 
 KEY = "a" * 64
@@ -100,7 +100,7 @@ def full() -> Snapshot:
         relaying=RelayingRow([RELAY], 200, 50, True, 7, 2_500_000, {"rate": 3}),
         peers=[
             peer("alice", RELAY, via="", useful_fraction=0.34, trained_fraction=0.12, **LINKED),
-            peer("bob", FAR, via=RELAY, issuer="hq steward", issuer_key="b" * 64, **RELAYED),
+            peer("bob", FAR, via=RELAY, issuer="hq delegate", issuer_key="b" * 64, **RELAYED),
             peer("carol", accepted=0, rejected_by_reason={"stale": 3, "author": 1}, why=LOST),
             peer("web", id_of(1), issuer_key="d" * 64, environment="sapo", model="abababab"),
             peer("web", id_of(2), issuer_key="d" * 64, via="", why=SUSPENDED),
@@ -127,7 +127,7 @@ def all_shown() -> str:
         "status": status_view(shot),
         "peers": peers_view(shot, {"b" * 64: "bob of the lab"}, groups=True),
         "no peers": peers_view(quiet_snapshot(), {}),
-        "members": members_view(tickets, [Ban("mallory", 1, peer_id="x")], shot.peers),
+        "members": members_view(tickets, [Block("mallory", 1, peer_id="x")], shot.peers),
         "eval": eval_view(measured),
     }
     return "\n".join(f"== {name}\n{printed(view, 120)}" for name, view in views.items())

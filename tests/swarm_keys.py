@@ -1,9 +1,10 @@
-"""A small private swarm: its root, its steward, and members that came by tickets."""
+"""A small private swarm: its root, its delegate, and members that came by tickets."""
 
 from __future__ import annotations
 
 from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
+from swarm_node.p2p.membership.delegates import Signer
 from swarm_node.p2p.membership.membership import (
     Chain,
     MemberBody,
@@ -14,7 +15,6 @@ from swarm_node.p2p.membership.membership import (
     issue_member,
     open_chain,
 )
-from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.identity import Identity
@@ -32,9 +32,9 @@ class Swarm:
         key = Identity.from_seed(b"r" * 32)
         self.root = Signer(key, b"")
         self.info: SwarmInfo = create_swarm("night shift", key, b"s" * 32)
-        self.steward = self.issuer("owner", steward=True)
+        self.delegate = self.issuer("owner", delegate=True)
 
-    def issuer(self, name: str, *, steward: bool = False, uses: int = 0) -> Signer:
+    def issuer(self, name: str, *, delegate: bool = False, uses: int = 0) -> Signer:
         """An issuer whose key follows from its name, for ten years."""
         key = Identity.from_seed(name.encode().ljust(32, b"."))
         certificate = issue_issuer(
@@ -45,7 +45,7 @@ class Swarm:
             not_before=self.begin,
             not_after=self.begin + 3650 * DAY,
             member_seconds=self.member_seconds,
-            steward=steward,
+            delegate=delegate,
             uses=uses,
         )
         return Signer(key, certificate)
@@ -64,9 +64,9 @@ class Swarm:
         return issuer.certificate, certificate
 
     def member(self, index: int, issuer: Signer | None = None, name: str = "owner") -> Membership:
-        """Member number `index`, by the steward or another issuer."""
+        """Member number `index`, by the delegate or another issuer."""
         identity = Identity.from_seed(index.to_bytes(32, "big"))
-        return Membership(identity, self.info, self.chain(identity, issuer or self.steward, name))
+        return Membership(identity, self.info, self.chain(identity, issuer or self.delegate, name))
 
     def presence(self, of: Membership, issued: float = 0.0, **head: object) -> bytes:
         """What the DHT carries of a member, issued at `begin + issued`."""
@@ -80,7 +80,7 @@ class Swarm:
             "agent": "test",
             "revoked": 0,
             "secret": 0,
-            "steward": False,
+            "delegate": False,
             "relays": False,
         }
         body = wire.pack(wire.Heartbeat(**{**fields, **head}))  # type: ignore[arg-type]

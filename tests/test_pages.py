@@ -55,7 +55,7 @@ def test_a_page_names_only_commands_that_exist(page: Path) -> None:
 def test_a_command_that_does_not_exist_is_found() -> None:
     text = "Run `swarm-node statsu`.\n```console\nswarm-node join --modle tiny  # why --no\n```\n"
     assert list(map(fault, commands(text))) == ["no option --modle", "no command statsu"]
-    assert fault("swarm-node issuer use FILE && swarm-node nothing") == ""
+    assert fault("swarm-node delegate import FILE && swarm-node nothing") == ""
     assert fault("swarm-coordinator serv") == "no command serv"
 
 

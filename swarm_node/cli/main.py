@@ -46,7 +46,7 @@ from swarm_node.cli.verbs.doctor import doctor
 from swarm_node.cli.verbs.env import env_app
 from swarm_node.cli.verbs.evaluating import evaluate
 from swarm_node.cli.verbs.membership import members
-from swarm_node.cli.verbs.membership.issuer import issuer_app
+from swarm_node.cli.verbs.membership.delegate import delegate_app
 from swarm_node.cli.verbs.peers import peers, ping
 from swarm_node.cli.verbs.plan import plan
 from swarm_node.cli.verbs.serving import serve
@@ -202,10 +202,10 @@ def _start(sources: Sources, code: str | None, alone: bool) -> None:
 
 for command in (
     *(members.invite, members.members, members.revoke, members.rotate_secret),
-    *(members.rename, members.ban, members.unban, backup, restore),
+    *(members.rename, members.block, members.unblock, backup, restore),
 ):
     app.command(rich_help_panel=_MEMBERS)(command)
-app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
+app.add_typer(delegate_app, name="delegate", rich_help_panel=_MEMBERS)
 app.add_typer(config_app, name="config", rich_help_panel=_BASIC)
 app.command(rich_help_panel=_BASIC)(doctor)
 

@@ -10,8 +10,8 @@ from typing import Final
 
 #: Commands on a home that messages tell its owner to type.
 _ON_A_HOME: Final = re.compile(
-    r"\bswarm-node (?:backup|ban|config|doctor|export|init|invite|issuer use|join|logs|members|open"
-    r"|peers|status|stop|unban)\b(?! --home)"
+    r"\bswarm-node (?:backup|block|config|delegate import|doctor|export|init|invite|join|logs"
+    r"|members|open|peers|status|stop|unblock)\b(?! --home)"
 )
 
 

@@ -49,9 +49,9 @@ MODULES: dict[str, list[str]] = {
     "p2p/membership/membership.py": ["tests/p2p/test_vectors.py", *_LIMITS],
     "p2p/membership/credentials.py": [],
     "p2p/membership/statements.py": ["tests/p2p/test_vectors.py"],
-    "p2p/membership/stewards.py": [
+    "p2p/membership/delegates.py": [
         "tests/p2p/exchange/test_affairs.py",
-        "tests/node/members/test_stewardship.py",
+        "tests/node/members/test_delegation.py",
         "tests/node/loops/test_expelling.py",
     ],
     "p2p/membership/ticket.py": ["tests/p2p/coordinator/test_coordination.py"],

@@ -63,7 +63,7 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
     late = Membership(
         swarm.member(4).identity,
         swarm.info,
-        swarm.chain(swarm.member(4).identity, swarm.steward, "owner", begin=8 * DAY),
+        swarm.chain(swarm.member(4).identity, swarm.delegate, "owner", begin=8 * DAY),
     )
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         statement = _revoked_list(swarm, revoked)

@@ -39,8 +39,8 @@ def test_two_nodes_that_know_only_the_coordinator_meet_and_do_without_it(
     owner = Home(tmp_path / "owner")
     owner.found_swarm("team", time.time())
     issuer, swarm = tmp_path / "coordinator.issuer", tmp_path / "swarm.toml"
-    making = ("--name", "web", "--tickets", "2", "--no-steward", "--out", str(issuer))
-    typed(owner.path, "issuer make", *making)
+    making = ("--name", "web", "--tickets", "2", "--tickets-only", "--out", str(issuer))
+    typed(owner.path, "delegate create", *making)
     swarm.write_text(typed(owner.path, "id", "--swarm-file"))
     coordinator = start_coordinator("--swarm", str(swarm), "--issuer-file", str(issuer))
     code = coordinator.run("code", "make", "--name", "alice")
@@ -84,7 +84,7 @@ def test_a_code_gives_one_ticket_however_often_the_coordinator_is_killed_meanwhi
     file, described = tmp_path / "web.issuer", tmp_path / "swarm.toml"
     made = make(
         owner, "web", rounds + 1, now=time.time(), valid_seconds=DAY, member_seconds=DAY,
-        uses=1, steward=False,
+        uses=1, delegate=False,
     )  # fmt: skip
     create_private(file, made.content)
     described.write_text(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"\n')

@@ -13,7 +13,7 @@ from transports import PATIENT
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
-from swarm_node.p2p.membership.stewards import next_list, next_secret
+from swarm_node.p2p.membership.delegates import next_list, next_secret
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import PEERS
 
@@ -40,8 +40,8 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
 
         now = SYSTEM_CLOCK.wall()
         key = expelled.own.identity.public_key
-        owner.office.save("revoked", next_list(swarm.steward, swarm.info, None, [key], now).raw)
-        secret = next_secret(swarm.steward, swarm.info, b"n" * 32, now)
+        owner.office.save("revoked", next_list(swarm.delegate, swarm.info, None, [key], now).raw)
+        secret = next_secret(swarm.delegate, swarm.info, b"n" * 32, now)
         owner.office.save("secret", secret.raw)
         await owner.beat()
         await other.beat()

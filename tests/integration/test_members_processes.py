@@ -25,7 +25,7 @@ def _peer(status: dict[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(900)
-def test_a_member_is_named_banned_expelled_and_its_owner_restored(
+def test_a_member_is_named_blocked_revoked_and_its_owner_restored(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
     owner = start_node("owner")
@@ -45,8 +45,8 @@ def test_a_member_is_named_banned_expelled_and_its_owner_restored(
     assert guest.wait(lambda status: status["groups"]["accepted"] > 0)["membership"]["name"] == (
         "alice"
     )
-    _no_more_after(owner, "ban", "banned")
-    typed(owner.home, "unban", "alice")
+    _no_more_after(owner, "block", "blocked")
+    typed(owner.home, "unblock", "alice")
     owner.wait(hears)
     _no_more_after(owner, "revoke", "revoked")
     tickets = json.loads(typed(owner.home, "members", "--json"))["tickets"]

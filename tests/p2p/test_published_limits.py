@@ -182,12 +182,12 @@ def test_the_words_of_a_refusal_are_read_as_published(case: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("case", LIMITS["chains"], ids=named)
 def test_of_two_reasons_against_a_chain_the_published_one_counts(case: dict[str, Any]) -> None:
-    listed, banned, met = (
-        [bytes.fromhex(key) for key in case[name]] for name in ("listed", "banned", "met")
+    listed, blocked, met = (
+        [bytes.fromhex(key) for key in case[name]] for name in ("listed", "blocked", "met")
     )
     now = 1_800_000_010.0
-    bans = frozenset({peer_id_of(key) for key in banned} | {key.hex() for key in banned})
-    members = Members(INFO, lambda: now, banned=lambda: bans)
+    blocks = frozenset({peer_id_of(key) for key in blocked} | {key.hex() for key in blocked})
+    members = Members(INFO, lambda: now, blocked=lambda: blocks)
     chain = tuple(bytes.fromhex(certificate) for certificate in case["chain"])
     for subject in met:
         before = issue_member(

@@ -30,7 +30,7 @@ import reader  # noqa: E402
 
 Sample = tuple[str, Any, str]
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in range(1, 9)]
-ROOT, ISSUER, NODE, OTHER, STEWARD = (KEYS[index] for index in (0, 1, 2, 3, 5))
+ROOT, ISSUER, NODE, OTHER, DELEGATE = (KEYS[index] for index in (0, 1, 2, 3, 5))
 MEMBERSHIP = json.loads((HERE / "membership.json").read_text())
 SWARM_ID = bytes.fromhex(MEMBERSHIP["swarm_id"])
 T0, DAY = 1_800_000_000, 86_400
@@ -622,7 +622,7 @@ def refusals() -> list[dict[str, Any]]:
         "bad request: " + "a" * 25: "",
         "bad request: Schema": "",
         "refused: route": "refused",
-        "refused: not_steward 7": "",
+        "refused: not_delegate 7": "",
         "the peer does not serve /swarm-node/pull/1": "the peer does not serve",
         "the peer does not serve it": "",
         "too many requests; slow down": "too many requests; slow down",
@@ -636,10 +636,10 @@ def refusals() -> list[dict[str, Any]]:
 
 
 def issuer(
-    key: Ed25519PrivateKey = ISSUER, *, uses: int = 0, steward: bool = False, by: Any = ROOT
+    key: Ed25519PrivateKey = ISSUER, *, uses: int = 0, delegate: bool = False, by: Any = ROOT
 ) -> bytes:
-    name = "owner" if steward else "Anna"
-    body = [1, public(key), name, T0, T0 + DAY, 30 * DAY, steward, uses]
+    name = "owner" if delegate else "Anna"
+    body = [1, public(key), name, T0, T0 + DAY, 30 * DAY, delegate, uses]
     return seal(by, reader.ISSUER, body)
 
 
@@ -651,32 +651,32 @@ def member(
 
 
 def chains() -> list[dict[str, Any]]:
-    """Two reasons at once: the first rule wins. `listed` are keys of the list in force, `banned`
-    of this node's own bans, `met` are subjects of the issuer in the order of their meeting."""
+    """Two reasons at once: the first rule wins. `listed` are keys of the list in force, `blocked`
+    of this node's own blocks, `met` are subjects of the issuer in the order of their meeting."""
 
     def entry(name: str, expect: str, chain: list[bytes], now: int = T0 + 10, **more: Any) -> Any:
-        lists = {"listed": [], "banned": [], "met": []} | more
+        lists = {"listed": [], "blocked": [], "met": []} | more
         shown = {field: [public(key).hex() for key in keys] for field, keys in lists.items()}
         found = {"name": name, "chain": [raw.hex() for raw in chain], "now": now, "expect": expect}
         return {**found, "subject_key": public(NODE).hex(), **shown}
 
     good, late = [issuer(), member()], T0 + 31 * DAY
-    steward = [issuer(STEWARD, steward=True), member(by=STEWARD, first=ISSUER)]
+    delegate = [issuer(DELEGATE, delegate=True), member(by=DELEGATE, first=ISSUER)]
     pair, long = issuer(uses=1), member(end=T0 + 31 * DAY)
     outside = member(begin=T0 + 2 * DAY, end=T0 + 33 * DAY)
     return [
         entry("a member that is listed", "revoked", good, listed=[NODE]),
         entry("whose issuer is listed", "revoked", good, listed=[ISSUER]),
-        entry("renewed, and whose first issuer is listed", "revoked", steward, listed=[ISSUER]),
-        entry("renewed by a listed steward", "revoked", steward, listed=[STEWARD]),
-        entry("a list of others", "ok", good, listed=[OTHER, STEWARD, ROOT]),
-        entry("listed and banned", "revoked", good, listed=[NODE], banned=[NODE]),
-        entry("banned and expired", "banned", good, late, banned=[NODE]),
-        entry("whose issuer is banned", "banned", steward, banned=[ISSUER]),
-        entry("renewed by a banned steward", "ok", steward, banned=[STEWARD]),
+        entry("renewed, and whose first issuer is listed", "revoked", delegate, listed=[ISSUER]),
+        entry("renewed by a listed delegate", "revoked", delegate, listed=[DELEGATE]),
+        entry("a list of others", "ok", good, listed=[OTHER, DELEGATE, ROOT]),
+        entry("listed and blocked", "revoked", good, listed=[NODE], blocked=[NODE]),
+        entry("blocked and expired", "blocked", good, late, blocked=[NODE]),
+        entry("whose issuer is blocked", "blocked", delegate, blocked=[ISSUER]),
+        entry("renewed by a blocked delegate", "ok", delegate, blocked=[DELEGATE]),
         entry("listed and of another key", "wrong_subject", [issuer(), member(OTHER)],
               listed=[OTHER]),
-        entry("listed and by no steward", "not_steward", [issuer(), member(first=OTHER)],
+        entry("listed and by no delegate", "not_delegate", [issuer(), member(first=OTHER)],
               listed=[NODE]),
         entry("listed and expired", "revoked", good, late, listed=[NODE]),
         entry("outside and too long", "outside_issuer", [issuer(), outside]),

@@ -82,10 +82,10 @@ NODE = Identity.from_seed(bytes([3]) * 32)
 OTHER = Identity.from_seed(bytes([4]) * 32)
 SWARM = create_swarm("vectors", ROOT, bytes([5]) * 32)
 T0, HOUR, DAY = 1_800_000_000, 3600, 86_400
-STEWARD = Identity.from_seed(bytes([6]) * 32)
-STEWARD_CERTIFICATE = issue_issuer(
-    ROOT, SWARM, STEWARD.public_key,
-    name="owner", not_before=T0, not_after=T0 + 365 * DAY, member_seconds=90 * DAY, steward=True,
+DELEGATE = Identity.from_seed(bytes([6]) * 32)
+DELEGATE_CERTIFICATE = issue_issuer(
+    ROOT, SWARM, DELEGATE.public_key,
+    name="owner", not_before=T0, not_after=T0 + 365 * DAY, member_seconds=90 * DAY, delegate=True,
 )  # fmt: skip
 GOLDEN = seal(NODE, SWARM.swarm_id, Kind.RECORD, b"hello, swarm")
 
@@ -511,12 +511,12 @@ def chains() -> list[dict[str, Any]]:
         entry("another key", [issuer, member()], "wrong_subject", key=OTHER.public_key),
         entry("signed by the root", [issuer, member(by=ROOT)], "wrong_issuer"),
         entry("an issuer's issuer", [sub, member(by=OTHER, name="sub")], "wrong_root"),
-        entry("another name than its issuer's", [issuer, member(name="Berta")], "not_steward"),
-        entry("another's guest, renewed by no steward", [issuer, member(first=OTHER)],
-              "not_steward"),
-        entry("renewed by a steward", [STEWARD_CERTIFICATE, member(by=STEWARD, first=ISSUER)],
+        entry("another name than its issuer's", [issuer, member(name="Berta")], "not_delegate"),
+        entry("another's guest, renewed by no delegate", [issuer, member(first=OTHER)],
+              "not_delegate"),
+        entry("renewed by a delegate", [DELEGATE_CERTIFICATE, member(by=DELEGATE, first=ISSUER)],
               "ok"),
-        entry("renewed in another name", [STEWARD_CERTIFICATE, member(by=STEWARD, name="Berta",
+        entry("renewed in another name", [DELEGATE_CERTIFICATE, member(by=DELEGATE, name="Berta",
               first=ISSUER)], "ok"),
         entry("without name and first issuer", [issuer, bare], "schema"),
         entry("three certificates", [issuer, member(), member()], "schema"),
@@ -534,14 +534,14 @@ def statements() -> list[dict[str, Any]]:
     )  # fmt: skip
     foreign = seal(
         ISSUER, SWARM.swarm_id, Kind.ISSUER,
-        pack(IssuerBody(1, STEWARD.public_key, "owner", T0, T0 + DAY, DAY, True, 0)),
+        pack(IssuerBody(1, DELEGATE.public_key, "owner", T0, T0 + DAY, DAY, True, 0)),
     )  # fmt: skip
     keys = sorted([NODE.public_key, ISSUER.public_key])
     none: list[bytes] = []
 
     def entry(
         name: str, expect: str, fields: list[Any], kind: Kind = Kind.REVOKE,
-        by: Identity = STEWARD, certificate: bytes = STEWARD_CERTIFICATE, now: int = T0 + 10,
+        by: Identity = DELEGATE, certificate: bytes = DELEGATE_CERTIFICATE, now: int = T0 + 10,
     ) -> dict[str, Any]:  # fmt: skip
         sealed = seal(by, SWARM.swarm_id, kind, msgpack.packb(fields))
         vector = {
@@ -562,10 +562,10 @@ def statements() -> list[dict[str, Any]]:
         return [1, number, issued, bytes([9]) * 32]
 
     return [
-        entry("a steward's list", "ok", good()),
+        entry("a delegate's list", "ok", good()),
         entry("the root's list", "ok", good(), by=ROOT, certificate=b""),
         entry("an empty list", "ok", good(2, none)),
-        entry("a steward's highest number", "ok", good(2**61 - 1)),
+        entry("a delegate's highest number", "ok", good(2**61 - 1)),
         entry("a number that is the root's alone", "content", good(2**61)),
         entry("the root's own numbers", "ok", good(2**61), by=ROOT, certificate=b""),
         entry("number 0", "schema", good(0)),
@@ -576,19 +576,19 @@ def statements() -> list[dict[str, Any]]:
         entry("the root revoked", "content", good(1, [ROOT.public_key])),
         entry("by a member, as if it were the root", "wrong_root", good(), by=NODE,
               certificate=b""),
-        entry("by a member, beside a steward's certificate", "wrong_issuer", good(), by=NODE),
-        entry("by the root, beside a steward's certificate", "wrong_issuer", good(), by=ROOT),
-        entry("by an issuer that is no steward", "not_steward", good(), by=ISSUER,
+        entry("by a member, beside a delegate's certificate", "wrong_issuer", good(), by=NODE),
+        entry("by the root, beside a delegate's certificate", "wrong_issuer", good(), by=ROOT),
+        entry("by an issuer that is no delegate", "not_delegate", good(), by=ISSUER,
               certificate=guest),
         entry("beside a certificate that the root did not seal", "wrong_root", good(),
               certificate=foreign),
-        entry("before its steward began", "outside_issuer", good(issued=T0 - 301)),
-        entry("after its steward ended", "outside_issuer", good(issued=T0 + 366 * DAY),
+        entry("before its delegate began", "outside_issuer", good(issued=T0 - 301)),
+        entry("after its delegate ended", "outside_issuer", good(issued=T0 + 366 * DAY),
               now=T0 + 366 * DAY),
         entry("a list from the future", "not_yet_valid", good(issued=T0 + 311)),
         entry("a list that ended", "expired", good(), now=T0 + 30 * DAY + 301),
         entry("a secret sealed as a list", "schema", secret()),
-        entry("a steward's secret", "ok", secret(), Kind.SECRET),
+        entry("a delegate's secret", "ok", secret(), Kind.SECRET),
         entry("the root's secret", "ok", secret(2**62 - 1), Kind.SECRET, ROOT, b""),
         entry("a secret of 31 bytes", "schema", [1, 1, T0, bytes(31)], Kind.SECRET),
         entry("a secret by a member", "wrong_root", secret(), Kind.SECRET, NODE, b""),

@@ -131,24 +131,24 @@ def open_chain(
     if key != subject or unsound(subject):
         raise Refused("wrong_subject")
     if not issuer[5] and (name, first) != (issuer[1], issuer[0]):
-        raise Refused("not_steward")
+        raise Refused("not_delegate")
     return issuer, member
 
 
 def check_rules(
     issuer: list[Any], member: list[Any], now: float, case: dict[str, Any] | None = None
 ) -> None:
-    """Rules 5 to 9. A case may have keys that are listed, banned, and met before of this issuer."""
+    """Rules 5 to 9. A case may have keys that are listed, blocked, and met before here."""
     key, _, begin, end, allowance, _, uses = issuer
     subject, member_begin, member_end, _, first = member
-    listed, banned, met = (
+    listed, blocked, met = (
         [bytes.fromhex(each) for each in (case or {}).get(name, [])]
-        for name in ("listed", "banned", "met")
+        for name in ("listed", "blocked", "met")
     )
     if {subject, first, key}.intersection(listed):
         raise Refused("revoked")
-    if {subject, first}.intersection(banned):
-        raise Refused("banned")
+    if {subject, first}.intersection(blocked):
+        raise Refused("blocked")
     if not begin - 300 <= member_begin <= end:
         raise Refused("outside_issuer")
     if not 0 < member_end - member_begin <= allowance:
@@ -181,11 +181,11 @@ def verify_statement(data: bytes, kind: str, swarm_id: bytes, root: bytes, now: 
     else:
         number, issued, ends, keys = fields("revoke", body)
     if certificate:
-        steward, _, begin, end, _, may, _ = open_issuer(certificate, swarm_id, root)
-        if author != steward:
+        delegate, _, begin, end, _, may, _ = open_issuer(certificate, swarm_id, root)
+        if author != delegate:
             raise Refused("wrong_issuer")
         if not may:
-            raise Refused("not_steward")
+            raise Refused("not_delegate")
         if not begin - 300 <= issued <= end:
             raise Refused("outside_issuer")
     elif author != root:

@@ -24,8 +24,8 @@ def backup(
 ) -> None:
     """Copy a home into one file, even while its node runs.
 
-    Keys, membership, the lists of tickets and bans, and the database. Whoever has the file can act
-    as this node, and as the swarm's owner if root.key is in it: keep it as you would keep a
+    Keys, membership, lists of tickets and of blocked peers, and the database. Whoever has the file
+    can act as this node, and as the swarm's owner if root.key is in it: keep it as you would keep a
     password. `swarm-node restore FILE` makes a home of it.
     """
     from swarm_node.node.home.backup import back_up

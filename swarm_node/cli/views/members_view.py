@@ -11,7 +11,7 @@ from rich.table import Table
 
 from swarm_node.cli.views.views import day_of, plain, standing
 from swarm_node.node.figures.snapshot import PeerRow
-from swarm_node.node.members.ledger import Ban, IssuedTicket
+from swarm_node.node.members.ledger import Block, IssuedTicket
 from swarm_node.p2p.wire.identity import short_id
 
 #: Holders of one ticket, and tries of it, that are shown; `--json` has all.
@@ -21,8 +21,8 @@ _MOST_HOLDERS = 3
 class TicketRow(msgspec.Struct, frozen=True):
     """A ticket of the ledger. `holders` are the ids of the peers that joined with it, `used` their
     number, `tried` the ids of those that showed it after it was used up. `state` is "open", "in
-    stock", "steward", "used up", "expired", "revoked", "banned", or where no address of it is this
-    node's any more, "leads nowhere" or, if it has addresses of others, "by others"."""
+    stock", "delegate", "used up", "expired", "revoked", "blocked", or where no address of it is
+    this node's any more, "leads nowhere" or, if it has addresses of others, "by others"."""
 
     name: str
     issuer_key: str
@@ -41,7 +41,7 @@ def ticket_rows(
     tried: Mapping[str, Sequence[str]],
     met: Sequence[PeerRow],
     revoked: frozenset[str],
-    bans: Sequence[Ban],
+    blocks: Sequence[Block],
     now: float,
     stale: Sequence[IssuedTicket] = (),
 ) -> list[TicketRow]:
@@ -55,17 +55,17 @@ def ticket_rows(
         if peer.peer_id in tried.get(peer.issuer_key, ()):
             continue
         known[peer.issuer_key][peer.peer_id] = None
-    banned = {ban.issuer_key for ban in bans}
+    blocked = {block.issuer_key for block in blocks}
 
     def state(ticket: IssuedTicket) -> str:
         if ticket.issuer_key in revoked:
             return "revoked"
-        if ticket.issuer_key in banned:
-            return "banned"
+        if ticket.issuer_key in blocked:
+            return "blocked"
         if ticket.expires <= now:
             return "expired"
-        if ticket.steward:
-            return "steward"
+        if ticket.delegate:
+            return "delegate"
         if not ticket.given and not known[ticket.issuer_key]:  # a coordinator may have given it
             return "in stock"
         if 0 < ticket.uses <= len(known[ticket.issuer_key]):
@@ -91,9 +91,9 @@ def ticket_rows(
 
 
 def members_view(
-    tickets: Sequence[TicketRow], bans: Sequence[Ban], met: Sequence[PeerRow] | None
+    tickets: Sequence[TicketRow], blocks: Sequence[Block], met: Sequence[PeerRow] | None
 ) -> RenderableType:
-    """Peers, then bans and tickets, those in stock in one line. `met` is None where no node
+    """Peers, then blocks and tickets, those in stock in one line. `met` is None where no node
     runs."""
     parts: list[RenderableType] = []
     if met is None:
@@ -112,8 +112,8 @@ def members_view(
                 f"{peer.seconds_since_seen:.0f} s ago",
             )
         parts.append(table)
-    for ban in bans:
-        parts.append(f"banned here since {day_of(ban.since)}: {plain(ban.name)}")
+    for block in blocks:
+        parts.append(f"blocked here since {day_of(block.since)}: {plain(block.name)}")
     given = [ticket for ticket in tickets if ticket.state != "in stock"]
     stock = [ticket for ticket in tickets if ticket.state == "in stock"]
     if given:

@@ -11,8 +11,8 @@ import msgspec
 from swarm_node.errors import CheckpointError
 from swarm_node.node.figures.history import GroupCounts, HistoryRow, UpdateRow
 from swarm_node.node.figures.samples import RecentRow, SampleRow
+from swarm_node.p2p.membership.delegates import in_last_third
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.membership.stewards import in_last_third
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -255,8 +255,8 @@ class MembershipRow(msgspec.Struct, frozen=True):
             return []
         days = max(0.0, self.until - wall) / 86_400
         return [
-            f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
-            "when both run; else ask for a new ticket"
+            f"membership ends on {day}, in {days:.0f} days, and was not renewed: a delegate renews "
+            "it when both run; else ask for a new ticket"
         ]
 
 
@@ -399,7 +399,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     #: The sampling engine: "vllm", "torch", or the built-in one with the fault of vLLM.
     engine: str = ""
     membership: MembershipRow | None = None
-    #: Former peers: their membership ended or was revoked, or they are banned here.
+    #: Former peers: their membership ended or was revoked, or they are blocked here.
     former: list[PeerRow] = []
     #: Members that this node heard of and has not met, 64 at most, and the number of all of them.
     unmet: list[UnmetRow] = []

@@ -38,7 +38,7 @@ SMALL_FILES = (
     *("node.key", "root.key", "site.key", "swarm.json", "membership", "bootstrap", "port"),
     "settings.json",
     *("issuer.key", "issuer.certificate", "revoked", "secret", "admitted"),
-    *("invitations.json", "tickets.json", "bans.json"),
+    *("invitations.json", "tickets.json", "blocks.json"),
 )
 _DATABASE, _MANIFEST = "node.db", "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoints/v\d{10,19}/[a-z]{1,20}\.(safetensors|msgpack)")

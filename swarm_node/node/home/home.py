@@ -1,7 +1,7 @@
 """A node's directory: keys, swarm file, membership.
 
 node.key  root.key*                Ed25519 seeds, mode 0600 (* only the swarm's owner)
-issuer.key*  issuer.certificate*   a steward, which renews members while this node runs
+issuer.key*  issuer.certificate*   a delegate, which renews members while this node runs
 site.key                           admits the other hosts of this node's trainer, if it has some
 swarm.json                         which swarm this is (holds its shared secret: mode 0600)
 membership                         the certificate chain that admits this node
@@ -41,6 +41,7 @@ from swarm_node.errors import (
 from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
 from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
 from swarm_node.p2p.addresses.addresses import coordinator_url, unused_port
+from swarm_node.p2p.membership.delegates import Signer
 from swarm_node.p2p.membership.membership import (
     IssuerBody,
     MemberBody,
@@ -51,7 +52,6 @@ from swarm_node.p2p.membership.membership import (
     open_chain,
 )
 from swarm_node.p2p.membership.statements import verify_secret
-from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.membership.ticket import Ticket, make_ticket, redeem
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.program.commands import with_home
@@ -270,12 +270,12 @@ class Home(PrivateDirectory):
             not_before=start,
             not_after=end,
             member_seconds=OWNER_MEMBER_SECONDS,
-            steward=True,
+            delegate=True,
         )
         member = issue_member(
             issuer, swarm, identity.public_key, name="owner", not_before=start, not_after=end
         )
-        self.keep_steward(Signer(issuer, issuer_certificate))
+        self.keep_delegate(Signer(issuer, issuer_certificate))
         return self._keep(Membership(identity, swarm, (issuer_certificate, member)))
 
     def join_swarm(self, ticket: Ticket, now: float) -> Membership:
@@ -416,8 +416,8 @@ class Home(PrivateDirectory):
         self.record()
         return replace(membership, swarm=self.swarm())
 
-    def steward(self) -> Signer | None:
-        """Return the steward whose key lies here, None without one.
+    def delegate(self) -> Signer | None:
+        """Return the delegate whose key lies here, None without one.
 
         Raises:
             HomeError: its files are damaged, or others can read them.
@@ -427,17 +427,17 @@ class Home(PrivateDirectory):
             return None
         return Signer(Identity.load(self.path / "issuer.key"), certificate)
 
-    def keep_steward(self, steward: Signer) -> None:
-        """Let this node renew members with the key of `steward`, from its next heartbeat on.
+    def keep_delegate(self, delegate: Signer) -> None:
+        """Let this node renew members with the key of `delegate`, from its next heartbeat on.
 
         Raises:
             HomeError: it cannot be written.
         """
         try:
-            replace_private(self.path / "issuer.key", steward.key.seed())
+            replace_private(self.path / "issuer.key", delegate.key.seed())
         except OSError as error:
             raise HomeError(f"cannot write {self.path / 'issuer.key'}: {error.strerror}") from error
-        self.save("issuer.certificate", steward.certificate)
+        self.save("issuer.certificate", delegate.certificate)
 
 
 def listen_addresses(listen: Sequence[str], own_port: Callable[[], int]) -> list[str]:

@@ -79,9 +79,11 @@ FILES: Final[Mapping[str, _Kind]] = {
     "secret": _Kind("error", remedy=f"or {_ELSEWHERE}, or {_TICKET}"),
     "revoked": _Kind("warning", "until peers send the list, revoked nodes count as members"),
     "root.key": _Kind("warning", remedy="or delete it here, if it is kept offline"),
-    "issuer.key": _Kind("warning", "this node renews no members", "or `swarm-node issuer use`"),
+    "issuer.key": _Kind(
+        "warning", "this node renews no members", "or `swarm-node delegate import`"
+    ),
     "issuer.certificate": _Kind(
-        "warning", "this node renews no members", "or `swarm-node issuer use`"
+        "warning", "this node renews no members", "or `swarm-node delegate import`"
     ),
     "site.key": _Kind("error", remedy="or copy it from another host of the trainer"),
     "admitted": _Kind("warning", "the members of each ticket are counted anew"),
@@ -94,7 +96,7 @@ FILES: Final[Mapping[str, _Kind]] = {
     ),
     "invitations.json": _Kind("warning", "`members` shows no ticket that was made before"),
     "tickets.json": _Kind("warning", "the tickets of the issuer file are gone", "or take it again"),
-    "bans.json": _Kind("warning", "nobody is banned any more"),
+    "blocks.json": _Kind("warning", "nobody is blocked any more"),
     "node.db": _Kind(
         "warning", "groups that were not trained on, and which ones of peers were seen, are gone"
     ),
@@ -177,14 +179,14 @@ def _missing(
 ) -> Iterator[Fault]:
     """Yield a fault for each missing file that must be here or has been here. `progress` tells how
     far training was, by the database."""
-    steward = {"issuer.key", "issuer.certificate"} & there
+    delegate = {"issuer.key", "issuer.certificate"} & there
     for name, kind in FILES.items():
-        half = name.startswith("issuer.") and steward
+        half = name.startswith("issuer.") and delegate
         trained = f", and {progress}" if name == "checkpoints" and progress else ""
         needed = name in _KEYS or name in recorded - _UNRECORDED or half or trained
         if name in there or not needed:
             continue
-        if name == "revoked" and (steward or "root.key" in there):
+        if name == "revoked" and (delegate or "root.key" in there):
             remedy = f"{_BACKUP.format(name=name)}, or {_ELSEWHERE}"
             yield Fault(name, "error", "revoked, the list of former members, is missing", remedy)
         elif half or kind.without == "error":

@@ -39,7 +39,7 @@ _KEY_FILES = ("node.key", "root.key", "site.key", "issuer.key")
 _SMALL_FILES = (
     *("membership", "secret", "revoked", "issuer.certificate", "admitted", "coordinator"),
     *("bootstrap", "port", "addresses", "settings.json"),
-    *("invitations.json", "tickets.json", "bans.json"),
+    *("invitations.json", "tickets.json", "blocks.json"),
 )
 #: Files whose locks are held. They hold nothing.
 _LOCKS = ("lock", "recording", "editing")
@@ -141,8 +141,8 @@ def _fit(files: dict[str, Found], whole: Mapping[str, Any], swarm: SwarmInfo) ->
     for name, body in opened.items():
         if isinstance(body, Rejected):
             files[name] = Found("foreign", f"swarm {swarm.name!r} did not sign it")
-    steward = opened.get("issuer.certificate")
-    if isinstance(steward, IssuerBody) and issuer and steward.issuer_key != issuer.public_key:
+    delegate = opened.get("issuer.certificate")
+    if isinstance(delegate, IssuerBody) and issuer and delegate.issuer_key != issuer.public_key:
         files["issuer.key"] = Found("foreign", "it is not the key of issuer.certificate")
     if "membership" in whole and node is not None:
         files.update(_member(whole["membership"], swarm, node))

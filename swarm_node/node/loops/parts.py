@@ -46,7 +46,7 @@ class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones.
 
     `engine` names the sampling engine. `dialable` returns True if peers can dial this node, None
-    while that is not known. `banned` are the peers that `Members` refuses here, and `names` are its
+    while that is not known. `blocked` are peers that `Members` refuses here, and `names` are its
     owner's names for issuers. `office` stores the swarm's statements: a home, or memory. `knock`
     dials for probes and `lan` finds peers on the own network; both are None without a network of
     hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
@@ -69,7 +69,7 @@ class Parts:
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
     dialable: Callable[[], bool | None] = lambda: None
-    banned: Callable[[], frozenset[str]] = nobody
+    blocked: Callable[[], frozenset[str]] = nobody
     names: Callable[[], Mapping[str, str]] = nothing
     office: Office = field(default_factory=MemoryOffice)
     knock: Knock | None = None

@@ -1,4 +1,4 @@
-"""The owner's decisions on members: tickets, issuers, bans, and statements of a steward.
+"""The owner's decisions on members: tickets, issuers, blocks, and statements of a delegate.
 
 In: the words of the owner at the command line.
 Out: tickets, ledgers and statements in the home.

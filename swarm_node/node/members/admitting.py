@@ -87,8 +87,8 @@ def invite_from_stock(
     if ticket is None:
         raise HomeError(
             f"{home.path} has neither root.key nor a ticket left",
-            "make an issuer file where "
-            "root.key lies (`swarm-node issuer make --help`), take it here with `issuer use FILE`",
+            "create an issuer file where root.key lies (`swarm-node delegate create --help`), and "
+            "import it here: `swarm-node delegate import FILE`",
         )
     try:
         text = with_addresses(ticket, home.swarm(), addresses[:8])
@@ -118,7 +118,7 @@ def rename(home: Home, old: str, new: str) -> None:
             )
         if new in names:
             raise HomeError(
-                f"another ticket is called {new!r} already, and to revoke one would expel both",
+                f"another ticket is called {new!r} already, and to revoke one would revoke both",
                 "take another name",
             )
         ledger.write(
@@ -219,7 +219,7 @@ def note_issuer_file(home: Home, made: Made) -> None:
     Raises:
         HomeError: the ledger cannot be written.
     """
-    bodies = [*made.tickets] if made.steward is None else [made.steward, *made.tickets]
+    bodies = [*made.tickets] if made.delegate is None else [made.delegate, *made.tickets]
     _note(home, [_admission(body.name, body, body.not_before, given=False) for body in bodies])
 
 
@@ -246,7 +246,7 @@ def _admission(
         issuer.uses,
         issuer.member_seconds,
         given,
-        issuer.steward,
+        issuer.delegate,
         endpoints,
         others,
     )

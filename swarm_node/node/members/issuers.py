@@ -1,8 +1,8 @@
 """Issuer files, with which a home admits members while the root key stays offline.
 
-Where root.key lies, `make` signs a stock of tickets without addresses, and a steward: a key that
+Where root.key lies, `make` signs a stock of tickets without addresses, and a delegate: a key that
 may renew and expel members. The running home takes the file, and gives a ticket addresses when
-somebody is invited. A stolen file gives away its tickets and its steward, never the swarm.
+somebody is invited. A stolen file gives away its tickets and its delegate, never the swarm.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.delegates import Signer
 from swarm_node.p2p.membership.issuer_file import (
     MAX_TICKETS,
     IssuerFile,
@@ -23,7 +24,6 @@ from swarm_node.p2p.membership.issuer_file import (
     valid_tickets,
 )
 from swarm_node.p2p.membership.membership import IssuerBody, SwarmInfo, issue_issuer, verify_issuer
-from swarm_node.p2p.membership.stewards import Signer
 from swarm_node.p2p.membership.ticket import Ticket
 from swarm_node.p2p.wire.identity import Identity
 
@@ -35,16 +35,16 @@ class Made(NamedTuple):
     """A new issuer file, and the bodies of the certificates in it."""
 
     content: bytes
-    steward: IssuerBody | None
+    delegate: IssuerBody | None
     tickets: list[IssuerBody]
 
 
 class Taken(NamedTuple):
     """Contents that a home took from an issuer file: the number of tickets that it has now, and its
-    steward. `joined` is the ticket by which the home joined the swarm, if it did."""
+    delegate. `joined` is the ticket by which the home joined the swarm, if it did."""
 
     tickets: int
-    steward: IssuerBody
+    delegate: IssuerBody
     joined: Ticket | None
 
 
@@ -57,10 +57,10 @@ def make(
     valid_seconds: int,
     member_seconds: int,
     uses: int,
-    steward: bool = True,
+    delegate: bool = True,
 ) -> Made:
     """Make an issuer file with `count` tickets, called "NAME 1" and so on, and optionally a
-    steward, called "NAME steward".
+    delegate, called "NAME delegate".
 
     Raises:
         HomeError: root.key is not here.
@@ -83,24 +83,26 @@ def make(
             Identity.load(home.path / "root.key"),
             swarm,
             key.public_key,
-            name=f"{name} steward",
+            name=f"{name} delegate",
             not_before=now,
             not_after=now + valid_seconds,
             member_seconds=member_seconds,
-            steward=True,
+            delegate=True,
         )
     except ValueError as error:
         raise TicketError(f"{name!r} cannot name an issuer file: {error}") from error
-    made = IssuerFile(1, tickets, *((key.seed().hex(), certificate.hex()) if steward else ("", "")))
+    made = IssuerFile(
+        1, tickets, *((key.seed().hex(), certificate.hex()) if delegate else ("", ""))
+    )
     return Made(
         msgspec.json.format(msgspec.json.encode(made)) + b"\n",
-        _steward(made, swarm)[1] if steward else None,
+        _delegate(made, swarm)[1] if delegate else None,
         [ticket.issuer for ticket in valid_tickets(tickets, now)],
     )
 
 
 def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
-    """Take the tickets and the steward of an issuer file into `home`. A home without a swarm joins
+    """Take the tickets and the delegate of an issuer file into `home`. A home without a swarm joins
     with the first ticket. Tickets of `known` issuer keys (hex) are left out, because they were
     given to somebody.
 
@@ -109,7 +111,7 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
         TicketError: the file has expired or contradicts itself.
     """
     made = read_issuer_file(source)
-    if not made.steward_seed:
+    if not made.delegate_seed:
         raise TicketError(f"{source} has tickets only", "give it to `swarm-coordinator serve`")
     tickets = valid_tickets(made.tickets, now)
     if not tickets:
@@ -124,7 +126,7 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
             f"{home.path} belongs to swarm {swarm.name!r}, {source} to another",
             "use another --home",
         )
-    steward = _steward(made, swarm)
+    delegate = _delegate(made, swarm)
     own = home.membership().opened()
     gone = {*known, *(() if isinstance(own, Rejected) else (own[0].issuer_key.hex(),))}
     with home.editing():
@@ -136,8 +138,8 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
         }
         kept = [text for key, text in found.items() if key not in gone]
         home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
-    home.keep_steward(Signer(Identity.from_seed(bytes.fromhex(made.steward_seed)), steward[0]))
-    return Taken(len(kept), steward[1], joined)
+    home.keep_delegate(Signer(Identity.from_seed(bytes.fromhex(made.delegate_seed)), delegate[0]))
+    return Taken(len(kept), delegate[1], joined)
 
 
 def take(home: Home, now: float) -> Ticket | None:
@@ -167,10 +169,10 @@ def _stock(home: Home) -> list[str]:
         ) from error
 
 
-def _steward(made: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:
-    certificate = bytes.fromhex(made.steward_certificate)
+def _delegate(made: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:
+    certificate = bytes.fromhex(made.delegate_certificate)
     body = verify_issuer(certificate, swarm)
-    key = Identity.from_seed(bytes.fromhex(made.steward_seed)).public_key
-    if isinstance(body, Rejected) or not body.steward or body.issuer_key != key:
-        raise TicketError("the root key did not sign the steward of this file", "make it again")
+    key = Identity.from_seed(bytes.fromhex(made.delegate_seed)).public_key
+    if isinstance(body, Rejected) or not body.delegate or body.issuer_key != key:
+        raise TicketError("the root key did not sign the delegate of this file", "make it again")
     return certificate, body

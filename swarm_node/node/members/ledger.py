@@ -1,4 +1,4 @@
-"""Ledgers of a home's owner: the tickets made here, and the bans.
+"""Ledgers of a home's owner: the tickets made here, and the blocks.
 
 Each is one small file of the home, JSON below its first line. Both are for people and for this
 node alone: the swarm's own rules are in certificates and in the revocation list.
@@ -33,10 +33,10 @@ _PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
 class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here. `issuer_key` (hex) signs the certificates of its members: `uses`
     of them (0: any number), until `expires`, each valid for `member_seconds`. A ticket of an issuer
-    file is not `given` to anybody yet. A `steward` admits nobody by a ticket. `endpoints` are those
-    of this node in the ticket. Host 0.0.0.0 there stands for a host in front of this machine that
-    forwards the port. With `others` the ticket also names a relay, a coordinator, or a port that
-    cannot be told to be this node's."""
+    file is not `given` to anybody yet. A `delegate` admits nobody by a ticket. `endpoints` are
+    those of this node in the ticket. Host 0.0.0.0 there stands for a host in front of this
+    machine that forwards the port. With `others` the ticket also names a relay, a coordinator, or a
+    port that cannot be told to be this node's."""
 
     name: Name
     issuer_key: _Key
@@ -45,13 +45,13 @@ class IssuedTicket(Struct, frozen=True, forbid_unknown_fields=True):
     uses: int
     member_seconds: int
     given: bool = True
-    steward: bool = False
+    delegate: bool = False
     endpoints: tuple[_Endpoint, ...] = ()
     others: bool = False
 
 
-class Ban(Struct, frozen=True, forbid_unknown_fields=True):
-    """A banned peer id, or a banned issuer key (hex), which stands for all members of its
+class Block(Struct, frozen=True, forbid_unknown_fields=True):
+    """A blocked peer id, or a blocked issuer key (hex), which stands for all members of its
     ticket."""
 
     name: Annotated[str, Meta(max_length=64)]
@@ -60,7 +60,7 @@ class Ban(Struct, frozen=True, forbid_unknown_fields=True):
     issuer_key: _Key | None = None
 
 
-Entry = TypeVar("Entry", IssuedTicket, Ban)
+Entry = TypeVar("Entry", IssuedTicket, Block)
 Made = TypeVar("Made")
 
 

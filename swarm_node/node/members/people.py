@@ -56,7 +56,7 @@ def whom(text: str, admissions: Sequence[IssuedTicket], peers: Sequence[PeerRow]
 
 
 def keys_of(meant: Meant, own: Membership) -> list[bytes]:
-    """Return the public keys to expel.
+    """Return the public keys to revoke.
 
     Raises:
         HomeError: this node itself would be expelled.
@@ -68,5 +68,5 @@ def keys_of(meant: Meant, own: Membership) -> list[bytes]:
         raise HomeError(f"the membership of this home is damaged ({opened.reason})", "restore it")
     issuer, member = opened
     if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
-        raise HomeError("this would expel the node of this home itself")
+        raise HomeError("this would revoke the node of this home itself")
     return keys

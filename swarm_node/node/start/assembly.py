@@ -59,7 +59,7 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
 def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
     buffer, wants = parts.buffer(replay_settings(settings)), peers_wants(settings, parts.turns)
-    of_parts = parts.clock, parts.office, parts.banned, parts.names
+    of_parts = parts.clock, parts.office, parts.blocked, parts.names
     local = Local.of(membership.identity, membership.swarm, *of_parts)
     return Shared(
         local=local,

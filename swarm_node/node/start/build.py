@@ -31,7 +31,7 @@ from swarm_node.node.home.home import Home, Membership, listen_addresses
 from swarm_node.node.loops.guests import Guests
 from swarm_node.node.loops.parts import Parts
 from swarm_node.node.members.admitting import followed_names
-from swarm_node.node.members.bans import Bans
+from swarm_node.node.members.blocks import Blocks
 from swarm_node.node.preflight.defaults import torch_threads
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble
@@ -138,7 +138,7 @@ def parts_of_home(
         "metrics": metrics,
         "history": Ring(metrics.read()),
         "office": home,
-        "banned": Bans(home).covered,
+        "blocked": Blocks(home).covered,
         "names": followed_names(home).now,
         "knock": knock,
         "reach": reach,

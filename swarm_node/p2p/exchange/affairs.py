@@ -1,4 +1,4 @@
-"""Keeps membership in sync with peers: passes on revocation lists and new secrets, asks a steward
+"""Keeps membership in sync with peers: passes on revocation lists and new secrets, asks a delegate
 for a renewal in time, and drops former members."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Affairs:
                 return self._asker.reject(refused, peer.peer_id)
 
     async def _renew(self) -> None:
-        """Ask a steward for a renewal in the last third of this node's membership."""
+        """Ask a delegate for a renewal in the last third of this node's membership."""
         me = self._credentials.me()
         if isinstance(me, Rejected):
             if self._changed(me.reason):
@@ -113,7 +113,7 @@ class Affairs:
         if not self._credentials.ends_soon(me):
             self._said = None
             return
-        for peer in self._some(self._members.stewards(), _ASKED):
+        for peer in self._some(self._members.delegates(), _ASKED):
             renewed = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
             if renewed is None:
                 continue

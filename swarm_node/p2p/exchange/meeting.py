@@ -111,7 +111,7 @@ class Meeting:
                 agent="swarm-node",
                 revoked=own.lists.number,
                 secret=own.secrets.number,
-                steward=own.steward is not None,
+                delegate=own.delegate is not None,
                 relays=self._relays(),
             )
         )

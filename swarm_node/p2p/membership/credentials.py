@@ -1,4 +1,4 @@
-"""A node's credentials: its chain, its steward's key, and the newest list and secret of its swarm.
+"""A node's credentials: its chain, its delegate's key, and the newest list and secret of its swarm.
 They survive a restart."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import msgpack
 import structlog
 
 from swarm_node.errors import Rejected
+from swarm_node.p2p.membership.delegates import Signer, in_last_third, issue_renewal, next_list
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Keeper, Member
 from swarm_node.p2p.membership.membership import Chain, open_chain
@@ -22,16 +23,15 @@ from swarm_node.p2p.membership.statements import (
     verify_revocations,
     verify_secret,
 )
-from swarm_node.p2p.membership.stewards import Signer, in_last_third, issue_renewal, next_list
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T", bound=Revocations | NewSecret)
 
 
 class Office(Keeper, Protocol):
-    """A keeper that may also hold a steward's key."""
+    """A keeper that may also hold a delegate's key."""
 
-    def steward(self) -> Signer | None: ...
+    def delegate(self) -> Signer | None: ...
 
 
 class MemoryOffice:
@@ -47,7 +47,7 @@ class MemoryOffice:
     def save(self, name: str, data: bytes) -> None:
         self._files[name] = data
 
-    def steward(self) -> Signer | None:
+    def delegate(self) -> Signer | None:
         return self._signer
 
 
@@ -142,7 +142,7 @@ class Credentials:
     ) -> None:
         self.identity = local.identity
         self.chain = chain
-        self.steward: Signer | None = None
+        self.delegate: Signer | None = None
         self._swarm = local.swarm
         self._members = local.members
         self._office = office
@@ -168,25 +168,25 @@ class Credentials:
         self.me()  # counts this node as the first use of an issuer with limited uses
 
     def refresh(self) -> None:
-        """Read what commands have written into the home. A steward also renews this node's own
+        """Read what commands have written into the home. A delegate also renews this node's own
         membership, and issues the list anew before it ends, or if the list lacks keys of earlier
-        lists. If two stewards expel at once, they make two lists with one number, and only one of
+        lists. If two delegates expel at once, they make two lists with one number, and only one of
         them is valid."""
         self.lists.refresh()
         self.secrets.refresh()
-        self.steward, now = self._office.steward(), self._wall()
-        if self.steward is None:
+        self.delegate, now = self._office.delegate(), self._wall()
+        if self.delegate is None:
             return
         held = self.lists.held
         lost = self._listed.difference(held.body.keys) if held and self._below_root(held) else ()
         if held and (lost or in_last_third(held.body.issued, held.body.not_after, now)):
             try:
-                self.lists.offer(next_list(self.steward, self._swarm, held, lost, now).raw)
+                self.lists.offer(next_list(self.delegate, self._swarm, held, lost, now).raw)
             except ValueError as error:
                 _log.warning("the revocation list cannot be stated anew", error=str(error))
         me = self.me()
         if isinstance(me, Member) and self.ends_soon(me):
-            chain = issue_renewal(self.steward, self._swarm, me, now)
+            chain = issue_renewal(self.delegate, self._swarm, me, now)
             if not isinstance(chain, Rejected):
                 self.adopt(chain)
 
@@ -201,7 +201,7 @@ class Credentials:
             self._listed = set(body.keys)
 
     def _below_root(self, held: Statement[Revocations]) -> bool:
-        """Check that a steward may still add to the list."""
+        """Check that a delegate may still add to the list."""
         return held.body.number + 1 < ROOT_ONLY
 
     def me(self) -> Member | Rejected:
@@ -213,13 +213,13 @@ class Credentials:
         return in_last_third(me.body.not_before, me.until, self._wall())
 
     def renewal_of(self, peer_id: str) -> Chain | Rejected:
-        """Renew a member's chain, if this node is a steward."""
+        """Renew a member's chain, if this node is a delegate."""
         member = self._members.check(peer_id)
         if isinstance(member, Rejected):
             return member
-        if self.steward is None:
-            return Rejected("not_steward", "this node renews nobody")
-        return issue_renewal(self.steward, self._swarm, member, self._wall())
+        if self.delegate is None:
+            return Rejected("not_delegate", "this node renews nobody")
+        return issue_renewal(self.delegate, self._swarm, member, self._wall())
 
     def adopt(self, chain: Chain) -> Rejected | None:
         """Use a renewed chain of this node from now on, and store it. A chain of another ticket is

@@ -1,4 +1,4 @@
-"""Issuer file: a stock of tickets without addresses, and a steward. A home or a coordinator takes
+"""Issuer file: a stock of tickets without addresses, and a delegate. A home or a coordinator takes
 it."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Tickets = Annotated[list[str], Meta(max_length=MAX_TICKETS)]
 
 
 class IssuerFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stock of tickets, and the seed and the certificate (hex) of a steward. Both are empty
+    """A stock of tickets, and the seed and the certificate (hex) of a delegate. Both are empty
     without one: a program that only hands out tickets, such as a coordinator, should not be able to
     expel."""
 
     version: Annotated[int, Meta(ge=1, le=1)]
     tickets: Tickets
-    steward_seed: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
-    steward_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){0,512}\Z")]
+    delegate_seed: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+    delegate_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){0,512}\Z")]
 
 
 def read_issuer_file(source: Path) -> IssuerFile:

@@ -100,12 +100,12 @@ class _Known:
     shown: bool = False  # the peer itself showed its chain; otherwise another peer told of it
     revoked: int = 0
     secret: int = 0
-    steward: bool = False
+    delegate: bool = False
     relay: tuple[str, ...] = ()
 
 
 def nobody() -> frozenset[str]:
-    """The bans of a node that bans nobody."""
+    """The blocks of a node that blocks nobody."""
     return frozenset()
 
 
@@ -123,10 +123,10 @@ class Members:
         swarm: SwarmInfo,
         wall: Callable[[], float],
         keeper: Keeper | None = None,
-        banned: Callable[[], frozenset[str]] = nobody,
+        blocked: Callable[[], frozenset[str]] = nobody,
         names: Callable[[], Mapping[str, str]] = nothing,
     ) -> None:
-        """`banned` returns this node's own bans: peer ids, and keys (hex) of issuers. A banned
+        """`blocked` returns this node's own blocks: peer ids, and keys (hex) of issuers. A blocked
         issuer key applies to members that it first admitted. `names` returns the names that the
         owner of this node gave to issuers, by key (hex). They count before those in certificates.
 
@@ -136,7 +136,7 @@ class Members:
         self._swarm = swarm
         self._wall = wall
         self._keeper = keeper
-        self._banned = banned
+        self._blocked = blocked
         self._names = names
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
@@ -146,7 +146,7 @@ class Members:
         self._listed: dict[bytes, int] = {}
         self._expelled: set[bytes] = set()
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
-        #: The list and the bans at the last walk of `dismiss`, its time, and the earliest end of
+        #: The list and the blocks at the last walk of `dismiss`, its time, and the earliest end of
         #: the memberships known since then.
         self._walked: tuple[frozenset[bytes], frozenset[str], int] | None = None
         self._walked_at = self._ends = 0.0
@@ -253,7 +253,7 @@ class Members:
         if refused is not None:
             return refused
         self._remember(member)
-        self.note(member.peer_id, head.revoked, head.secret, steward=head.steward)
+        self.note(member.peer_id, head.revoked, head.secret, delegate=head.delegate)
         self._known[member.peer_id].relay = head.addresses if head.relays else ()
         return Heard(member, head)
 
@@ -270,15 +270,17 @@ class Members:
         self.admit(chain, peer_id)
         return True
 
-    def note(self, peer_id: str, revoked: int, secret: int, *, steward: bool | None = None) -> None:
+    def note(
+        self, peer_id: str, revoked: int, secret: int, *, delegate: bool | None = None
+    ) -> None:
         """Record the numbers of the list and the secret that a member claims to hold, and whether
         it renews."""
         known = self._known.get(peer_id)
         if known is None:
             return
         known.revoked, known.secret = revoked, secret
-        if steward is not None:
-            known.steward = steward
+        if delegate is not None:
+            known.delegate = delegate
 
     def holding(self, *, revoked: int | None = None, secret: int | None = None) -> list[str]:
         """Members that claim to hold a list or a secret with a greater number."""
@@ -289,9 +291,9 @@ class Members:
             or (secret is not None and known.secret > secret)
         ]
 
-    def stewards(self) -> list[str]:
+    def delegates(self) -> list[str]:
         """Members that claim to renew memberships."""
-        return [peer_id for peer_id, known in self._known.items() if known.steward]
+        return [peer_id for peer_id, known in self._known.items() if known.delegate]
 
     def relays(self) -> dict[str, tuple[str, ...]]:
         """Addresses of members that claim to forward requests, by peer id."""
@@ -319,9 +321,9 @@ class Members:
         return sorted(expelled.union(gone))
 
     def _ended(self) -> list[str]:
-        """Find former members. All members are checked only if the list or the bans changed, if an
-        earlier claim displaces one, if a membership has ended, or if the clock was set back."""
-        state, now = (self._revoked, self._banned(), self._claims.displaced), self._wall()
+        """Find former members. All members are checked only if a list changed, if an earlier
+        claim displaces one, if a membership has ended, or if the clock was set back."""
+        state, now = (self._revoked, self._blocked(), self._claims.displaced), self._wall()
         walk = state != self._walked or not self._walked_at <= now <= self._ends
         self._walked, self._walked_at = state, now
         if not walk:
@@ -333,9 +335,9 @@ class Members:
     def _refused(self, member: Member) -> Rejected | None:
         since = self._expelled_since(member)
         if since is not None:
-            return Rejected("revoked", "the swarm's owner has expelled it", since - self._wall())
-        if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
-            return Rejected("banned", "the owner of this node shuns it")
+            return Rejected("revoked", "the swarm's owner has revoked it", since - self._wall())
+        if not self._blocked().isdisjoint((member.peer_id, member.admitted_by.hex())):
+            return Rejected("blocked", "the owner of this node blocked it")
         refused = check_times(member.issuer, member.body, self._wall())
         if refused is not None:
             return refused

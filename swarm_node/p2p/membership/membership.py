@@ -58,7 +58,7 @@ class IssuerBody(Body, frozen=True):
     """Kind.ISSUER, sealed by the root: `issuer_key` may admit members during this period, each for
     at most `member_seconds`.
 
-    A `steward` may also renew members that others admitted, and sign revocation lists and new
+    A `delegate` may also renew members that others admitted, and sign revocation lists and new
     secrets (statements.py). Every node accepts the first `uses` subjects of the issuer that it
     sees. 0 means no limit."""
 
@@ -68,13 +68,13 @@ class IssuerBody(Body, frozen=True):
     not_before: UnixSeconds
     not_after: UnixSeconds
     member_seconds: MemberSeconds
-    steward: bool
+    delegate: bool
     uses: Uses
 
 
 class MemberBody(Body, frozen=True):
     """Kind.CERT, sealed by an issuer: `subject` is a member during this period. `name` and
-    `admitted_by` are the name and the key of the issuer that first admitted it. Only a steward, in
+    `admitted_by` are the name and the key of the issuer that first admitted it. Only a delegate, in
     a renewal, may sign those of another issuer."""
 
     v: Version1
@@ -218,7 +218,7 @@ def issue_issuer(
     not_before: float,
     not_after: float,
     member_seconds: float,
-    steward: bool = False,
+    delegate: bool = False,
     uses: int = 0,
 ) -> bytes:
     """Seal an issuer certificate. `IssuerBody` describes the fields. Fractions of seconds are cut
@@ -232,7 +232,7 @@ def issue_issuer(
     if not is_sound_key(issuer_key):
         raise ValueError("the issuer key is not a usable Ed25519 public key")
     begin, end = _period(not_before, not_after)
-    body = IssuerBody(1, issuer_key, name, begin, end, int(member_seconds), steward, uses)
+    body = IssuerBody(1, issuer_key, name, begin, end, int(member_seconds), delegate, uses)
     return seal(root, info.swarm_id, Kind.ISSUER, pack(body))
 
 
@@ -246,7 +246,7 @@ def issue_member(
     not_after: float,
     admitted_by: bytes | None = None,
 ) -> bytes:
-    """Seal a member certificate. `name` is the issuer's own, unless a steward renews a membership
+    """Seal a member certificate. `name` is the issuer's own, unless a delegate renews a membership
     of the issuer key `admitted_by`. Every peer checks it against the issuer's certificate with
     `open_chain`. Fractions of seconds are cut off.
 
@@ -283,7 +283,7 @@ def open_chain(
     `subject_key`, which the link authenticated. Times are not checked: see `check_times`.
 
     Besides the reasons of `open_sealed`: "schema", "wrong_root", "key", "wrong_issuer",
-    "wrong_subject", "not_steward". `open_issuer` may cache results of `verify_issuer`."""
+    "wrong_subject", "not_delegate". `open_issuer` may cache results of `verify_issuer`."""
     if len(chain) != 2:
         return Rejected("schema", "a chain has an issuer and a member certificate")
     issuer = open_issuer(chain[0], info)
@@ -300,8 +300,8 @@ def open_chain(
     if member.subject != subject_key or not is_sound_key(subject_key):
         return Rejected("wrong_subject", "the certificate is for another key")
     own = member.name == issuer.name and member.admitted_by == issuer.issuer_key
-    if not (own or issuer.steward):
-        return Rejected("not_steward", "only a steward renews what another issuer began")
+    if not (own or issuer.delegate):
+        return Rejected("not_delegate", "only a delegate renews what another issuer began")
     return issuer, member
 
 

@@ -1,8 +1,8 @@
-"""Statements of the root or a steward to the whole swarm: revocation lists and new secrets.
+"""Statements of the root or a delegate to the whole swarm: revocation lists and new secrets.
 
-A statement travels as `Signed`: the sealed body, and the certificate of the steward that sealed it.
-A node keeps, of each kind, the statement with the greatest rank. The rank is a total order, so all
-nodes end with the same one, whatever the order of arrival.
+A statement travels as `Signed`: the sealed body, and the certificate of the delegate that sealed
+it. A node keeps, of each kind, the statement with the greatest rank. The rank is a total order, so
+all nodes end with the same one, whatever the order of arrival.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MAX_REVOKED: Final = 1000
 MAX_LIST_BYTES: Final = SEALED_BYTES[Kind.REVOKE]
 #: `Signed` adds a certificate to the sealed list.
 MAX_STATEMENT_BYTES: Final = MAX_LIST_BYTES + 512
-#: Numbers from here on are reserved for the root, so that it can outrank the thief of a steward's
+#: Numbers from here on are reserved for the root, so that it can outrank the thief of a delegate's
 #: key.
 ROOT_ONLY: Final = 1 << 61
 
 
 class Signed(Body, frozen=True):
-    """A statement with the issuer certificate of the steward that sealed it. The certificate is
+    """A statement with the issuer certificate of the delegate that sealed it. The certificate is
     empty for the root."""
 
     certificate: Certificate
@@ -84,7 +84,7 @@ T = TypeVar("T", bound=Revocations | NewSecret)
 @dataclass(frozen=True, slots=True)
 class Statement(Generic[T]):
     """A verified statement. `raw` is the packed `Signed`, as it is stored and sent on. The
-    statement with the greatest `rank` is in force: by number, then the root's before a steward's,
+    statement with the greatest `rank` is in force: by number, then the root's before a delegate's,
     then by content id."""
 
     body: T
@@ -95,7 +95,7 @@ class Statement(Generic[T]):
 def state(
     signer: Identity, certificate: bytes, info: SwarmInfo, body: Revocations | NewSecret
 ) -> bytes:
-    """The packed `Signed` of `body`. `certificate` is the steward's, empty if the root signs.
+    """The packed `Signed` of `body`. `certificate` is the delegate's, empty if the root signs.
 
     Raises:
         ValueError: a field is outside its bounds, or peers would refuse the signer.
@@ -122,7 +122,7 @@ def verify_revocations(
     raw: bytes, info: SwarmInfo, now: float | None = None
 ) -> Statement[Revocations] | Rejected:
     """Open the list in a packed `Signed`. Reasons besides those of `open_sealed`: "wrong_root",
-    "wrong_issuer", "not_steward", "outside_issuer", "content", and if `now` is given
+    "wrong_issuer", "not_delegate", "outside_issuer", "content", and if `now` is given
     "not_yet_valid" and "expired". A list that a node holds stays in force after its end."""
     checked = _verify(raw, info, Kind.REVOKE, Revocations)
     if isinstance(checked, Rejected):
@@ -160,17 +160,17 @@ def _verify(raw: bytes, info: SwarmInfo, kind: Kind, body_type: type[T]) -> Stat
         return body
     by_root = not signed.certificate
     if by_root and opened.author_key != info.root_key:
-        return Rejected("wrong_root", "neither the root nor a steward signed it")
+        return Rejected("wrong_root", "neither the root nor a delegate signed it")
     if not by_root:
-        steward = verify_issuer(signed.certificate, info)
-        if isinstance(steward, Rejected):
-            return steward
-        if opened.author_key != steward.issuer_key:
+        delegate = verify_issuer(signed.certificate, info)
+        if isinstance(delegate, Rejected):
+            return delegate
+        if opened.author_key != delegate.issuer_key:
             return Rejected("wrong_issuer", "another issuer signed it")
-        if not steward.steward:
-            return Rejected("not_steward", "its issuer is no steward")
-        if not steward.not_before - CLOCK_SKEW_SECONDS <= body.issued <= steward.not_after:
-            return Rejected("outside_issuer", "issued when its steward was none")
+        if not delegate.delegate:
+            return Rejected("not_delegate", "its issuer is no delegate")
+        if not delegate.not_before - CLOCK_SKEW_SECONDS <= body.issued <= delegate.not_after:
+            return Rejected("outside_issuer", "issued when its delegate was none")
         if body.number >= ROOT_ONLY:
             return Rejected("content", "only the root uses such a number")
     return Statement(body, raw, (body.number, by_root, content_id(signed.sealed)))

@@ -73,7 +73,7 @@ CAUSES: Final = _rows(
     CauseKind(
         "revoked", "membership", "bad",
         "the owner revoked this node's membership{listed}, says {who}",
-        "{who} was expelled{listed} and asks again",
+        "{who} was revoked{listed} and asks again",
         "ask the owner of the swarm; a new ticket admits you again: start with --ticket-file",
         "nothing, if it is meant to stay out; else give it a new ticket: `swarm-node invite`",
     ),
@@ -92,11 +92,11 @@ CAUSES: Final = _rows(
         "`swarm-node members` lists who holds it; each machine needs a ticket of its own",
     ),
     CauseKind(
-        "banned", "membership", "bad",
-        "the owner of {who} shuns this node",
-        "{who} is banned here and asks again",
+        "blocked", "membership", "bad",
+        "the owner of {who} blocked this node",
+        "{who} is blocked here and asks again",
         "ask the owner of that node",
-        "nothing, if you mean it; else let it in again: `swarm-node unban`",
+        "nothing, or `swarm-node unblock` it",
     ),
     CauseKind(
         "clock", "clock", "bad",
@@ -205,7 +205,7 @@ _OF_REASON: Final = {
     "revoked": "revoked",
     "expired": "expired",
     "used_up": "used_up",
-    "banned": "banned",
+    "blocked": "blocked",
     "not_yet_valid": "clock",
     "wrong_root": "other_swarm",
     "signature": "other_swarm",

@@ -27,7 +27,7 @@ class Blame(Enum):
 #: test that none is missing there. tests/p2p/wire/test_reasons.py finds those missing here.
 REASONS: Final[dict[str, Blame]] = {
     **dict.fromkeys((
-        "altered", "anew", "banned", "capacity", "copied", "duplicate", "elsewhere",
+        "altered", "anew", "blocked", "capacity", "copied", "duplicate", "elsewhere",
         "expired", "links", "not_here", "not_served", "not_yet_valid", "outdated", "quota",
         "rate", "revoked", "stale", "streams", "too_old", "unjudged", "unknown_member",
         "unreachable", "used_up",
@@ -38,7 +38,7 @@ REASONS: Final[dict[str, Blame]] = {
     ), Blame.USELESS),
     **dict.fromkeys((
         "author", "content", "encoding", "flood", "hash", "held_out", "judging", "key",
-        "kind", "not_steward", "outside_issuer", "replay", "route", "schema", "sequence",
+        "kind", "not_delegate", "outside_issuer", "replay", "route", "schema", "sequence",
         "signature", "size", "task", "tokens", "wrong_issuer", "wrong_root",
         "wrong_subject",
     ), Blame.VIOLATION),

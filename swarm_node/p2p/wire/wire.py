@@ -85,7 +85,7 @@ class Heartbeat(Body, frozen=True):
     """A member's published state (Kind.HEAD): the addresses to dial and the newest sequence number
     of its log (`head`, 0 if the log of this `epoch` is empty). `revoked` and `secret` are the
     numbers of the newest revocation list and the newest secret that it holds, 0 for none. A node
-    with `steward` renews memberships. A node with `relays` forwards requests."""
+    with `delegate` renews memberships. A node with `relays` forwards requests."""
 
     v: Version1
     addresses: Annotated[tuple[Address, ...], Meta(max_length=4)]
@@ -96,7 +96,7 @@ class Heartbeat(Body, frozen=True):
     agent: Agent
     revoked: Counter
     secret: Counter
-    steward: bool
+    delegate: bool
     relays: bool
 
     def __post_init__(self) -> None:

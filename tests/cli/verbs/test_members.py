@@ -1,4 +1,4 @@
-"""What a person types to admit, name and shun members."""
+"""What a person types to admit, name and block members."""
 
 from __future__ import annotations
 
@@ -205,9 +205,9 @@ def test_a_ticket_overwrites_nothing(home: Path, tmp_path: Path) -> None:
 
 def test_a_ticket_that_cannot_be_written_stays_in_stock(home: Path, tmp_path: Path) -> None:
     file, out = str(tmp_path / "hq"), tmp_path / "alice.ticket"
-    made = run(home, "issuer", "make", "--name", "hq", "--tickets", "1", "--out", file)
+    made = run(home, "delegate", "create", "--name", "hq", "--tickets", "1", "--out", file)
     assert made.exit_code == 0, made.stderr
-    assert run(home, "issuer", "use", file).exit_code == 0
+    assert run(home, "delegate", "import", file).exit_code == 0
     (home / "root.key").unlink()
     assert "cannot write" in refused(
         invite(home, "--name", "alice", "--out", str(tmp_path / "no" / "where"))
@@ -293,7 +293,7 @@ def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> 
     rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
     assert [row["name"] for row in rows] == ["carol", "bob"]
     assert "mean carol?" in refused(run(home, "rename", "carl", "x"))
-    assert "expel both" in refused(run(home, "rename", "bob", "carol"))
+    assert "revoke both" in refused(run(home, "rename", "bob", "carol"))
     assert "the name" in refused(run(home, "rename", "bob", "b/b"))
     assert run(home, "revoke", "carol").exit_code == 0
     assert [
@@ -305,13 +305,13 @@ def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> 
 
 
 def test_a_ban_is_kept_shown_and_ended(home: Path) -> None:
-    assert run(home, "ban", PEER).exit_code == 0
-    assert PEER in json.loads(run(home, "members", "--json").stdout)["bans"][0]["peer_id"]
+    assert run(home, "block", PEER).exit_code == 0
+    assert PEER in json.loads(run(home, "members", "--json").stdout)["blocks"][0]["peer_id"]
     assert PEER in run(home, "members").stdout.replace("\n", "")
-    assert run(home, "unban", PEER[-8:]).exit_code == 0
-    assert json.loads(run(home, "members", "--json").stdout)["bans"] == []
-    assert "nobody called" in refused(run(home, "unban", PEER))
-    assert "swarm-node members --home" in refused(run(home, "ban", "nobody"))
+    assert run(home, "unblock", PEER[-8:]).exit_code == 0
+    assert json.loads(run(home, "members", "--json").stdout)["blocks"] == []
+    assert "nobody called" in refused(run(home, "unblock", PEER))
+    assert "swarm-node members --home" in refused(run(home, "block", "nobody"))
     invite(home, "--name", "alice", "--out", "-")
-    run(home, "ban", "alice")
-    assert json.loads(run(home, "members", "--json").stdout)["tickets"][0]["state"] == "banned"
+    run(home, "block", "alice")
+    assert json.loads(run(home, "members", "--json").stdout)["tickets"][0]["state"] == "blocked"

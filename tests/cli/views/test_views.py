@@ -31,7 +31,7 @@ from swarm_node.node.figures.snapshot import (
     UnmetRow,
 )
 from swarm_node.node.figures.verdict import findings
-from swarm_node.node.members.ledger import Ban, IssuedTicket
+from swarm_node.node.members.ledger import Block, IssuedTicket
 from swarm_node.p2p.reach.verdict import Verdict
 
 QUIET = quiet_snapshot()
@@ -64,7 +64,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
     for text in (
         printed(peers_view(snapshot, {}, groups=True)),
         shown(snapshot),
-        printed(members_view(tickets, [Ban(HOSTILE, 1, peer_id="x")], [row])),
+        printed(members_view(tickets, [Block(HOSTILE, 1, peer_id="x")], [row])),
     ):
         assert all(c.isprintable() or c == "\n" for c in text), ascii(text)
         assert "[bold]" in text, "and nothing is read as markup"
@@ -79,11 +79,11 @@ def test_bytes_and_round_trips_have_the_unit_that_suits_them() -> None:
 
 
 def test_a_ticket_is_open_until_it_is_not() -> None:
-    def state(*, now: float = 5.0, revoked: str = "", banned: str = "", **changes: Any) -> str:
+    def state(*, now: float = 5.0, revoked: str = "", blocked: str = "", **changes: Any) -> str:
         entry = msgspec.structs.replace(IssuedTicket("a", KEY, 1, 10, 2, 3), **changes)
         met = [peer("a"), peer("b", issuer_key="c" * 64)]
-        bans = [Ban("x", 1, issuer_key=banned)] if banned else []
-        ((row),) = ticket_rows([entry], {}, {}, met, frozenset({revoked}), bans, now)
+        blocks = [Block("x", 1, issuer_key=blocked)] if blocked else []
+        ((row),) = ticket_rows([entry], {}, {}, met, frozenset({revoked}), blocks, now)
         assert row.used == 1
         return row.state
 
@@ -91,10 +91,10 @@ def test_a_ticket_is_open_until_it_is_not() -> None:
     assert state(uses=0) == "open"
     assert state(uses=1) == "used up"
     assert state(given=False) == "open", "somebody came by it"
-    assert state(steward=True) == "steward"
+    assert state(delegate=True) == "delegate"
     assert state(now=10.0) == "expired"
-    assert state(banned=KEY) == "banned"
-    assert state(revoked=KEY, banned=KEY) == "revoked"
+    assert state(blocked=KEY) == "blocked"
+    assert state(revoked=KEY, blocked=KEY) == "revoked"
 
 
 def test_status_counts_turns_and_what_a_rerun_rejects() -> None:

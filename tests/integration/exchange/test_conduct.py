@@ -129,11 +129,11 @@ async def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
 
 
 @in_swarm()
-async def test_who_is_no_steward_says_so_when_asked_for_a_renewal(
+async def test_who_is_no_delegate_says_so_when_asked_for_a_renewal(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
     await bob.exchange.meeting.beat(0, 20.0)
-    with pytest.raises(TransportError, match="not_steward"):
+    with pytest.raises(TransportError, match="not_delegate"):
         await alice.transport.request(bob.peer_id, RENEW, b"")
 
 

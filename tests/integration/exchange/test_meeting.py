@@ -10,9 +10,9 @@ from exchange_sides import Side, in_swarm, right_answer
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.exchange.serving import hello_body
+from swarm_node.p2p.membership.delegates import issue_renewal
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.statements import revocations
-from swarm_node.p2p.membership.stewards import issue_renewal
 from swarm_node.p2p.peers.peers import PARTNERS
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
@@ -137,12 +137,12 @@ async def test_a_member_that_was_let_go_must_greet_again(
 async def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
-    steward = alice.home.steward()
+    delegate = alice.home.delegate()
     member = bob.members.admit(bob.membership.chain, bob.peer_id)
-    assert steward is not None
+    assert delegate is not None
     assert isinstance(member, Member)
     later = SYSTEM_CLOCK.wall() + 60
-    chain = issue_renewal(steward, alice.membership.swarm, member, later)
+    chain = issue_renewal(delegate, alice.membership.swarm, member, later)
     assert not isinstance(chain, Rejected)
     assert bob.exchange.meeting._credentials.adopt(chain) is None
     await bob.exchange.meeting.beat(0, 20.0)
@@ -153,7 +153,7 @@ async def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(
     assert (
         alice.members.issuer(bob.peer_id)
         == member.admitted_by.hex()
-        != steward.key.public_key.hex()
+        != delegate.key.public_key.hex()
     )
 
 

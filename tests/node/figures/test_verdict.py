@@ -109,8 +109,8 @@ def test_whom_this_node_refused_is_told_and_does_not_change_its_verdict() -> Non
 def test_its_host_gets_the_remedy_of_his_side() -> None:
     clock = Cause("clock", "12D3KooWweb", "web", seconds=-400.0)
     assert "timedatectl" in findings(node(refused_callers=[clock]))[1].remedy
-    banned = Cause("banned", "12D3KooWweb", "web")
-    assert "-node unban" in findings(node(refused_callers=[banned]))[1].remedy
+    blocked = Cause("blocked", "12D3KooWweb", "web")
+    assert "-node unblock" in findings(node(refused_callers=[blocked]))[1].remedy
 
 
 def test_a_finding_is_said_once_it_holds_and_until_it_no_longer_does() -> None:

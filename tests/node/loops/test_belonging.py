@@ -13,8 +13,8 @@ from swarm_keys import DAY, Swarm
 
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.peers.belonging import HOLD_SECONDS, Belonging
+from swarm_node.p2p.membership.delegates import Signer, next_list
 from swarm_node.p2p.membership.statements import revocations, state
-from swarm_node.p2p.membership.stewards import Signer, next_list
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.protocols import CLAIMS, HELLO, REVOKED
@@ -112,13 +112,13 @@ def test_a_list_that_a_liar_forged_or_that_names_others_ends_no_node(tmp_path: P
     async def scene(guest: Guest) -> None:
         own, other = guest.node.membership, SWARM.member(9)
         body = revocations(1, EPOCH, EPOCH + DAY, [own.identity.public_key])
-        for raw in (b"", b"junk", made_list(SWARM.steward, other)):
+        for raw in (b"", b"junk", made_list(SWARM.delegate, other)):
             guest.shown = raw
             assert not await guest.greets()
         plain = SWARM.issuer("plain")
-        with pytest.raises(ValueError, match="not_steward"):
+        with pytest.raises(ValueError, match="not_delegate"):
             state(plain.key, plain.certificate, SWARM.info, body)
-        signed = made_list(SWARM.steward, own)
+        signed = made_list(SWARM.delegate, own)
         for place in (-1, len(signed) // 2):
             changed = bytearray(signed)
             changed[place] ^= 1
@@ -128,7 +128,7 @@ def test_a_list_that_a_liar_forged_or_that_names_others_ends_no_node(tmp_path: P
     play(tmp_path, scene, lie="revoked 5")
 
 
-@pytest.mark.parametrize("signer", ["root", "steward"])
+@pytest.mark.parametrize("signer", ["root", "delegate"])
 def test_a_revoked_node_is_shown_the_list_and_ends(tmp_path: Path, signer: str) -> None:
     async def scene(guest: Guest) -> None:
         assert not await guest.greets(), "its host admits it"
@@ -142,7 +142,7 @@ def test_a_revoked_node_is_shown_the_list_and_ends(tmp_path: Path, signer: str) 
 def test_only_who_is_on_the_list_is_shown_it_without_being_a_member(tmp_path: Path) -> None:
     async def scene(guest: Guest) -> None:
         host, node = guest.host, guest.node
-        raw = made_list(SWARM.steward, node.membership)
+        raw = made_list(SWARM.delegate, node.membership)
         host.exchange.asker._credentials.lists.offer(raw)
         for protocol in (REVOKED, CLAIMS):
             with pytest.raises(Exception, match="hello"):  # it has shown no chain yet
@@ -164,7 +164,7 @@ def test_a_node_whose_certificate_has_ended_ends_once_a_peer_says_so(
         assert await guest.greets() == agrees
 
     member = Swarm(begin=EPOCH - 2 * DAY, member_seconds=DAY).member(1, name="guest")
-    play(tmp_path, scene, member, lie="" if agrees else "banned")  # the node's clock may be wrong
+    play(tmp_path, scene, member, lie="" if agrees else "blocked")  # the node's clock may be wrong
 
 
 def test_a_newcomer_waits_for_another_peer_before_it_believes_an_inviter(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from swarm_node.node.loops.node import Node
 from swarm_node.node.preflight.network import judge_network
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.stewards import next_list
+from swarm_node.p2p.membership.delegates import next_list
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
@@ -66,7 +66,7 @@ class Company:
                 for n in range(2, count + 1)
             ),
         ]
-        self.offices = [MemoryOffice(swarm.steward if n == 0 else None) for n in range(count)]
+        self.offices = [MemoryOffice(swarm.delegate if n == 0 else None) for n in range(count)]
         self.nodes: list[Node] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -124,7 +124,7 @@ async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(company
     assert all(any(row.peer_id == expelled for row in n.snapshot().peers) for n in others)
     keys = [company.world.memberships[9].identity.public_key]
     made = next_list(
-        company.swarm.steward, company.swarm.info, None, keys, company.world.clock.wall()
+        company.swarm.delegate, company.swarm.info, None, keys, company.world.clock.wall()
     )
     company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
     await asyncio.sleep(2 * HEARTBEAT)
@@ -154,7 +154,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Compa
     assert not [found for found in well if found.level == "error"]
     keys = [company.world.memberships[1].identity.public_key]
     wall = company.world.clock.wall()
-    made = next_list(company.swarm.steward, company.swarm.info, None, keys, wall)
+    made = next_list(company.swarm.delegate, company.swarm.info, None, keys, wall)
     company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
     await asyncio.sleep(3 * HEARTBEAT)
     report = await expelled.network()

@@ -1,4 +1,4 @@
-"""Issuer files: tickets and a steward without the root key."""
+"""Issuer files: tickets and a delegate without the root key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredErr
 from swarm_node.node.home.home import Home
 from swarm_node.node.members import issuers
 from swarm_node.node.members.admitting import admissions, invite_from_stock, note_issuer_file
-from swarm_node.node.members.stewardship import revoke, rotate_secret
+from swarm_node.node.members.delegation import revoke, rotate_secret
 from swarm_node.p2p.membership.issuer_file import tickets_of
 from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
@@ -30,17 +30,24 @@ def offline(tmp_path: Path) -> Home:
     return home
 
 
-def test_a_file_without_a_steward_has_tickets_and_cannot_be_used_by_a_home(
+def test_a_file_without_a_delegate_has_tickets_and_cannot_be_used_by_a_home(
     offline: Home, tmp_path: Path
 ) -> None:
     file = tmp_path / "web.issuer"
     made = issuers.make(
-        offline, "web", 2, now=NOW, valid_seconds=3600, member_seconds=86_400, uses=1, steward=False
+        offline,
+        "web",
+        2,
+        now=NOW,
+        valid_seconds=3600,
+        member_seconds=86_400,
+        uses=1,
+        delegate=False,
     )
     file.write_bytes(made.content)
     file.chmod(0o600)
-    assert made.steward is None
-    assert b'"steward_seed": ""' in made.content
+    assert made.delegate is None
+    assert b'"delegate_seed": ""' in made.content
     note_issuer_file(offline, made)
     assert [entry.name for entry in admissions(offline).entries()] == ["web 1", "web 2"]
     texts = tickets_of(file, NOW)
@@ -63,7 +70,7 @@ def test_a_home_without_the_root_key_admits_and_expels(offline: Home, tmp_path: 
     file, online = tmp_path / "hq.issuer", Home(tmp_path / "online")
     made(offline, file)
     taken = issuers.use(online, file, NOW, ())
-    assert (taken.tickets, taken.steward.name) == (2, "hq steward")
+    assert (taken.tickets, taken.delegate.name) == (2, "hq delegate")
     assert taken.joined is not None
     assert not (online.path / KEPT_OFFLINE).exists()
     chain, swarm = online.membership().chain, offline.swarm()
@@ -90,7 +97,7 @@ def test_no_ticket_is_given_out_twice(offline: Home, tmp_path: Path) -> None:
         known = [entry.issuer_key for entry in admissions(online).entries() if entry.given]
         issuers.use(online, file, NOW, known)  # once more, by mistake
     assert len(given) == 2
-    with pytest.raises(HomeError, match=r"issuer make"):
+    with pytest.raises(HomeError, match=r"delegate create"):
         invite_from_stock(online, "carol", [], NOW)
 
 
@@ -103,8 +110,8 @@ def test_the_owners_running_home_can_give_its_root_key_away(offline: Home, tmp_p
     key = invite_from_stock(offline, "alice", [ADDRESS], NOW).admission.issuer_key
     names = {entry.name for entry in admissions(offline).entries() if entry.issuer_key == key}
     assert names == {"alice"}, "and no longer in stock"
-    steward = offline.steward()
-    assert steward is not None
+    delegate = offline.delegate()
+    assert delegate is not None
     assert revoke(offline, [Identity.generate().public_key], NOW) == 1
 
 
@@ -129,9 +136,9 @@ def test_a_file_of_another_swarm_or_of_a_forger_is_refused(offline: Home, tmp_pa
     stolen = Identity.generate().seed().hex()
     forger = msgspec.json.decode(made(other, tmp_path / "other.issuer").content)
     for change in (
-        {"steward_seed": stolen},
-        {"steward_certificate": forger["steward_certificate"]},
-        {"steward_certificate": "00"},
+        {"delegate_seed": stolen},
+        {"delegate_certificate": forger["delegate_certificate"]},
+        {"delegate_certificate": "00"},
     ):
         file.write_bytes(msgspec.json.encode(content | change))
         with pytest.raises(TicketError, match="not sign"):

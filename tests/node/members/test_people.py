@@ -26,7 +26,7 @@ TICKETS = [ticket("alice", KEYS["alice"]), ticket("bob", KEYS["bob"]), ticket("b
 MET = [
     peer(ALICE, "alice", key=KEYS["alice"]),
     peer(BOB, "hq 1", key=KEYS["hq 1"]),
-    peer(CAROL, "hq 1", "steward", key=KEYS["hq 1"]),
+    peer(CAROL, "hq 1", "delegate", key=KEYS["hq 1"]),
 ]
 
 

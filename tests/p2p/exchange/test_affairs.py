@@ -16,9 +16,9 @@ from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.affairs import Affairs
 from swarm_node.p2p.exchange.asking import Asker
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
+from swarm_node.p2p.membership.delegates import Signer, issue_renewal, next_list
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.membership import Chain
-from swarm_node.p2p.membership.stewards import Signer, issue_renewal, next_list
 from swarm_node.p2p.peers.causes import Cause, advice
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.wire import wire
@@ -66,11 +66,11 @@ class Node:
             random.Random(0),
         )
 
-    def knows(self, member: Membership, *, revoked: int = 0, steward: bool = False) -> str:
+    def knows(self, member: Membership, *, revoked: int = 0, delegate: bool = False) -> str:
         """Note what a member says of itself, and how to reach it."""
         peer_id = member.identity.peer_id
         self.members.admit(member.chain, peer_id)
-        self.members.note(peer_id, revoked, 0, steward=steward)
+        self.members.note(peer_id, revoked, 0, delegate=delegate)
         self.directory.meet(peer_id, 0.0)
         return peer_id
 
@@ -80,7 +80,7 @@ class Node:
 
 def test_liars_of_one_ticket_do_not_keep_the_newest_list_from_a_node() -> None:
     honest, mallory = SWARM.member(3, SWARM.issuer("Bob"), "Bob"), SWARM.issuer("Mallory")
-    made = next_list(SWARM.steward, SWARM.info, None, [KEY], SWARM.begin)
+    made = next_list(SWARM.delegate, SWARM.info, None, [KEY], SWARM.begin)
     node = Node({(honest.identity.peer_id, REVOKED): made.raw})
     node.knows(honest, revoked=1)
     for index in range(4, 104):
@@ -99,15 +99,15 @@ def test_who_says_that_it_has_a_list_and_cannot_be_reached_is_not_asked() -> Non
 def _renewed(node: Node, days: float) -> Chain:
     member = node.members.admit(node.own.chain, node.own.identity.peer_id)
     assert not isinstance(member, Rejected)
-    chain = issue_renewal(SWARM.steward, SWARM.info, member, SWARM.begin + days * DAY)
+    chain = issue_renewal(SWARM.delegate, SWARM.info, member, SWARM.begin + days * DAY)
     assert not isinstance(chain, Rejected)
     return chain
 
 
 def test_a_membership_is_renewed_in_its_last_third_by_whoever_does() -> None:
-    silent, junk, steward, other = (SWARM.member(3 + n) for n in range(4))
+    silent, junk, delegate, other = (SWARM.member(3 + n) for n in range(4))
     early, chain = Node({}), _renewed(Node({}, 21.0), 21.0)
-    early.knows(steward, steward=True)
+    early.knows(delegate, delegate=True)
     early.now = SWARM.begin + 19.0 * DAY
     early.tend()
     assert not early.asker.asked
@@ -116,12 +116,12 @@ def test_a_membership_is_renewed_in_its_last_third_by_whoever_does() -> None:
         {
             (silent.identity.peer_id, RENEW): None,
             (junk.identity.peer_id, RENEW): b"\xc1",
-            (steward.identity.peer_id, RENEW): wire.pack(wire.RenewReply(*chain)),
+            (delegate.identity.peer_id, RENEW): wire.pack(wire.RenewReply(*chain)),
         },
         21.0,
     )
     for member in (silent, junk):
-        node.knows(member, steward=True)
+        node.knows(member, delegate=True)
     node.knows(other)
     node.tend()
     assert sorted(peer for peer, _ in node.asker.asked) == sorted(
@@ -129,7 +129,7 @@ def test_a_membership_is_renewed_in_its_last_third_by_whoever_does() -> None:
     )
     assert node.asker.rejected == [("schema", junk.identity.peer_id)]
     assert node.credentials.chain != chain
-    node.knows(steward, steward=True)
+    node.knows(delegate, delegate=True)
     node.tend()
     assert node.credentials.chain == chain
     asked = len(node.asker.asked)
@@ -139,7 +139,7 @@ def test_a_membership_is_renewed_in_its_last_third_by_whoever_does() -> None:
 
 def test_a_node_whose_membership_has_ended_asks_nobody() -> None:
     node = Node({}, 31.0)
-    node.knows(SWARM.member(3), steward=True)
+    node.knows(SWARM.member(3), delegate=True)
     with capture_logs() as lines:
         node.tend()
         node.tend()
@@ -157,11 +157,11 @@ def test_the_end_that_comes_is_told_once_for_each_tenth_of_a_day() -> None:
     assert [line["days"] for line in lines] == [1.0, 0.8]
 
 
-def test_a_steward_that_is_none_renews_nobody() -> None:
+def test_a_delegate_that_is_none_renews_nobody() -> None:
     node = Node({})
     member = node.members.admit(node.own.chain, node.own.identity.peer_id)
     assert not isinstance(member, Rejected)
-    stolen = Signer(SWARM.issuer("Mallory").key, SWARM.steward.certificate)
+    stolen = Signer(SWARM.issuer("Mallory").key, SWARM.delegate.certificate)
     for signer, reason in ((Signer(SWARM.root.key, b"junk"), "schema"), (stolen, "wrong_issuer")):
         refused = issue_renewal(signer, SWARM.info, member, SWARM.begin + DAY)
         assert refused.reason == reason

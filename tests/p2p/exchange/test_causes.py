@@ -55,7 +55,7 @@ def _play(
             if number == 1 and newcomer is not None:
                 member = newcomer
             elif number == 1 and ahead:
-                chain = swarm.chain(member.identity, swarm.steward, "newcomer", DAY + ahead)
+                chain = swarm.chain(member.identity, swarm.delegate, "newcomer", DAY + ahead)
                 member = dataclasses.replace(member, chain=chain)
             transport = MemoryTransport(network, member.identity)
             nodes.append(LightNode(place, clock, transport, member))
@@ -204,7 +204,7 @@ def test_another_swarm_is_named(tmp_path: Path) -> None:
     stranger = Swarm()
     stranger.info = create_swarm("day shift", Identity.from_seed(b"q" * 32), b"s" * 32)
     stranger.root = dataclasses.replace(stranger.root, key=Identity.from_seed(b"q" * 32))
-    stranger.steward = stranger.issuer("owner", steward=True)
+    stranger.delegate = stranger.issuer("owner", delegate=True)
 
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         assert not await _greet(one, host)

@@ -1,4 +1,4 @@
-"""What a node holds of its swarm: the newest statements, its chain, and a steward's duties."""
+"""What a node holds of its swarm: the newest statements, its chain, and a delegate's duties."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
+from swarm_node.p2p.membership.delegates import LIST_SECONDS, Signer, next_list, next_secret
 from swarm_node.p2p.membership.local import Local
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.statements import (
@@ -19,7 +20,6 @@ from swarm_node.p2p.membership.statements import (
     state,
     verify_revocations,
 )
-from swarm_node.p2p.membership.stewards import LIST_SECONDS, Signer, next_list, next_secret
 
 SWARM = Swarm()
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -46,12 +46,12 @@ class Node:
 
 
 def listed(*keys: bytes, after: Statement[Revocations] | None = None) -> bytes:
-    return next_list(SWARM.steward, SWARM.info, after, keys, SWARM.begin).raw
+    return next_list(SWARM.delegate, SWARM.info, after, keys, SWARM.begin).raw
 
 
 def secret(number: int) -> bytes:
     body = NewSecret(1, number, SWARM.begin, bytes([number]) * 32)
-    return state(SWARM.steward.key, SWARM.steward.certificate, SWARM.info, body)
+    return state(SWARM.delegate.key, SWARM.delegate.certificate, SWARM.info, body)
 
 
 def test_a_newer_list_is_obeyed_kept_and_passed_on() -> None:
@@ -127,16 +127,16 @@ def test_a_new_secret_is_used_once_and_never_an_older_one() -> None:
 
 def test_a_member_is_renewed_and_keeps_its_new_chain() -> None:
     ticket = SWARM.issuer("Anna")
-    anna, steward = SWARM.member(1, ticket, "Anna"), Node(SWARM.member(9), SWARM.steward)
+    anna, delegate = SWARM.member(1, ticket, "Anna"), Node(SWARM.member(9), SWARM.delegate)
     node = Node(anna)
-    steward.members.admit(anna.chain, anna.identity.peer_id)
+    delegate.members.admit(anna.chain, anna.identity.peer_id)
     me = node.own.me()
     assert isinstance(me, Member)
-    node.now = steward.now = SWARM.begin + 20 * DAY - 1.0
+    node.now = delegate.now = SWARM.begin + 20 * DAY - 1.0
     assert not node.own.ends_soon(me)
-    node.now = steward.now = SWARM.begin + 20 * DAY
+    node.now = delegate.now = SWARM.begin + 20 * DAY
     assert node.own.ends_soon(me)
-    chain = steward.own.renewal_of(anna.identity.peer_id)
+    chain = delegate.own.renewal_of(anna.identity.peer_id)
     assert not isinstance(chain, Rejected)
     assert node.own.adopt(chain) is None
     me = node.own.me()
@@ -153,7 +153,7 @@ def test_a_member_is_renewed_and_keeps_its_new_chain() -> None:
 def test_a_renewal_is_checked_and_mends_a_membership_that_is_not_this_nodes() -> None:
     anna = SWARM.member(1)
     node = Node(Membership(anna.identity, SWARM.info, SWARM.member(2).chain))
-    early = SWARM.chain(anna.identity, SWARM.steward, "owner", DAY)
+    early = SWARM.chain(anna.identity, SWARM.delegate, "owner", DAY)
     for wrong in ((b"", b""), SWARM.member(3).chain, early):
         assert isinstance(node.own.adopt(wrong), Rejected)
     assert node.own.adopt(anna.chain) is None
@@ -170,26 +170,26 @@ def test_a_renewal_does_not_move_a_node_to_another_ticket() -> None:
     assert node.office.load("membership") is None
 
 
-def test_nobody_but_a_steward_renews_and_nobody_but_members_are() -> None:
+def test_nobody_but_a_delegate_renews_and_nobody_but_members_are() -> None:
     anna = SWARM.member(1)
     for signer, known, reason in [
-        (None, True, "not_steward"),
-        (SWARM.steward, False, "unknown_member"),
+        (None, True, "not_delegate"),
+        (SWARM.delegate, False, "unknown_member"),
     ]:
         node = Node(SWARM.member(9), signer)
         if known:
             node.members.admit(anna.chain, anna.identity.peer_id)
         answer = node.own.renewal_of(anna.identity.peer_id)
         assert answer.reason == reason
-    expelled = Node(SWARM.member(9), SWARM.steward)
+    expelled = Node(SWARM.member(9), SWARM.delegate)
     expelled.members.admit(anna.chain, anna.identity.peer_id)
     expelled.own.lists.offer(listed(anna.identity.public_key))
     answer = expelled.own.renewal_of(anna.identity.peer_id)
     assert answer.reason == "revoked"
 
 
-def test_a_steward_renews_itself_and_states_the_list_anew() -> None:
-    node = Node(SWARM.member(9), SWARM.steward)
+def test_a_delegate_renews_itself_and_states_the_list_anew() -> None:
+    node = Node(SWARM.member(9), SWARM.delegate)
     node.own.lists.offer(listed(KEY))
     node.now += 21 * DAY
     node.own.refresh()
@@ -214,7 +214,7 @@ def test_the_first_of_its_ticket_is_this_node_itself() -> None:
 
 def test_the_secret_of_a_ticket_is_not_replaced_by_an_older_one() -> None:
     newer = SWARM.info.with_secret(b"n" * 32, 2)
-    made = next_secret(SWARM.steward, newer, b"x" * 32, SWARM.begin)
+    made = next_secret(SWARM.delegate, newer, b"x" * 32, SWARM.begin)
     assert made.body.number == 3
     member = SWARM.member(1)
     used: list[bytes] = []
@@ -230,10 +230,10 @@ def test_the_secret_of_a_ticket_is_not_replaced_by_an_older_one() -> None:
     assert (used, own.secrets.number) == ([b"x" * 32], 3)
 
 
-def test_two_stewards_that_expel_at_once_both_have_their_way() -> None:
-    site = SWARM.issuer("site", steward=True)
-    nodes = [Node(SWARM.member(8), SWARM.steward), Node(SWARM.member(9, site, "site"), site)]
-    for node, signer, key in zip(nodes, (SWARM.steward, site), (KEY, OTHER_KEY), strict=True):
+def test_two_delegates_that_expel_at_once_both_have_their_way() -> None:
+    site = SWARM.issuer("site", delegate=True)
+    nodes = [Node(SWARM.member(8), SWARM.delegate), Node(SWARM.member(9, site, "site"), site)]
+    for node, signer, key in zip(nodes, (SWARM.delegate, site), (KEY, OTHER_KEY), strict=True):
         node.office.save("revoked", next_list(signer, SWARM.info, None, [key], SWARM.begin).raw)
     for _ in range(3):
         for node in nodes:
@@ -247,16 +247,16 @@ def test_two_stewards_that_expel_at_once_both_have_their_way() -> None:
 
 @pytest.mark.parametrize("key", [b"1" * 32, b"8" * 32])
 def test_a_peers_list_does_not_undo_what_a_command_has_just_written(key: bytes) -> None:
-    site, node = SWARM.issuer("site", steward=True), Node(SWARM.member(8), SWARM.steward)
+    site, node = SWARM.issuer("site", delegate=True), Node(SWARM.member(8), SWARM.delegate)
     node.office.save("revoked", listed(KEY))  # of the same number: either may outrank the other
     node.own.lists.offer(next_list(site, SWARM.info, None, [key], SWARM.begin).raw)
     node.own.refresh()
     held = node.own.lists.held
-    assert KEY in held.body.keys  # the other steward restates its own, if it was outranked
+    assert KEY in held.body.keys  # the other delegate restates its own, if it was outranked
 
 
-def test_a_steward_does_not_contend_with_the_root() -> None:
-    node = Node(SWARM.member(8), SWARM.steward)
+def test_a_delegate_does_not_contend_with_the_root() -> None:
+    node = Node(SWARM.member(8), SWARM.delegate)
     node.own.lists.offer(listed(KEY, OTHER_KEY))
     held = node.own.lists.held
     root = next_list(SWARM.root, SWARM.info, held, [KEY], SWARM.begin, outrank=True, anew=True)

@@ -9,6 +9,7 @@ from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership import members as members_module
 from swarm_node.p2p.membership.credentials import MemoryOffice
+from swarm_node.p2p.membership.delegates import issue_renewal
 from swarm_node.p2p.membership.members import Heard, Member, Members
 from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
@@ -17,7 +18,6 @@ from swarm_node.p2p.membership.membership import (
     verify_issuer,
 )
 from swarm_node.p2p.membership.statements import revocations
-from swarm_node.p2p.membership.stewards import issue_renewal
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.wire import Presence, pack
 
@@ -61,13 +61,13 @@ def test_the_names_that_the_owner_gave_count_before_those_in_certificates() -> N
 
 def test_a_presence_brings_the_member_and_its_claims() -> None:
     world, anna = World(), SWARM.member(1)
-    heard = world.members.hear(SWARM.presence(anna, revoked=3, secret=2, steward=True))
+    heard = world.members.hear(SWARM.presence(anna, revoked=3, secret=2, delegate=True))
     assert isinstance(heard, Heard)
     assert heard.member.peer_id == anna.identity.peer_id
     assert world.members.is_member(anna.identity.peer_id)
     world.members.hear(SWARM.presence(SWARM.member(2)))
     world.members.note("nobody", revoked=9, secret=9)
-    assert world.members.stewards() == [anna.identity.peer_id]
+    assert world.members.delegates() == [anna.identity.peer_id]
     assert world.members.holding(revoked=2) == [anna.identity.peer_id]
     assert world.members.holding(secret=2, revoked=3) == []
 
@@ -186,7 +186,7 @@ def test_a_certificate_that_many_show_is_opened_once(monkeypatch: pytest.MonkeyP
     assert opened == [guests[0].chain[0], SWARM.member(9).chain[0]]
 
 
-@pytest.mark.parametrize("whose", ["member", "first issuer", "steward"])
+@pytest.mark.parametrize("whose", ["member", "first issuer", "delegate"])
 def test_each_of_three_keys_revokes(whose: str) -> None:
     world, ticket = World(), SWARM.issuer("Anna")
     anna, other = SWARM.member(1, ticket, "Anna"), SWARM.member(2, SWARM.issuer("B"), "B")
@@ -194,14 +194,14 @@ def test_each_of_three_keys_revokes(whose: str) -> None:
     member = world.members.admit(anna.chain, peer_id)
     assert isinstance(member, Member)
     world.now += 20 * DAY
-    renewed = issue_renewal(SWARM.steward, SWARM.info, member, world.now)
+    renewed = issue_renewal(SWARM.delegate, SWARM.info, member, world.now)
     assert not isinstance(renewed, Rejected)
     assert isinstance(world.members.admit(renewed, peer_id), Member)
     world.members.admit(other.chain, other.identity.peer_id)
     key = {
         "member": anna.identity.public_key,
         "first issuer": ticket.key.public_key,
-        "steward": SWARM.steward.key.public_key,
+        "delegate": SWARM.delegate.key.public_key,
     }[whose]
     world.members.obey(revocations(1, world.now, world.now + 1, [key]))
     assert world.why(world.members.check(peer_id)) == "revoked"
@@ -245,7 +245,7 @@ def test_a_damaged_count_is_said() -> None:
 
 def test_of_two_certificates_the_later_one_counts() -> None:
     world, anna = World(), SWARM.member(1)
-    renewed = SWARM.chain(anna.identity, SWARM.steward, "owner", 20 * DAY)
+    renewed = SWARM.chain(anna.identity, SWARM.delegate, "owner", 20 * DAY)
     peer_id = anna.identity.peer_id
     world.now += 20 * DAY
     for chain in (anna.chain, renewed, anna.chain):

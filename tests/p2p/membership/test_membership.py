@@ -202,7 +202,7 @@ def test_an_issuer_certificate_outside_its_bounds_is_not_made(changes: dict[str,
 
 def test_the_longest_certificates_fit_their_limit() -> None:
     last = 253_402_300_799
-    longest = issuer_certificate(name="n" * 32, not_after=last, steward=True, uses=1000)
+    longest = issuer_certificate(name="n" * 32, not_after=last, delegate=True, uses=1000)
     assert len(longest) <= MAX_CERTIFICATE_BYTES
     member = issue_member(
         ISSUER, SWARM, NODE.public_key, name="n" * 32, not_before=last - 1, not_after=last
@@ -210,10 +210,10 @@ def test_the_longest_certificates_fit_their_limit() -> None:
     assert len(member) <= MAX_CERTIFICATE_BYTES
 
 
-def test_only_a_steward_renews_under_another_name_and_issuer() -> None:
+def test_only_a_delegate_renews_under_another_name_and_issuer() -> None:
     times = {"not_before": T0, "not_after": T0 + DAY}
-    for steward, expected in [(False, "not_steward"), (True, None)]:
-        issuer = issuer_certificate(steward=steward)
+    for delegate, expected in [(False, "not_delegate"), (True, None)]:
+        issuer = issuer_certificate(delegate=delegate)
         for changes in [{"name": "Anna"}, {"name": "owner", "admitted_by": OTHER.public_key}]:
             member = issue_member(ISSUER, SWARM, NODE.public_key, **changes, **times)  # type: ignore[arg-type]
             result = verify_chain((issuer, member), SWARM, NODE.public_key, T0 + 1)

@@ -24,18 +24,18 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import pack
 
 ROOT = Identity.from_seed(b"r" * 32)
-STEWARD = Identity.from_seed(b"s" * 32)
+DELEGATE = Identity.from_seed(b"s" * 32)
 SWARM = create_swarm("night shift", ROOT, bytes(32))
 T0, DAY = 1_800_000_000, 86_400
 CERTIFICATE = issue_issuer(
-    ROOT, SWARM, STEWARD.public_key,
-    name="owner", not_before=T0, not_after=T0 + DAY, member_seconds=DAY, steward=True,
+    ROOT, SWARM, DELEGATE.public_key,
+    name="owner", not_before=T0, not_after=T0 + DAY, member_seconds=DAY, delegate=True,
 )  # fmt: skip
 
 
 def listed(number: int, *keys: bytes, by_root: bool = False) -> Statement[Revocations]:
     body = revocations(number, T0, T0 + DAY, keys)
-    raw = state(ROOT, b"", SWARM, body) if by_root else state(STEWARD, CERTIFICATE, SWARM, body)
+    raw = state(ROOT, b"", SWARM, body) if by_root else state(DELEGATE, CERTIFICATE, SWARM, body)
     checked = verify_revocations(raw, SWARM, T0)
     assert isinstance(checked, Statement)
     return checked
@@ -56,7 +56,7 @@ def test_every_order_of_arrival_leaves_the_same_list() -> None:
         assert max(one.rank for one in lists) == max(by_the_root)
 
 
-def test_the_root_outranks_every_number_that_a_steward_can_use() -> None:
+def test_the_root_outranks_every_number_that_a_delegate_can_use() -> None:
     with pytest.raises(ValueError, match="the root"):
         listed(ROOT_ONLY)
     assert listed(ROOT_ONLY, by_root=True).rank > listed(ROOT_ONLY - 1).rank
@@ -71,20 +71,20 @@ def test_the_longest_list_fits_its_limit_and_a_longer_one_is_not_made() -> None:
 
 def test_a_statement_that_peers_would_refuse_is_not_made() -> None:
     with pytest.raises(ValueError, match="wrong_root"):
-        state(STEWARD, b"", SWARM, revocations(1, T0, T0 + DAY, []))
+        state(DELEGATE, b"", SWARM, revocations(1, T0, T0 + DAY, []))
     with pytest.raises(ValueError, match="outside_issuer"):
-        state(STEWARD, CERTIFICATE, SWARM, NewSecret(1, 1, T0 + 2 * DAY, bytes(32)))
+        state(DELEGATE, CERTIFICATE, SWARM, NewSecret(1, 1, T0 + 2 * DAY, bytes(32)))
 
 
 def test_no_text_form_shows_a_secret() -> None:
-    raw = state(STEWARD, CERTIFICATE, SWARM, NewSecret(1, 1, T0, b"s" * 32))
+    raw = state(DELEGATE, CERTIFICATE, SWARM, NewSecret(1, 1, T0, b"s" * 32))
     checked = verify_secret(raw, SWARM, T0)
     assert isinstance(checked, Statement)
     assert "sss" not in repr(checked) + str(checked.body)
 
 
 def test_a_list_and_a_secret_do_not_pass_for_each_other() -> None:
-    secret = state(STEWARD, CERTIFICATE, SWARM, NewSecret(1, 1, T0, bytes(32)))
+    secret = state(DELEGATE, CERTIFICATE, SWARM, NewSecret(1, 1, T0, bytes(32)))
     assert isinstance(verify_secret(secret, SWARM, T0), Statement)
     assert not isinstance(verify_revocations(secret, SWARM, T0), Statement)
     assert not isinstance(verify_secret(listed(1).raw, SWARM, T0), Statement)
@@ -92,7 +92,7 @@ def test_a_list_and_a_secret_do_not_pass_for_each_other() -> None:
 
 @pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
 def test_what_is_no_statement_is_refused(junk: bytes) -> None:
-    certified = seal(STEWARD, SWARM.swarm_id, Kind.REVOKE, pack(listed(1).body))
+    certified = seal(DELEGATE, SWARM.swarm_id, Kind.REVOKE, pack(listed(1).body))
     for raw in (junk, pack(Signed(b"", junk)), pack(Signed(junk[:9] or b"junk", certified))):
         checked = verify_revocations(raw, SWARM, T0)
         assert checked.reason == "schema"

@@ -34,7 +34,7 @@ AT, WHEN, KEY = "10.77.0.1:31330", "2026-11-23 14:05 UTC", "12D3KooWabcdefgh"
             Cause("used_up", peer=KEY, name="web", detail="1"),
             *(("web", "1 of 1"), ("web", "…abcdefgh")),
         ),
-        (Cause("banned", peer=KEY), ("…abcdefgh",), ("…abcdefgh",)),
+        (Cause("blocked", peer=KEY), ("…abcdefgh",), ("…abcdefgh",)),
         (Cause("clock", name="web", seconds=3602.4), ("web", "3,602 s ahead"), ()),
         (Cause("clock", name="web", seconds=-3602.4), ("3,602 s behind",), ("3,602 s behind",)),
         (Cause("clock", name="web", seconds=300.0, detail=AT_LEAST), (f"{AT_LEAST} 300 s",), ()),
@@ -61,7 +61,7 @@ def test_every_cause_has_words_of_its_own_and_a_remedy_at_each_end() -> None:
     for cause in causes:
         assert bool(told_there(cause)) == bool(CAUSES[cause.code].there)
         assert advice_there(cause) or not told_there(cause)
-    for code, command in (("revoked", "invite"), ("used_up", "members"), ("banned", "unban")):
+    for code, command in (("revoked", "invite"), ("used_up", "members"), ("blocked", "unblock")):
         assert f"swarm-node {command}" in advice_there(Cause(code))
 
 

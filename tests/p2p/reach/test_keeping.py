@@ -124,7 +124,7 @@ async def test_a_relay_is_announced_at_its_own_address_only(world: World) -> Non
 
 def told_address(world: World, relay: End, address: str) -> None:
     """Let the second end hear that a relay is at this address."""
-    chain = world.swarm.chain(relay.identity, world.swarm.steward, "owner")
+    chain = world.swarm.chain(relay.identity, world.swarm.delegate, "owner")
     membership = Membership(relay.identity, world.swarm.info, chain)
     stated = {"addresses": (address,), "relays": True}
     heard = world.two.members.hear(world.swarm.presence(membership, world.loop.time(), **stated))

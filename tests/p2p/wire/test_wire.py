@@ -44,7 +44,7 @@ def heartbeat(addresses: tuple[str, ...]) -> wire.Heartbeat:
         agent="a" * 24,
         revoked=BIG,
         secret=BIG,
-        steward=True,
+        delegate=True,
         relays=True,
     )
 

@@ -1,4 +1,4 @@
-"""`swarm-node invite`, `members`, `revoke`, `ban` and their like: who belongs to the swarm.
+"""`swarm-node invite`, `members`, `revoke`, `block` and the like: who belongs to the swarm.
 
 Cheap to import, so that `--help` is quick.
 """
@@ -62,9 +62,9 @@ def invite(
     """Create a ticket, which admits new nodes: one ticket for each person or site.
 
     Whoever holds the ticket can join until it expires or is used up: send it as you would send a
-    password. `swarm-node members` lists your tickets; `swarm-node revoke NAME` takes one back,
-    and expels whom it admitted. `--out -` prints it, and then terminal, log and shell history may
-    keep it.
+    password. `swarm-node members` lists your tickets. `swarm-node revoke NAME` revokes one, with
+    the memberships of the nodes that it admitted. `--out -` prints it; terminal, log and shell
+    history may then keep it.
 
         swarm-node invite --name alice --out alice.ticket
     """
@@ -148,7 +148,7 @@ def _explain(admission: IssuedTicket, out: Path | None) -> None:
     for line in (
         f"{f'{out} (mode 0600)' if out else 'The ticket'} is for {admission.name}",
         f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days}",
-        f"  take back   swarm-node revoke {quoted(admission.name)}",
+        f"  revoke      swarm-node revoke {quoted(admission.name)}",
         "Send it as you would send a password. On the other machine:",
         f"  swarm-node join --ticket-file {out.name if out else 'FILE'}",
     ):
@@ -215,27 +215,32 @@ def _reserved(out: Path) -> Iterator[Callable[[bytes], None]]:
 def members(home: HomeOption = None, json: JsonOption = False) -> None:
     """List the members that the running node has met, and the tickets that you issued.
 
-    Each peer is shown with the name of its ticket, who signed its certificate, and until when it is
-    a member, or why it is none any more. The end of a peer id is enough to name it to `revoke` and
-    `ban`. Tickets are those made in this home. Each has the peers that joined with it, even absent
-    ones, and those that showed it after it was used up. A ticket for any number of nodes has only
-    peers that the node knows.
+    Each peer has the name of its ticket, its issuer, and the end of its membership, or why it is no
+    longer a member. `revoke` and `block` take the end of a peer id. Tickets are those created in
+    this home, each with the peers that joined with it, even absent ones, and those that showed it
+    after it was used up. A ticket for any number of nodes only lists peers that the node knows.
     """
     place = chosen_home(home)
     swarm = place.swarm()
     from swarm_node.cli.views.members_view import members_view, ticket_rows
     from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
-    from swarm_node.node.members.bans import ban_ledger
-    from swarm_node.node.members.stewardship import revoked
+    from swarm_node.node.members.blocks import block_ledger
+    from swarm_node.node.members.delegation import revoked
 
-    bans, held = ban_ledger(place).entries(), revoked(place)
+    blocks, held = block_ledger(place).entries(), revoked(place)
     met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
     entries, came, now = admissions(place).entries(), holders(place), time.time()
     stale = out_of_date(entries, came, _present(home), now)
-    tickets = ticket_rows(entries, came, tried(place), met or [], keys, bans, now, stale)
-    listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
-    show(json, listed, lambda: members_view(tickets, bans, met))
+    tickets = ticket_rows(entries, came, tried(place), met or [], keys, blocks, now, stale)
+    listed = {
+        "schema": SCHEMA,
+        "swarm": swarm.name,
+        "tickets": tickets,
+        "blocks": blocks,
+        "met": met,
+    }
+    show(json, listed, lambda: members_view(tickets, blocks, met))
 
 
 WhoArgument = Annotated[
@@ -245,10 +250,10 @@ WhoArgument = Annotated[
 
 def revoke(
     who: WhoArgument,
-    stolen_steward: Annotated[
+    stolen_delegate: Annotated[
         bool,
         typer.Option(
-            "--stolen-steward",
+            "--stolen-delegate",
             help="A delegate's key was stolen: from now on only root.key revokes.",
         ),
     ] = False,
@@ -256,32 +261,32 @@ def revoke(
         bool,
         typer.Option(
             "--anew",
-            help="With --stolen-steward: forget whom the list names so far.",
+            help="With --stolen-delegate: start the list anew, without its entries.",
         ),
     ] = False,
     home: HomeOption = None,
 ) -> None:
     """Revoke a membership: all nodes reject that member within two heartbeats.
 
-    A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
-    more. The end of a peer id stands for this one node, whose key is out for good. Neither can be
-    taken back, but a new ticket admits the person again. Whom you expel still knows the swarm's
-    secret: `swarm-node rotate-secret` replaces it. A thief of a steward's key may have expelled
-    you, or have filled the list: `--anew` is for that.
+    A name stands for its tickets: every node that they admitted is revoked, and they admit nobody
+    any more. The end of a peer id stands for that node alone. Revoking cannot be undone, but a new
+    ticket admits the person again. Revoked members still know the swarm secret:
+    `swarm-node rotate-secret` replaces it. Use `--anew` if somebody with a stolen delegate's key
+    revoked you, or filled the list.
     """
     from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.delegation import revoke as expel
     from swarm_node.node.members.people import keys_of, whom
-    from swarm_node.node.members.stewardship import revoke as expel
 
-    if anew and not stolen_steward:
-        raise ConfigError("--anew is for --stolen-steward only: nobody else makes lists anew")
+    if anew and not stolen_delegate:
+        raise ConfigError("--anew is for --stolen-delegate only: nobody else makes lists anew")
     place = sound_home(home)
     met = _met(home)
     keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
-    number = expel(place, keys, time.time(), outrank=stolen_steward, anew=anew)
-    typer.echo(f"{who} is expelled (revocation list {number}).")
+    number = expel(place, keys, time.time(), outrank=stolen_delegate, anew=anew)
+    typer.echo(f"{who} is revoked (revocation list {number}).")
     _passed_on(met is not None)
-    typer.echo("It still knows the swarm's secret. Replace it:  swarm-node rotate-secret")
+    typer.echo("It still knows the swarm secret. Replace it:  swarm-node rotate-secret")
 
 
 def rotate_secret(home: HomeOption = None) -> None:
@@ -291,7 +296,7 @@ def rotate_secret(home: HomeOption = None) -> None:
     gets it when it reaches a member. Tickets that nobody has used yet still work where one of their
     addresses answers.
     """
-    from swarm_node.node.members.stewardship import rotate_secret as rotate
+    from swarm_node.node.members.delegation import rotate_secret as rotate
 
     place = sound_home(home)
     number = rotate(place, time.time())
@@ -324,29 +329,29 @@ def rename(
     typer.echo(f"{old} is called {new} here.")
 
 
-def ban(who: WhoArgument, home: HomeOption = None) -> None:
+def block(who: WhoArgument, home: HomeOption = None) -> None:
     """Block a member on this node only: it neither asks nor answers it.
 
-    Only this node does, and only until `swarm-node unban`. A running node obeys at once. To expel
-    somebody from the whole swarm, the owner runs `swarm-node revoke`.
+    Other nodes are not affected. A running node applies it at once; `swarm-node unblock` ends it.
+    To remove a member from the whole swarm, the owner runs `swarm-node revoke`.
     """
     from swarm_node.node.members.admitting import admissions
-    from swarm_node.node.members.bans import add
+    from swarm_node.node.members.blocks import add
     from swarm_node.node.members.people import whom
 
     place = chosen_home(home)
     meant = whom(who, admissions(place).entries(), _met(home) or [])
     add(place, who, meant, time.time())
-    typer.echo(f"{who} is banned here. Other nodes do not know of it.")
-    typer.echo(f"To end it:  swarm-node unban {quoted(who)}")
+    typer.echo(f"{who} is blocked here. Other nodes are not affected.")
+    typer.echo(f"To end it:  swarm-node unblock {quoted(who)}")
 
 
-def unban(who: WhoArgument, home: HomeOption = None) -> None:
+def unblock(who: WhoArgument, home: HomeOption = None) -> None:
     """Unblock a member. A running node exchanges with it again at once."""
-    from swarm_node.node.members.bans import remove
+    from swarm_node.node.members.blocks import remove
 
     remove(chosen_home(home), who)
-    typer.echo(f"{who} is no longer banned here.")
+    typer.echo(f"{who} is no longer blocked here.")
 
 
 def quoted(name: str) -> str:

@@ -31,7 +31,7 @@ _ENDED: Final = {
     "revoked": ("the owner of the swarm revoked its membership", "`swarm-node invite`"),
     "expired": ("its membership ended", "`swarm-node invite`"),
     "used_up": ("its ticket had admitted as many nodes as it may", "`swarm-node invite`"),
-    "banned": ("blocked on this node", "`swarm-node unban`"),
+    "blocked": ("blocked on this node", "`swarm-node unblock`"),
     "not_yet_valid": ("its membership has not begun by this clock", "compare both clocks"),
 }
 

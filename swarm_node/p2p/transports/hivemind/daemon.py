@@ -118,7 +118,7 @@ class DhtNode:
                     cache_locally=False,
                     cache_nearest=0,
                     cache_on_store=False,
-                    backoff_rate=1.0,  # hivemind's default bans a flapping peer for hours
+                    backoff_rate=1.0,  # hivemind's default blocks a flapping peer for hours
                     record_validator=records,
                     authorizer=authorizer,
                 )

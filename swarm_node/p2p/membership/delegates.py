@@ -1,4 +1,4 @@
-"""Statements that a steward signs: renewals, revocation lists and new secrets. The root signs the
+"""Statements that a delegate signs: renewals, revocation lists and new secrets. The root signs the
 latter two as well. Pure: callers pass the time in Unix seconds."""
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from swarm_node.p2p.membership.statements import (
 )
 from swarm_node.p2p.wire.identity import Identity
 
-#: Validity of a list. The running steward issues it anew before this time is over.
+#: Validity of a list. The running delegate issues it anew before this time is over.
 LIST_SECONDS: Final = 366 * 24 * 3600
-#: Validity of a root list that outranks stewards. No steward issues it anew, and it is valid for
-#: longer than a stolen steward's key.
+#: Validity of a root list that outranks delegates. No delegate issues it anew, and it is valid for
+#: longer than a stolen delegate's key.
 ROOT_LIST_SECONDS: Final = 10 * LIST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A steward's key with its certificate, or the root's key with an empty one."""
+    """A delegate's key with its certificate, or the root's key with an empty one."""
 
     key: Identity
     certificate: bytes
@@ -49,16 +49,18 @@ def in_last_third(begin: float, end: float, now: float) -> bool:
     return now >= end - (end - begin) / 3
 
 
-def issue_renewal(steward: Signer, info: SwarmInfo, member: Member, now: float) -> Chain | Rejected:
+def issue_renewal(
+    delegate: Signer, info: SwarmInfo, member: Member, now: float
+) -> Chain | Rejected:
     """Renew the chain of a current member. The new period is as long as the last one, if the
-    steward may grant that. Name and first issuer stay the same."""
-    issuer = verify_issuer(steward.certificate, info)
+    delegate may grant that. Name and first issuer stay the same."""
+    issuer = verify_issuer(delegate.certificate, info)
     if isinstance(issuer, Rejected):
         return issuer
     old = member.body
     seconds = min(old.not_after - old.not_before, issuer.member_seconds)
     certificate = issue_member(
-        steward.key,
+        delegate.key,
         info,
         old.subject,
         name=old.name,
@@ -66,7 +68,7 @@ def issue_renewal(steward: Signer, info: SwarmInfo, member: Member, now: float) 
         not_after=int(now) + seconds,
         admitted_by=old.admitted_by,
     )
-    chain = (steward.certificate, certificate)
+    chain = (delegate.certificate, certificate)
     opened = open_chain(chain, info, old.subject)
     if isinstance(opened, Rejected):
         return opened
@@ -84,7 +86,7 @@ def next_list(
     anew: bool = False,
 ) -> Statement[Revocations]:
     """Make the list after `held`: its keys and `keys`, or with `anew` only `keys`. With `outrank`
-    the root takes a number that no steward can use, because a steward's key was stolen. From then
+    the root takes a number that no delegate can use, because a delegate's key was stolen. From then
     on only the root makes lists.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whom one node alone shuns, and what its owner still sees of former members."""
+"""Whom one node alone blocks, and what its owner still sees of former members."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ CARL = SWARM.member(2, SWARM.issuer("Carl"), "Carl")
 ANNA_ID, CARL_ID = ANNA.identity.peer_id, CARL.identity.peer_id
 
 
-def test_a_banned_peer_is_refused_everywhere_until_the_ban_ends() -> None:
-    banned: set[str] = set()
-    members = Members(SWARM.info, lambda: float(SWARM.begin), None, lambda: frozenset(banned))
+def test_a_blocked_peer_is_refused_everywhere_until_it_is_unblocked() -> None:
+    blocked: set[str] = set()
+    members = Members(SWARM.info, lambda: float(SWARM.begin), None, lambda: frozenset(blocked))
     for member in (ANNA, CARL):
         assert isinstance(members.admit(member.chain, member.identity.peer_id), Member)
     for key in (ANNA_ID, SWARM.issuer("Anna").key.public_key.hex()):
-        banned.add(key)
+        blocked.add(key)
         for answer in (
             members.check(ANNA_ID),
             members.admit(ANNA.chain, ANNA_ID),
             members.hear(SWARM.presence(ANNA)),
         ):
-            assert answer.reason == "banned"
+            assert answer.reason == "blocked"
         assert members.is_member(CARL_ID)
-        banned.clear()
+        blocked.clear()
         assert members.is_member(ANNA_ID)
-    banned.add(ANNA_ID)
+    blocked.add(ANNA_ID)
     assert members.dismiss() == [ANNA_ID]
     shown = members.shown(ANNA_ID)
-    assert (shown[0].name, shown[1]) == ("Anna", "banned")
-    banned.clear()
+    assert (shown[0].name, shown[1]) == ("Anna", "blocked")
+    blocked.clear()
     assert not isinstance(members.hear(SWARM.presence(ANNA)), Rejected)
     assert members.is_member(ANNA_ID)
 

@@ -1,4 +1,4 @@
-"""Bans of one home: written by a command, obeyed by the running node at once."""
+"""Blocks of one home: written by a command, obeyed by the running node at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
-from swarm_node.node.members.bans import Bans, add, ban_ledger, remove
+from swarm_node.node.members.blocks import Blocks, add, block_ledger, remove
 from swarm_node.node.members.people import Meant
 from swarm_node.p2p.wire.identity import Identity
 
@@ -26,26 +26,26 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_a_ban_counts_at_once_and_ends_at_once(home: Home) -> None:
-    running = Bans(home)
+    running = Blocks(home)
     assert running.covered() == frozenset()
     add(home, "alice", Meant((PEER,)), 5.0)
     assert running.covered() == {PEER}
     add(home, "bob", Meant(issuer_keys=(KEY.hex(),)), 6.0)
     assert running.covered() == {PEER, KEY.hex()}
-    assert Bans(home).covered() == {PEER, KEY.hex()}, "a restart forgets none"
+    assert Blocks(home).covered() == {PEER, KEY.hex()}, "a restart forgets none"
     remove(home, "alice")
     assert running.covered() == {KEY.hex()}
     remove(home, "bob")
     assert running.covered() == frozenset()
 
 
-def test_one_is_banned_once_and_is_found_by_the_end_of_its_id(home: Home) -> None:
+def test_one_is_blocked_once_and_is_found_by_the_end_of_its_id(home: Home) -> None:
     for now in (5.0, 9.0):
         add(home, PEER, Meant((PEER,)), now)
-    assert [ban.since for ban in ban_ledger(home).entries()] == [9]
-    assert stat.S_IMODE((home.path / "bans.json").stat().st_mode) == 0o600
+    assert [block.since for block in block_ledger(home).entries()] == [9]
+    assert stat.S_IMODE((home.path / "blocks.json").stat().st_mode) == 0o600
     remove(home, PEER[-6:])
-    assert ban_ledger(home).entries() == []
+    assert block_ledger(home).entries() == []
 
 
 def test_refusals_say_what_to_do(home: Home) -> None:
@@ -60,14 +60,14 @@ def test_refusals_say_what_to_do(home: Home) -> None:
     "content",
     [b"", b"[", b'{"a": 1}', b'[{"name": "x"}]', b"[" * 100_000, b"\xff", b" " * (9 << 20)],
 )
-def test_a_damaged_file_is_refused_and_a_node_keeps_its_bans(home: Home, content: bytes) -> None:
+def test_a_damaged_file_is_refused_and_a_node_keeps_its_blocks(home: Home, content: bytes) -> None:
     add(home, "alice", Meant((PEER,)), 5.0)
-    running = Bans(home)
+    running = Blocks(home)
     assert running.covered() == {PEER}
-    (home.path / "bans.json").write_bytes(content)
+    (home.path / "blocks.json").write_bytes(content)
     with capture_logs() as logs:
         assert running.covered() == {PEER}
         assert running.covered() == {PEER}
     assert len(logs) == 1, "said once, not for every request"
-    with pytest.raises(HomeError, match=r"bans\.json"):
-        ban_ledger(home).entries()
+    with pytest.raises(HomeError, match=r"blocks\.json"):
+        block_ledger(home).entries()

@@ -11,13 +11,13 @@ from collections.abc import Collection
 
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.delegates import Signer, next_list, next_secret
 from swarm_node.p2p.membership.statements import (
     ROOT_ONLY,
     Revocations,
     Statement,
     verify_revocations,
 )
-from swarm_node.p2p.membership.stewards import Signer, next_list, next_secret
 from swarm_node.p2p.wire.identity import Identity
 
 
@@ -44,17 +44,17 @@ def revoke(
     outrank: bool = False,
     anew: bool = False,
 ) -> int:
-    """Expel the members with these public keys (32 bytes each), and all members of the issuers with
-    them. Returns the number of the new list. `outrank` needs the root's key, and is for a stolen
-    steward's key: from then on no steward can make a list. With `anew` the list names nobody else,
-    because the thief may have expelled any members, and filled the list.
+    """Revoke the members with these public keys (32 bytes each), and all members of the issuers
+    with them. Returns the number of the new list. `outrank` needs the root's key, and is for a
+    stolen delegate's key: from then on no delegate can make a list. With `anew` the list names
+    nobody else, because the thief may have revoked any members, and filled the list.
 
     Raises:
         HomeError: no key that may sign lies here, or the list is full.
     """
     signer = _signer(home)
     if outrank and signer.certificate:
-        raise HomeError("only root.key outranks a steward", "run this where it lies")
+        raise HomeError("only root.key outranks a delegate", "run this where it lies")
     with home.editing():
         try:
             held, swarm = revoked(home), home.swarm()
@@ -68,8 +68,8 @@ def revoke(
 def rotate_secret(home: Home, now: float) -> int:
     """Replace the secret that hides the swarm's records, after the expulsion of members who know
     it. Returns the number of the new secret. A ticket made before it admits only a newcomer that
-    can reach a member directly. After a steward's key was stolen, the root takes a number that no
-    steward can use.
+    can reach a member directly. After a delegate's key was stolen, the root takes a number that no
+    delegate can use.
 
     Raises:
         HomeError: no key that may sign lies here.
@@ -87,13 +87,13 @@ def rotate_secret(home: Home, now: float) -> int:
 
 
 def _signer(home: Home) -> Signer:
-    """Return the root's key if it lies here, else the steward's."""
+    """Return the root's key if it lies here, else the delegate's."""
     if home.is_owner:
         return Signer(Identity.load(home.path / "root.key"), b"")
-    steward = home.steward()
-    if steward is None:
+    delegate = home.delegate()
+    if delegate is None:
         raise HomeError(
-            f"{home.path} holds neither root.key nor a steward's key",
+            f"{home.path} holds neither root.key nor a delegate's key",
             "run this in the home of the swarm's owner",
         )
-    return steward
+    return delegate

@@ -11,8 +11,9 @@ from swarm_node.durable import create_private
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.admitting import admissions, invite
+from swarm_node.node.members.delegation import revoke, revoked, rotate_secret
 from swarm_node.node.members.issuers import make, take, use
-from swarm_node.node.members.stewardship import revoke, revoked, rotate_secret
+from swarm_node.p2p.membership.delegates import issue_renewal, next_list, next_secret
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.statements import (
     MAX_REVOKED,
@@ -20,7 +21,6 @@ from swarm_node.p2p.membership.statements import (
     Statement,
     verify_revocations,
 )
-from swarm_node.p2p.membership.stewards import issue_renewal, next_list, next_secret
 from swarm_node.p2p.membership.ticket import parse_ticket
 
 NOW, DAY = 1_800_000_000.0, 86_400
@@ -43,7 +43,7 @@ def ticket(owner: Home) -> str:
 @pytest.mark.parametrize("root_is_here", [True, False])
 def test_a_home_expels_members_with_either_key(tmp_path: Path, root_is_here: bool) -> None:
     owner = founded(tmp_path)
-    if not root_is_here:  # it is offline, and the steward works
+    if not root_is_here:  # it is offline, and the delegate works
         (owner.path / "root.key").rename(tmp_path / "root.key")
     assert revoked(owner) is None
     assert [revoke(owner, [bytes([n]) * 32], NOW + n) for n in (2, 1)] == [1, 2]
@@ -52,10 +52,10 @@ def test_a_home_expels_members_with_either_key(tmp_path: Path, root_is_here: boo
     assert isinstance(verify_revocations(held.raw, owner.swarm(), NOW), Statement)
 
 
-def test_only_the_root_outranks_a_stolen_steward(tmp_path: Path) -> None:
+def test_only_the_root_outranks_a_stolen_delegate(tmp_path: Path) -> None:
     owner = founded(tmp_path)
-    steward = owner.steward()
-    assert revoke(owner, [steward.key.public_key], NOW, outrank=True) == ROOT_ONLY
+    delegate = owner.delegate()
+    assert revoke(owner, [delegate.key.public_key], NOW, outrank=True) == ROOT_ONLY
     (owner.path / "root.key").unlink()
     with pytest.raises(HomeError, match=r"root\.key"):
         revoke(owner, [b"k" * 32], NOW, outrank=True)
@@ -89,16 +89,16 @@ def test_a_renewal_keeps_name_issuer_and_length(tmp_path: Path) -> None:
     guest = Home(tmp_path / "guest").join_swarm(made, NOW)
     members = Members(guest.swarm, lambda: NOW)
     member = members.admit(guest.chain, guest.identity.peer_id)
-    steward = owner.steward()
-    assert steward is not None
+    delegate = owner.delegate()
+    assert delegate is not None
     later = NOW + 7 * DAY
-    chain = issue_renewal(steward, guest.swarm, member, later)
+    chain = issue_renewal(delegate, guest.swarm, member, later)
     assert not isinstance(chain, Rejected)
     renewed = verify_chain(chain, guest.swarm, guest.identity.public_key, later)
     assert not isinstance(renewed, Rejected)
     assert (renewed.name, renewed.admitted_by) == ("Anna", made.issuer.issuer_key)
     assert (renewed.not_before, renewed.not_after) == (later, later + 9 * DAY)
-    too_late = issue_renewal(steward, guest.swarm, member, NOW + 11 * 365 * DAY)
+    too_late = issue_renewal(delegate, guest.swarm, member, NOW + 11 * 365 * DAY)
     assert isinstance(too_late, Rejected)
     assert too_late.reason == "outside_issuer"
 
@@ -121,17 +121,17 @@ def test_a_damaged_list_is_said(tmp_path: Path) -> None:
 
 def test_a_thief_that_fills_the_list_and_rotates_the_secret_is_outranked(tmp_path: Path) -> None:
     owner = founded(tmp_path)
-    steward = owner.steward()
-    key = steward.key.public_key
+    delegate = owner.delegate()
+    key = delegate.key.public_key
     full = [n.to_bytes(32, "big") for n in range(MAX_REVOKED)]
-    owner.save("revoked", next_list(steward, owner.swarm(), None, full, NOW).raw)
+    owner.save("revoked", next_list(delegate, owner.swarm(), None, full, NOW).raw)
     with pytest.raises(HomeError, match="revocation list"):
         revoke(owner, [key], NOW, outrank=True)
     assert revoke(owner, [key], NOW, outrank=True, anew=True) == ROOT_ONLY
     assert rotate_secret(owner, NOW) == ROOT_ONLY, "the first list of the root's own is enough"
     assert revoke(owner, [b"k" * 32], NOW) == ROOT_ONLY + 1
     with pytest.raises(ValueError, match="the root"):
-        next_secret(steward, owner.swarm(), b"t" * 32, NOW)
+        next_secret(delegate, owner.swarm(), b"t" * 32, NOW)
     assert rotate_secret(owner, NOW) == ROOT_ONLY + 1
 
 

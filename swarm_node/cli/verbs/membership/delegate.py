@@ -1,4 +1,4 @@
-"""`swarm-node issuer`: admitting members while the root key stays offline.
+"""`swarm-node delegate`: admit members while the root key stays offline.
 
 Cheap to import, so that `--help` is quick.
 """
@@ -18,17 +18,17 @@ from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 _LONGEST = 730 * DAY
 
-issuer_app = typer.Typer(
+delegate_app = typer.Typer(
     no_args_is_help=True,
     help="Admit members while root.key stays offline.\n\n"
-    "On the offline machine, `issuer make` signs a stock of tickets and a steward, which renews "
-    "and expels members. The running home takes the file with `issuer use`, and `invite` works "
-    "there without root.key.",
+    "On the offline machine, `delegate create` signs a stock of tickets, and a key that renews and "
+    "revokes memberships. `delegate import` brings both into a running home, where `invite` then "
+    "works without root.key.",
 )
 
 
-@issuer_app.command("make")
-def make_issuer(
+@delegate_app.command("create")
+def create(
     name: Annotated[str, typer.Option(help="The site, 1 to 24 letters.")],
     out: Annotated[Path, typer.Option(help="The new file: as secret as a key.")],
     tickets: Annotated[int, typer.Option(min=1, max=1000, help="How many people or nodes.")] = 20,
@@ -37,14 +37,14 @@ def make_issuer(
     member_days: Annotated[
         int, typer.Option(min=1, max=365, help="How long a membership lasts.")
     ] = MEMBER_DAYS,
-    no_steward: Annotated[
-        bool, typer.Option("--no-steward", help="Without a key that renews and expels.")
+    tickets_only: Annotated[
+        bool, typer.Option("--tickets-only", help="Without a key that renews and revokes.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
     """Create an issuer file, on the machine that has root.key.
 
-    swarm-node issuer make --name hq --tickets 20 --out hq.issuer
+    swarm-node delegate create --name hq --tickets 20 --out hq.issuer
     """
     from swarm_node.node.members.admitting import note_issuer_file
     from swarm_node.node.members.issuers import make
@@ -58,32 +58,32 @@ def make_issuer(
         valid_seconds=seconds,
         member_seconds=member_days * DAY,
         uses=uses,
-        steward=not no_steward,
+        delegate=not tickets_only,
     )
     write_secret(out, made.content)
     note_issuer_file(place, made)
-    also = "" if made.steward is None else " and a steward"
+    also = "" if made.delegate is None else " and a delegate's key"
     typer.echo(f"{out} (mode 0600) has {tickets} tickets{also} for {name}")
     typer.echo(f"  valid       until {date_of(time.time() + seconds)}")
-    if made.steward is None:
-        typer.echo(f"  take back   swarm-node revoke {quoted(made.tickets[0].name)}, and so on")
+    if made.delegate is None:
+        typer.echo(f"  revoke      swarm-node revoke {quoted(made.tickets[0].name)}, and so on")
         typer.echo("Where the coordinator runs:")
         typer.echo(f"  swarm-coordinator serve --issuer-file {out.name} --swarm FILE")
         return
-    typer.echo(f"  take back   swarm-node revoke {quoted(made.steward.name)} --stolen-steward")
-    typer.echo("In the home that runs, which needs no root.key then:")
-    typer.echo(f"  swarm-node issuer use {out.name}")
+    typer.echo(f"  revoke      swarm-node revoke {quoted(made.delegate.name)} --stolen-delegate")
+    typer.echo("In the running home, which then needs no root.key:")
+    typer.echo(f"  swarm-node delegate import {out.name}")
 
 
-@issuer_app.command("use")
-def use_issuer(
-    file: Annotated[Path, typer.Argument(help="What `swarm-node issuer make` wrote.")],
+@delegate_app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="What `swarm-node delegate create` wrote.")],
     home: HomeOption = None,
 ) -> None:
     """Import an issuer file into this home.
 
-    `invite` then hands out its tickets, and the running node renews members. A home that belongs to
-    no swarm yet joins with the first ticket.
+    `invite` then hands out its tickets, and the running node renews memberships. A home without a
+    swarm joins with the first ticket.
     """
     from swarm_node.node.members.admitting import admissions
     from swarm_node.node.members.issuers import use
@@ -95,10 +95,10 @@ def use_issuer(
         typer.echo(f"Joined swarm {place.swarm().name!r} as {taken.joined.issuer.name!r}")
         typer.echo("Start it with `swarm-node join`; if other nodes run, with --bootstrap ADDRESS")
     typer.echo(f"Tickets left for `swarm-node invite`: {taken.tickets}")
-    typer.echo(f"  steward     {taken.steward.name}, until {date_of(taken.steward.not_after)}")
-    typer.echo(f"Delete {file} now: what it holds is in the home.")
+    typer.echo(f"  delegate    {taken.delegate.name}, until {date_of(taken.delegate.not_after)}")
+    typer.echo(f"Delete {file} now: the home has all of it.")
     if place.is_owner:
         typer.echo(
-            f"{place.path / 'root.key'} is not needed here any more. Keep it offline: see "
-            "docs/members.md, then delete it here."
+            f"{place.path / 'root.key'} is no longer needed here. Keep it offline (see "
+            "docs/members.md), then delete it here."
         )
