@@ -71,7 +71,7 @@ def serve(
         bool, typer.Option("--behind-proxy", help="X-Forwarded-For says who asks.")
     ] = False,
 ) -> None:
-    """Run until Ctrl-C. It speaks HTTP: put a proxy with TLS before it."""
+    """Run until Ctrl-C. It serves plain HTTP: put a TLS proxy in front of it."""
     from coordinator.server import Options, serve
     from swarm_node.program.logs import set_up_logging
 
@@ -106,7 +106,7 @@ def make_code(
     expires: Annotated[str, typer.Option(help="How long: 12h, 7d, 2w.")] = "7d",
     data: DataOption = _DATA,
 ) -> None:
-    """Make a code, which is shown once."""
+    """Create an invite code, which is shown once."""
     from swarm_node.p2p.coordinator import coordinator_api as api
 
     asked = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
@@ -121,10 +121,10 @@ def make_code(
 
 @code_app.command("list")
 def list_codes(data: DataOption = _DATA) -> None:
-    """List the codes, and who came by their tickets.
+    """List the invite codes, and who holds their tickets.
 
-    Each ticket has the end of its holder's peer id. A node calls the holder as its ticket, until
-    `swarm-node rename` in the owner's home."""
+    Each ticket has the end of its holder's peer id. Nodes show the holder under the ticket's name,
+    such as web 16, until the owner runs `swarm-node rename`."""
     listed = asyncio.run(_admin(data).codes())
     for row in listed.codes:
         over = row.withdrawn or not row.left or row.expires < time.time()
@@ -154,7 +154,7 @@ def trust(
     clear: Annotated[bool, typer.Option("--clear", help="Trust nobody beforehand.")] = False,
     data: DataOption = _DATA,
 ) -> None:
-    """Show the members that the reputation trusts beforehand, or replace them."""
+    """Show the members with which trust starts, or replace them."""
     from swarm_node.p2p.coordinator import coordinator_api as api
 
     client = _admin(data)
@@ -171,7 +171,7 @@ def open_page(
         bool, typer.Option("--print", help="Only print the address; open no browser.")
     ] = False,
 ) -> None:
-    """Open the swarm's page in a browser: members, reward, what was exchanged, reputation."""
+    """Open the dashboard of the swarm in a browser."""
     show_page(asyncio.run(_admin(data).page()), only_print=show)
 
 
@@ -188,7 +188,7 @@ def backup(
     out: Annotated[Path, typer.Argument(help="The new directory; only you can read it.")],
     data: DataOption = _DATA,
 ) -> None:
-    """Copy key, reports, codes and tickets into a new directory, also while it runs.
+    """Copy key, reports, codes and tickets into a new directory, even while it runs.
 
     `swarm-coordinator serve --data DIRECTORY` starts from the copy.
     """

@@ -12,42 +12,43 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """\
 # Settings
 
-`make settings-page` writes this page from [model.py](../swarm_node/config/model.py).
-`swarm-node config` shows the same with the values in force on a machine, and where each comes from.
-`swarm-node config --toml > swarm.toml` writes them as a settings file.
+`make settings-page` generates this page from [model.py](../swarm_node/config/model.py).
+`swarm-node config` shows the values in force on a machine, and where each one comes from.
+`swarm-node config --toml > node.toml` writes them as a settings file.
 
-The first of these sources that names a setting decides:
+These are the sources of a setting, the strongest first:
 
 | source | how `experience.local` is written there |
 | --- | --- |
-| command line | `--set experience.local=6`; common ones have a flag (`--local 6`) |
+| command line | `--set experience.local=6`; common settings have a flag (`--local 6`) |
 | environment variable | `SWARM_NODE_EXPERIENCE__LOCAL=6` |
 | TOML file (`--config FILE`, `SWARM_NODE_CONFIG`) | `[experience]`, below it `local = 6` |
-| the home | what earlier starts were given: `swarm-node config set experience.local=6` |
-| default | the column below, and what a model, a machine or a ticket brings |
+| data directory (home) | values of earlier starts: `swarm-node config set experience.local=6` |
+| default | the column below; some defaults depend on the model, the machine or the ticket |
 
-A home remembers the flags of `join`, `--set`, and the values of a settings file, so that
-`swarm-node join` alone goes on as before, also on its port. It does not remember variables,
-tickets, `verbose`, `log_format` and `run.max_steps`. A settings file that is given stands for all
-that one said before. `swarm-node join --forget KEY` returns to the default.
-If its `settings.json` is lost, `doctor`, `config` and the next start say so.
+A node remembers its flags, `--set` and the values of its settings file in its data directory, so
+`swarm-node join` alone restarts it with the same settings and port. It does not remember
+environment variables, tickets, `verbose`, `log_format` and `run.max_steps`. Passing a settings file
+replaces all values that were remembered from an earlier one. `swarm-node join --forget KEY` returns
+to the default. If the file `settings.json` in the data directory is lost, `doctor`, `config` and
+the next start report it.
 
-A key that does not exist, and a value out of its range, end the start with a message that names the
-key. `1..8` is a range with both ends, `>0..1` one without 0. A list is written `["a", "b"]`
-everywhere. The strongest source with a key of `environment.options` replaces this table as a whole.
-`-` is an empty value.
+An unknown key or a value out of range ends the start, with a message that names the key. `1..8`
+includes both ends, `>0..1` excludes 0, and `-` is an empty value. Lists are written `["a", "b"]`.
+`environment.options` is not merged: the strongest source that sets one of its keys supplies the
+whole table.
 
-A running node takes over what is in use **at once** when its file is read again; the others wait
-for a start. `swarm-node config set KEY=VALUE` writes into the home, with `--config` or
-`SWARM_NODE_CONFIG` into that file and keeps its comments, and has the running node read it. After
-an edit by hand `kill -HUP` does. A file with a mistake changes nothing: reply and log say why. What
-the command line or a variable of the node names stays as it is.
+When a running node reads its settings again, it applies those marked *at once*; the others take
+effect at the next start. `swarm-node config set KEY=VALUE` stores a value in the data directory and
+reloads the running node; with `--config FILE` or `SWARM_NODE_CONFIG`, it edits that file instead
+and keeps its comments. If you edit a file by hand, reload the node with `kill -HUP PID`. If the
+file has a mistake, nothing changes, and the log says why. A reload does not change settings that
+were set by a flag or an environment variable.
 
 There is no `top_p`, `top_k` or `min_p`. The loss divides the trained policy's probability of a
-token by the probability that it was sampled with. A truncated distribution gives 0 to most tokens,
-and after an update, or at a peer with other weights, it gives 0 to other ones: a ratio has no value
-there, and an answer that is good for one node is impossible for the next. A temperature below 1
-makes unlikely tokens rarer, and leaves every ratio finite.
+token by the probability with which it was sampled. If the sampler truncated its distribution, some
+of these ratios would be undefined, and other nodes could not train on its completions. A
+temperature below 1 makes unlikely tokens rarer, and every ratio stays finite.
 """
 
 

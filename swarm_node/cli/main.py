@@ -92,9 +92,9 @@ def demo(
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
 
-    Each node samples its own share of the nine task families and sees the others only in its
-    peers' rollouts. Of the three games it samples one. With a pretrained model, which takes 15
-    minutes, there are five families of graded tasks. Ctrl-C ends the demo cleanly at any time.
+    Each node samples three of the nine task families and meets the others only in its peers'
+    rollouts. With `--environment games`, each samples one of three games. With a pretrained model,
+    which takes 15 minutes, there are five families of graded tasks. Ctrl-C ends the demo cleanly.
     """
     from swarm_node.policy.models.model import require_model
 
@@ -119,7 +119,7 @@ def init(
     with place.lock():
         membership = place.found_swarm(name, time.time())
     option = home_option(home)
-    typer.echo(f"Founded swarm {membership.swarm.name!r} in {place.path}")
+    typer.echo(f"Created swarm {membership.swarm.name!r} in {place.path}")
     typer.echo(f"  swarm id   {membership.swarm.swarm_id.hex()}")
     typer.echo(f"  root key   {membership.swarm.fingerprint} (fingerprint)")
     typer.echo(f"  this node  {membership.identity.peer_id}")
@@ -140,7 +140,9 @@ def join(
     environment: EnvironmentOption = None,
     families: FamiliesOption = None,
     accept: AcceptOption = None,
-    preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Preset: short, long, chat, graded …; or sapo.")
+    ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     advertise: Annotated[list[str] | None, typer.Option(help="Address to advertise.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Address of another peer.")] = None,
@@ -164,9 +166,9 @@ def join(
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
-    Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
-    next node. The home remembers what it was given: `join` alone goes on as before. A node that its
-    swarm refuses ends with exit code 3. Options are also TOML keys: see `swarm-node config`.
+    Without a ticket, it resumes the swarm of its home, or creates one and prints how to invite the
+    next node. The home remembers its options, so `join` alone goes on as before. If the swarm does
+    not admit the node, the exit code is 3. Options are also TOML keys: see `swarm-node config`.
     """
     from swarm_node.config import Sources, parse_assignments
 
@@ -219,8 +221,8 @@ def open_page(
 ) -> None:
     """Open the dashboard of the running node in a browser.
 
-    The address lets one browser in, within a minute, to look and not to change anything. Over ssh,
-    forward the port that the command names, and open the address on your machine.
+    The link works once, within a minute, and is read-only. Over ssh, forward the port that the
+    command prints, and open the link on your machine.
     """
     show_page(ask(home, lambda client: client.page()), only_print=show)
 
@@ -243,7 +245,7 @@ def train_host(
 ) -> None:
     """Train for a node on another machine of this site, until that node ends.
 
-    The node says how many processes train here. They end and start again with those of the node.
+    The node sets how many processes train here. They stop and restart with those of the node.
     """
     from swarm_node.config import load_settings
     from swarm_node.errors import ConfigError
@@ -295,8 +297,8 @@ def status(
 ) -> None:
     """Show the health of the running node, its metrics, and its eval reward over time.
 
-    The first line is the verdict. The exit code is 1 if it is bad (✗), as after an
-    expulsion, or without a running node.
+    The first line is its health. The exit code is 1 if that is an error (✗), such as a
+    revoked membership, or if no node runs.
     """
     snapshot = ask(home, lambda client: client.status())
     if healthy:

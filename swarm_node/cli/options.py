@@ -22,9 +22,7 @@ def _settled(context: typer.Context, home: Path | None) -> Path | None:
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--home", envvar="SWARM_NODE_HOME", help="The node's directory.", callback=_settled
-    ),
+    typer.Option("--home", envvar="SWARM_NODE_HOME", help="The data directory.", callback=_settled),
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -65,9 +63,7 @@ AcceptOption = Annotated[
     bool | None,
     typer.Option("--allow-invalid", help="Accept a list whose reference answers fail."),
 ]
-ForgetOption = Annotated[
-    list[str] | None, typer.Option(help="A setting that returns to its default.")
-]
+ForgetOption = Annotated[list[str] | None, typer.Option(help="A setting to reset to its default.")]
 TicketFileOption = Annotated[
     Path | None, typer.Option(help="File with the ticket; - reads standard input.")
 ]
@@ -81,14 +77,12 @@ AssignOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
 FactsOption = Annotated[
     Path | None,
-    typer.Option("--facts", help="Judge the machine that `doctor --json` described in this file."),
+    typer.Option("--facts", help="Check the machine in this file of `doctor --json`."),
 ]
 CoordinatorOption = Annotated[
     str | None, typer.Option(help="URL of a coordinator, for peer discovery.")
 ]
-CodeOption = Annotated[
-    str | None, typer.Option(help="A code that the coordinator redeems for a ticket.")
-]
+CodeOption = Annotated[str | None, typer.Option(help="An invite code of the coordinator.")]
 LogFormatOption = Annotated[
     str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
 ]

@@ -33,7 +33,7 @@ class Network(Table):
     """Transport, addresses and limits of the exchange with peers."""
 
     backend: Literal["hivemind", "libp2p"] = Field(
-        "hivemind", description="What carries the streams (docs/networking.md); one swarm has both."
+        "hivemind", description="Network backend (docs/networking.md); a swarm can mix both."
     )
     listen: list[Text] = Field(
         ["/ip4/0.0.0.0/tcp/0"],
@@ -50,14 +50,14 @@ class Network(Table):
     poll_seconds: Seconds = Field(
         2.0,
         le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
-        description="Seconds between lists of random peers; a heartbeat every tenth time.",
+        description="Seconds between two requests to random peers for new groups.",
     )
     coordinator: str = Field(
         "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."
     )
     relay: Literal["auto", "off", "serve"] = Field(
         "auto",
-        description="Forward requests for members behind NAT; auto: if peers can dial us.",
+        description="Forward requests for members behind NAT; auto: if peers can connect.",
         json_schema_extra=_AT_ONCE,
     )
 
@@ -74,7 +74,7 @@ class EnvironmentTable(Table):
         description="Options of it: preset, families, datasets, path, … (docs/environments.md)",
     )
     allow_invalid: bool = Field(
-        False, description="Take a list although over 1% of its right answers do not score 1."
+        False, description="Accept a list although over 1% of its reference answers do not score 1."
     )
 
     @field_validator("options")
@@ -126,7 +126,8 @@ class Experience(Table):
         4, ge=1, le=1024, description="Local groups per step (I); pretrained, on a CPU: 2."
     )
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        "auto", description="External groups per step (J); auto: by offers, I + J = 2 * local."
+        "auto",
+        description="External groups per step (J); auto: by peers' offers, I + J = 2 * local.",
     )
     replay: int = Field(
         0,
@@ -152,17 +153,17 @@ class Training(Table):
         3e-4,
         gt=0,
         le=1,
-        description="AdamW learning rate; pretrained: adapters 1e-5, all 1e-6; small: ten times.",
+        description="AdamW rate; pretrained: LoRA 1e-5, full 1e-6; ten times that under 300M.",
     )
     lr_decay_steps: int = Field(
         0,
         ge=0,
-        description="Steps in which the learning rate falls to a tenth by a cosine; 0: never.",
+        description="Steps of a cosine decay to a tenth of the learning rate; 0: constant.",
     )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
         "auto",
-        description="Type in matrix products; auto: the GPU's fastest; on a CPU as measured.",
+        description="dtype of matrix products; auto: the GPU's fastest; measured on a CPU.",
     )
     lora_rank: int = Field(
         0,
@@ -172,7 +173,7 @@ class Training(Table):
     )
     base: Literal["auto", "whole", "nf4", "own"] = Field(
         "auto",
-        description="LoRA's base model; nf4: 4-bit; auto: if needed; own: auto, unshared.",
+        description="LoRA's base model; nf4: 4-bit; auto: nf4 if needed; own: auto, not shared.",
     )
 
 
@@ -265,12 +266,12 @@ def default_home() -> Path:
 class Settings(Table):
     """All settings of one node."""
 
-    home: Path = Field(default_factory=default_home, description="The node's directory.")
+    home: Path = Field(default_factory=default_home, description="The data directory.")
     model: Text = Field(
         "tiny", description="tiny, tiny-talk, qwen2.5-0.5b, …, a hub id, or a directory."
     )
     ticket: SecretStr | None = Field(
-        None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
+        None, description="A ticket; better @FILE, which reads it from a file (@-: standard input)."
     )
     verbose: bool = Field(
         False,
@@ -278,7 +279,7 @@ class Settings(Table):
         json_schema_extra=_AT_ONCE,
     )
     log_format: Literal["auto", "text", "json"] = Field(
-        "auto", description="What join writes; auto: a live view on a terminal, text elsewhere."
+        "auto", description="Output of join; auto: a live view on a terminal, else text."
     )
     network: Network = Network()  # type: ignore[call-arg]
     environment: EnvironmentTable = EnvironmentTable()  # type: ignore[call-arg]

@@ -34,7 +34,7 @@ def config(
 
     These are the settings that `join` would use with the same `--home`, `--config FILE` and
     `--set KEY=VALUE`. A home remembers what its node was given. `swarm-node config --toml >
-    swarm.toml` writes them to a file, for `--config`.
+    node.toml` writes them to a file, for `--config`.
     """
     if context.invoked_subcommand is not None:
         context.obj = (file, home)
@@ -65,12 +65,12 @@ def change(
     file: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Change settings in the node's home, and let the running node read them again. One may be
-    written KEY VALUE.
+    """Change settings in the node's home, and reload the running node. A single setting can also be
+    written as KEY VALUE.
 
-    With `--config FILE` or SWARM_NODE_CONFIG they are written into that settings file instead. Its
-    comments stay. What `join` would refuse is not written. `swarm-node join --forget KEY` returns
-    to the default.
+    With `--config FILE` or SWARM_NODE_CONFIG, edit that settings file instead and keep its
+    comments. Values that `join` would refuse are not written. `swarm-node join --forget KEY`
+    returns to the default.
     """
     from swarm_node.config import Sources, parse_assignments
     from swarm_node.config.changing import change_file

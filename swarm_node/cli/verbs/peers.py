@@ -31,12 +31,12 @@ def peers(
 ) -> None:
     """Show the peers that the running node knows: the link to each, or why there is none.
 
-    A row has the name of the peer's ticket, the other end of its direct link, the relay if there is
-    no such link, the shortest time from a request to its reply in the last minutes, bytes of
-    requests and replies from and to it since the start (what the network adds is not counted), its
-    policy version, and when it was last seen. Below are reasons, in words, and how peers reach this
-    node. --groups adds what each gave and took, the part of those trained on that are its groups,
-    and a lower bound of the share that is of use. `--json` has whole ids and every field.
+    Each row has the name of the peer's ticket, the other end of its direct link, or the relay, the
+    shortest recent time from a request to its reply, bytes of requests and replies since the start
+    (without the network's own), its policy version, and when it was last seen. Reasons follow below
+    the table, and how peers reach this node. --groups adds groups accepted and sent, the peer's
+    fraction of the groups trained on, and its useful fraction (95% lower bound). `--json` has whole
+    ids and every field.
     """
     snapshot = ask(home, lambda client: client.status())
     from swarm_node.cli.views.peers_view import peers_view

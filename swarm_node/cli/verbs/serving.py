@@ -46,10 +46,10 @@ def serve(
 ) -> None:
     """Serve the policy to OpenAI clients on this machine: chat, completions, models.
 
-    A running node serves its newest version already: this prints where, for `eval "$(swarm-node
-    serve)"` in a shell, and ends. With --host, --port or a key it passes requests on to the node
-    until Ctrl-C, at an address and with a key that stay. Without a running node, or with
-    --checkpoint, it serves a stored checkpoint until Ctrl-C. The key opens nothing but these paths.
+    A running node already serves its newest version: this prints address and key, for `eval
+    "$(swarm-node serve)"` in a shell. With --host, --port or a key, it forwards requests to the
+    node until Ctrl-C, so that address and key survive restarts of the node. Without a running node,
+    or with --checkpoint, it serves a saved checkpoint until Ctrl-C. The key opens only these paths.
     """
     stored = any(each is not None for each in (checkpoint, model))
     chosen = any(each is not None for each in (host, port, api_key, api_key_file))

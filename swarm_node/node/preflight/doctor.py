@@ -6,6 +6,8 @@ An error makes a start impossible. A warning says that the node will not work as
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -418,6 +420,8 @@ def _port(facts: Facts, listen: Sequence[str]) -> Finding:
         return Finding("port", "ok", f"free: {', '.join(listen)}")
     text = ", ".join(f"{address}: {reason}" for address, reason in facts.busy)
     remedy = "end what listens there, or take another port with `--listen /ip4/0.0.0.0/tcp/PORT`"
+    if any(reason == os.strerror(errno.EADDRNOTAVAIL).lower() for _, reason in facts.busy):
+        remedy = "it is no address of this machine: listen on 0.0.0.0, and `--advertise` it"
     return Finding("port", "error", text, remedy)
 
 

@@ -38,10 +38,10 @@ def track(
 ) -> None:
     """Log this node's metrics to TensorBoard, W&B or trackio, until Ctrl-C.
 
-    So are its answers and its peers', while it runs, and the lineage of its checkpoints, without
-    the weights. Nodes of one swarm are one group. The node notices nothing. What was passed on once
-    is not passed on again. The package comes with `pip install '.[tensorboard]'` in a checkout, or
-    `[wandb]`, `[trackio]`.
+    Also logs sample completions, while the node runs, and the lineage of its checkpoints, without
+    the weights. All nodes of a swarm are one group of the tracker. Every row is logged once. To
+    install the package, run `pip install '.[tensorboard]'` in a checkout, or `[wandb]`,
+    `[trackio]`.
     """
     if find_spec(tracker) is None:
         raise HomeError(f"{tracker} is not installed", f"run {extra_of(tracker)}")
