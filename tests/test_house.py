@@ -85,8 +85,9 @@ BUDGET = {
     "files of docs and research": 98,
 }
 #: Lines of the modules that a start of a node imports.
-#: Raised by 600 for links in `peers`, a refused node that ends, and errors that hold remedies.
-IMPORTED_LINES = 41_600
+#: Raised by 600 for links in `peers`, a refused node that ends, and errors that hold remedies, and
+#: by 50 for the names of the glossary, which are longer.
+IMPORTED_LINES = 41_650
 #: Packages whose modules lie in rooms.
 HAVE_ROOMS = ("cli", "policy", "policy/training", "p2p", "node")
 #: What grows a pause outside the table of back-offs, and why it is none: it asks no peer again.
