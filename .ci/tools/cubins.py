@@ -1,10 +1,10 @@
-"""Kernels of the pinned CUDA wheels beside the cards that the pages name: `make cubins`.
+"""Kernels of the pinned CUDA wheels beside the GPUs that the pages name: `make cubins`.
 
     cubins.py    fetches the wheels (1.4 GB), lists their kernels (4 GB of memory), and writes
                  requirements/cubins.json and the table of docs/engines.md
 
 NVIDIA's cuobjdump lists the cubins (machine code) and PTX (which the driver compiles) of a library.
-The check of packages compares hashes, cards and the table with the facts file, and fetches nothing.
+The check of packages compares hashes, GPUs and the table with the facts file, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LIBRARIES = {
     "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so": "vLLM's FlashAttention 2",
     "bitsandbytes/libbitsandbytes_cuda130.so": "bitsandbytes",
 }
-#: Compute capability by what the pages call a card or its family (NVIDIA's list of CUDA GPUs).
-CARDS: Mapping[str, str] = {
+#: Compute capability by what the pages call a GPU or its family (NVIDIA's list of CUDA GPUs).
+GPUS: Mapping[str, str] = {
     "GTX 10xx": "6.1",
     "V100": "7.0",
     "RTX 20xx": "7.5",
@@ -56,14 +56,14 @@ _NAMED = re.compile(
     r"\b(?:[GR]TX \d{2}(?:xx|\d0)|Turing|Ampere|Hopper|Volta|Pascal|Blackwell"
     r"|[ABHLPTV]\d{1,3}0?S?)\b"
 )
-#: Names of this form that are no cards.
-_NO_CARDS = re.compile(r"^(?:[BSP]\d|A\d|T[0-35-9]|L\d|H\d|V\d|B\d\d)$")
+#: Names of this form that are no GPUs.
+_NO_GPUS = re.compile(r"^(?:[BSP]\d|A\d|T[0-35-9]|L\d|H\d|V\d|B\d\d)$")
 _TABLE = re.compile(r"(<!-- cubins -->\n).*?(<!-- /cubins -->)", re.DOTALL)
 
 
 def way(library: Kernels, capability: str) -> str:
-    """Return how a card gets kernels of a library: "cubin", "PTX" (which the driver compiles) or
-    "none". A cubin runs on later minors of its major; PTX on all later cards. What is built for
+    """Return how a GPU gets kernels of a library: "cubin", "PTX" (which the driver compiles) or
+    "none". A cubin runs on later minors of its major; PTX on all later GPUs. What is built for
     one architecture alone (90a) counts for that one, what is for a family (100f) for its major."""
     major, minor = map(int, capability.split("."))
     for built in library["sm"]:
@@ -79,27 +79,27 @@ def way(library: Kernels, capability: str) -> str:
 
 
 def card_of(name: str) -> str | None:
-    """The key of `CARDS` for what a page calls a card: "RTX 4070" is one of "RTX 40xx"."""
+    """The key of `GPUS` for what a page calls a GPU: "RTX 4070" is one of "RTX 40xx"."""
     for known in (name, re.sub(r"^([GR]TX \d\d)\d0$", r"\1xx", name)):
-        if known in CARDS:
+        if known in GPUS:
             return known
     return None
 
 
-def named_cards(text: str) -> Iterator[str]:
-    """Names of cards and of their families in a page."""
-    return (name for name in _NAMED.findall(text) if not _NO_CARDS.match(name))
+def named_gpus(text: str) -> Iterator[str]:
+    """Names of GPUs and of their families in a page."""
+    return (name for name in _NAMED.findall(text) if not _NO_GPUS.match(name))
 
 
 def table() -> list[str]:
-    """Ways of all cards, as the page shows them."""
+    """Ways of all GPUs, as the page shows them."""
     libraries = _libraries()
-    lines = ["| capability | cards | " + " | ".join(LIBRARIES.values()) + " |"]
+    lines = ["| capability | GPUs | " + " | ".join(LIBRARIES.values()) + " |"]
     lines.append("|" + " --- |" * (len(LIBRARIES) + 2))
-    for capability in sorted(set(CARDS.values()), key=float):
-        cards = ", ".join(name for name, its in CARDS.items() if its == capability)
+    for capability in sorted(set(GPUS.values()), key=float):
+        gpus = ", ".join(name for name, its in GPUS.items() if its == capability)
         ways = " | ".join(way(libraries[one], capability) for one in LIBRARIES)
-        lines.append(f"| {capability} | {cards} | {ways} |")
+        lines.append(f"| {capability} | {gpus} | {ways} |")
     return lines
 
 
@@ -133,7 +133,7 @@ def _unknown(pages: Mapping[str, str]) -> list[str]:
     return [
         f"{page} names {name}, and cubins.py does not know its capability"
         for page, text in pages.items()
-        for name in sorted(set(named_cards(text)))
+        for name in sorted(set(named_gpus(text)))
         if card_of(name) is None
     ]
 
@@ -149,7 +149,7 @@ def _wrong_least(placement: str) -> list[str]:
     return [
         f"capability {one}: a node {'takes' if takes else 'refuses'} it, and there are "
         f"{'no' if takes else ''} kernels for it"
-        for one in sorted(set(CARDS.values()), key=float)
+        for one in sorted(set(GPUS.values()), key=float)
         if (takes := float(one) >= float(f"{major}.{minor}"))
         != all(way(library, one) != "none" for library in needed)
     ]

@@ -33,9 +33,9 @@ def test_what_is_for_one_architecture_serves_no_other() -> None:
     assert cubins.way({"sm": ["100a"], "ptx": ["90a"]}, "10.3") == "none"
 
 
-def test_cards_are_found_in_a_page_and_other_words_are_not() -> None:
+def test_gpus_are_found_in_a_page_and_other_words_are_not() -> None:
     page = "An RTX 4070, a GTX 10xx, T4 and H200, on Turing; B1 to B8, S11, A4 paper, L40S."
-    assert list(cubins.named_cards(page)) == [
+    assert list(cubins.named_gpus(page)) == [
         "RTX 4070",
         "GTX 10xx",
         "T4",
