@@ -58,7 +58,7 @@ def start(
     `settings` are keys of `swarm-node config` such as `{"run.eval_seconds": 5}`; `model` None
     leaves the model to them. Without a `home` it is a temporary one, which is deleted at the end.
     `ticket` is its text, or the path of its file; without one it goes on in the swarm of its home,
-    or founds one. A node that its swarm refuses ends, unless it may train `alone`.
+    or creates one. A node that its swarm refuses ends, unless it may train `alone`.
 
     Raises:
         ConfigError: a setting is unknown or impossible; no process was started.

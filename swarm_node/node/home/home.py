@@ -225,7 +225,7 @@ class Home(PrivateDirectory):
             _refuse(self.path, self.judged())
             raise HomeError(
                 f"{self.path} belongs to no swarm yet",
-                "run `swarm-node init NAME` to found one, "
+                "run `swarm-node init NAME` to create one, "
                 "or `swarm-node join --ticket-file FILE` to join one",
             )
         info, raw = SwarmInfo.load(self._swarm_file), self.load("secret")
@@ -378,7 +378,7 @@ class Home(PrivateDirectory):
         swarm = self.swarm()
         if not self.is_owner:
             raise HomeError(
-                f"only the home that founded {swarm.name!r} holds its root key and can invite"
+                f"only the home that created {swarm.name!r} holds its root key and can invite"
             )
         try:
             return make_ticket(

@@ -120,7 +120,7 @@ def tickets_line(names: Sequence[str], endpoints: Sequence[str]) -> Line:
 def invite_line(swarm: str, home: Path | None) -> Line:
     """Return the founder's command that admits the next node; None: in the usual home."""
     command = with_home("swarm-node invite --name NAME --out NAME.ticket", home)
-    told = f"founded swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
+    told = f"created swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
     return Line("invite", told, {"swarm": swarm, "command": command})
 
 

@@ -236,7 +236,7 @@ def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> 
 
 def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:
     """Return this node's membership, by a `ticket` or by an earlier one, and True if it just
-    founded the swarm.
+    created the swarm.
 
     Raises:
         HomeError, TicketError: no membership can be had; the message says what to do.
