@@ -50,7 +50,7 @@ class Network(Table):
     poll_seconds: Seconds = Field(
         2.0,
         le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
-        description="Seconds between two requests to random peers for new groups.",
+        description="Seconds between requests to peers for new groups; ten times that: heartbeats.",
     )
     coordinator: str = Field(
         "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."

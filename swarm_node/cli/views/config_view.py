@@ -137,7 +137,7 @@ def config_rows(keys: Sequence[SettingRow]) -> list[dict[str, Any]]:
 
 def config_toml(keys: Sequence[SettingRow]) -> str:
     """A settings file to start from: every setting with its meaning, and those that nothing sets as
-    comments. The ticket, a secret, is left out; so is `home`, in which a file may lie."""
+    comments. `home` and the ticket, which is a secret, are left out."""
     import tomlkit
 
     document = tomlkit.document()
