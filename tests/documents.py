@@ -154,7 +154,7 @@ class Reader:
     def _run(self, command: str, block: Block, shown: str | None) -> None:
         stick = str(self.place / "stick")
         command = command.replace(_PORT, str(self.port)).replace(_STICK, stick)
-        if re.search(r"swarm-node join\b(?!.*run\.updates)", command):
+        if re.search(r"swarm-node join\b(?!.*--steps)", command):
             self._join(command, block)
             return
         ends_with = 1 if "ends with 1" in block.marks else 0

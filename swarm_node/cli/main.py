@@ -49,6 +49,7 @@ from swarm_node.cli.verbs.membership import members
 from swarm_node.cli.verbs.membership.delegate import delegate_app
 from swarm_node.cli.verbs.peers import peers, ping
 from swarm_node.cli.verbs.plan import plan
+from swarm_node.cli.verbs.service import service_app
 from swarm_node.cli.verbs.serving import serve
 from swarm_node.cli.verbs.simulate import simulate
 from swarm_node.cli.verbs.support import support_bundle
@@ -158,6 +159,9 @@ def join(
     lora_rank: LoraRankOption = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     steps: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
+    track_with: Annotated[
+        str | None, typer.Option("--track", help="Log to tensorboard, wandb or trackio.")
+    ] = None,
     assign: AssignOption = None,
     verbose: VerboseOption = None,
     log_format: LogFormatOption = None,
@@ -182,7 +186,7 @@ def join(
         **{"experience.local": local, "experience.external": external},
         **{"sampling.engine": sampler, "run.device": device, "run.max_steps": steps},
         **{"training.lora_rank": lora_rank, "training.learning_rate": learning_rate},
-        **{"verbose": verbose, "log_format": log_format},
+        **{"verbose": verbose, "log_format": log_format, "run.track": track_with},
         **parse_assignments(assign or []),
     }
     sources = Sources(flags, config=config, with_home=True)
@@ -228,6 +232,7 @@ def open_page(
 
 
 app.command(rich_help_panel=_BASIC)(track)
+app.add_typer(service_app, name="service", rich_help_panel=_BASIC)
 app.command(name="support-bundle", rich_help_panel=_BASIC)(support_bundle)
 for command in (watching.samples, watching.top, watching.logs):
     app.command(rich_help_panel=_BASIC)(command)

@@ -223,6 +223,10 @@ class Run(Table):
         description="HOST:PORT*K: K hosts train together and meet here; none: this one alone.",
     )
 
+    track: Literal["", "tensorboard", "wandb", "trackio"] = Field(
+        "", description="Also log metrics to tensorboard, wandb or trackio; none: to no tracker."
+    )
+
     @property
     def hosts(self) -> int:
         """Number of hosts that train together."""

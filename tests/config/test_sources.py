@@ -31,7 +31,7 @@ def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 43
+    assert len(variables) <= 44
     assert "SWARM_NODE_TRAINING__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]

@@ -28,7 +28,14 @@ from page_server import (
 
 from swarm_node.node.figures.history import CHARTS
 from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import CoordinatorRow, LevelRow, Said, TaughtRow, WorkRow
+from swarm_node.node.figures.snapshot import (
+    CoordinatorRow,
+    LevelRow,
+    Said,
+    TaughtRow,
+    UnmetRow,
+    WorkRow,
+)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="NOT RUN: needs axe")
@@ -356,3 +363,49 @@ def test_people_who_cannot_see_it_well_can_use_it(
         wide = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth)"
         assert page.evaluate(f"{wide}.map(e => e.ariaLabel)") == [], "it scrolls sideways"
     page.close()
+
+
+@pytest.mark.nightly(reason="another look at the page in a browser")
+def test_links_have_an_address_a_round_trip_and_bytes_or_the_reason_why_there_is_none(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    why = Said("unreachable", "warning", HOSTILE, "open the port")
+    shown = replace(
+        snapshot(),
+        peers=[
+            peer(1, address="10.0.0.1:31330", round_trip=0.0034, bytes_in=812, bytes_out=3_400_000),
+            peer(2, via="12D3KooW" + "0" * 43 + "1", round_trip=0.21),
+        ],
+        unmet=[UnmetRow("12D3KooW" + "0" * 43 + "9", "late", "", [], why)],
+        unmet_total=3,
+    )
+    with served(tmp_path, shown) as one:
+        page.goto(one.address())
+        rows = page.locator("#links tbody tr")
+        playwright.expect(rows).to_have_count(3)
+        none = "\N{EN DASH}"
+        cells = [row.locator("td").all_inner_texts() for row in rows.all()]
+        by_name = {name: rest for name, *rest in cells}
+        assert by_name["node 1"] == ["direct", "10.0.0.1:31330", "3.4", "812 B", "3.4 MB", ""]
+        assert by_name["node 2"][:3] == ["via node 1 …00000001", none, "210"]
+        assert by_name["late"] == [none] * 5 + [HOSTILE]
+        playwright.expect(page.locator("#links-more")).to_contain_text("2 more members")
+    assert errors == []
+
+
+@pytest.mark.nightly(reason="another look at the page in a browser")
+def test_a_legend_shows_the_newest_values_and_the_caption_explains_drawn_lines_only(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    points = [replace(point(n), external_only=None, isolated=True) for n in range(5)]
+    with served(tmp_path, replace(snapshot(), evals=points), [row(1), row(2)]) as one:
+        page.goto(one.address())
+        legend = page.locator("#reward .u-value")
+        playwright.expect(legend.first).to_have_text("20 s")
+        assert legend.all_inner_texts()[1] == f"{points[-1].reward:.3g}"
+        playwright.expect(page.locator("[data-line='training prompts']")).to_be_visible()
+        for absent in ("external-only families", "isolated"):
+            playwright.expect(page.locator(f"[data-line='{absent}']")).to_be_hidden()
+    assert errors == []

@@ -61,6 +61,8 @@ def start_lines(
         f"{table.name}, {options or 'default options'}, families: {families}",
         {"environment": table.name, "options": table.options, "families": table.families},
     )
+    if tracker := settings.run.track:
+        yield Line("tracker", f"{tracker}, in {facts.home / 'runs'}", {"tracker": tracker})
     yield Line("home", str(facts.home), {"home": str(facts.home)})
 
 

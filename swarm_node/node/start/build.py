@@ -44,6 +44,7 @@ from swarm_node.node.start.derive import (
 )
 from swarm_node.node.start.screen import Screen
 from swarm_node.node.start.system import on_hangup
+from swarm_node.node.start.tracking import tracking
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
@@ -319,7 +320,8 @@ async def _run(
         await node.close()
         raise
     else:
-        ended = await node.run(on_running, screen.step)
+        async with tracking(start.settings.run.track, home.path):
+            ended = await node.run(on_running, screen.step)
         if ended is not None:
             screen.ended(ended)
         if node.belonging is not None and node.belonging.refusal is not None:

@@ -20,6 +20,7 @@ from swarm_node.config.sources import HOME_SOURCE, forgetting
 from swarm_node.environments.registry import require_environment
 from swarm_node.errors import ConfigError, MachineError, ModelError, TicketExpiredError
 from swarm_node.node.home.home import Home
+from swarm_node.node.start.tracking import require_tracker
 from swarm_node.p2p.membership.ticket import parse_ticket, read_ticket
 from swarm_node.policy.models.model import require_model
 from swarm_node.policy.training.checkpoints.stored import checkpoints
@@ -33,7 +34,8 @@ def require_named(settings: Settings, sources: Sources) -> None:
     Raises:
         HomeError: the home cannot be used, or a node runs there.
         TicketError: the ticket cannot be read, or is none.
-        ModelError, ConfigError: there is no such model, environment or file.
+        ModelError, ConfigError: there is no such model, environment or file, or the tracker is not
+            installed.
     """
     home = Home(settings.home)
     home.check()
@@ -48,6 +50,7 @@ def require_named(settings: Settings, sources: Sources) -> None:
     with remembering(sources):
         require_model(settings.model)
         require_environment(settings.environment.name, settings.environment.options)
+        require_tracker(settings.run.track)
 
 
 @contextmanager

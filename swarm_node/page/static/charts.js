@@ -38,10 +38,10 @@ function lineChart(place, axis) {
         { ...line, size: 52 },
       ],
       series: [
-        { label: axis.counts ?? (axis.clock ? "time" : "up"), value: axis.clock ? undefined : (_, v) => (v === null ? "" : sayX(v)) },
+        { label: axis.counts ?? (axis.clock ? "time" : "up"), value: (plot, v, n, index) => sayX(shownValue(plot, v, n, index)) },
         ...labels.map((label, at) => ({
           label: plain(label, 32), stroke: styleOf(label, at).stroke, width: styleOf(label, at).wide, dash: styleOf(label, at).dash, spanGaps: true,
-          value: (_, v) => (v === null || v === undefined ? "" : Number(v.toPrecision(3)).toString()),
+          value: (plot, v, n, index) => { const held = shownValue(plot, v, n, index); return held === null ? "–" : Number(held.toPrecision(3)).toString(); },
         })),
       ],
     };
@@ -87,6 +87,12 @@ function lineChart(place, axis) {
   }).observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   return { draw, clear, records, figure };
+}
+
+/* What a legend shows: the value under the cursor or, without one, the newest of the line. */
+function shownValue(plot, value, n, index) {
+  if (index !== null && index !== undefined) return value ?? null;
+  return (plot.data?.[n] ?? []).findLast((held) => held !== null && held !== undefined) ?? null;
 }
 
 function fromZero(_, low, high) {

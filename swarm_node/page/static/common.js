@@ -74,6 +74,13 @@ const short = (peer) => `…${peer.slice(-8)}`;
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
 const memberUntil = (row) => (row.standing === "member" ? day(row.until) : plain(row.standing, 32));
+/* A number of bytes as `swarm-node peers` writes it: 812 B, 3.4 kB, 12 MB. */
+function sizeOf(bytes) {
+  if (!bytes) return "–";
+  let value = bytes, unit = "B";
+  for (const larger of ["kB", "MB", "GB", "TB"]) if (value >= 999.5) [value, unit] = [value / 1e3, larger];
+  return `${value.toFixed(unit !== "B" && value < 9.95 ? 1 : 0)} ${unit}`;
+}
 const counted = (counts) => Object.entries(counts).map(([what, n]) => `${what} ${count(n)}`).join(", ");
 
 function verdict(kind, said, remedy) {

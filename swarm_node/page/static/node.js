@@ -165,8 +165,8 @@ const families = dataTable("families", {
     { title: "family", kind: "name", value: (row) => row.name, say: (row) => plain(row.name, 64) },
     { title: "sampled here", value: (row) => row.sampled, say: (row) => row.sampled },
     { title: "at first", kind: "n", value: (row) => row.then, say: (row) => row.then.toFixed(2) },
-    { title: "now", kind: "n", value: (row) => row.now, say: (row) => row.now.toFixed(2) },
-    { title: "change", kind: "n wide-card", value: (row) => row.change, say: (row) => `${signed(row.change)} ${row.now.toFixed(2)}`, draw: meterCell((row) => row.now, (row) => signed(row.change)) },
+    { title: "change", kind: "n", value: (row) => row.change, say: (row) => signed(row.change) },
+    { title: "now", kind: "n wide-card", value: (row) => row.now, say: (row) => row.now.toFixed(2), draw: meterCell((row) => row.now, (row) => row.now.toFixed(2)) },
   ],
 });
 
@@ -204,6 +204,13 @@ function drawRewards() {
     lines.push(["training prompts", evals.map((point) => point.train)]);
   }
   rewards.draw(evals.map((point) => point.seconds), lines);
+  explain(lines);
+}
+
+/* The caption explains the lines that are drawn, and no others. */
+function explain(lines) {
+  const labels = new Set(lines.map(([label]) => label));
+  for (const note of document.querySelectorAll("[data-line]")) note.hidden = !labels.has(note.dataset.line);
 }
 
 const chosenFamily = () => (at("family").selectedIndex > 0 ? at("family").value : "");
@@ -219,6 +226,7 @@ function drawGrown() {
   const lines = [[chosen || "all families", points.map(all)]];
   if (!chosen) lines.push(["training prompts", points.map((row) => row.eval_reward_train)]);
   grown.draw(points.map((row) => row.sampled), lines);
+  explain(lines);
 }
 
 /* A line, and apart from it what was measured before the first group of a peer was trained on. */
@@ -274,9 +282,27 @@ const nodes = dataTable("nodes", {
     { title: "sent", kind: "n", value: (peer) => peer.sent, say: (peer) => count(peer.sent), tip: () => "groups of this node sent to it" },
     { title: "trained on", kind: "n", value: (peer) => peer.trained_fraction, say: (peer) => percent(peer.trained_fraction), tip: () => "fraction of the groups trained on recently" },
     { title: "useful", kind: "n", value: (peer) => peer.useful_fraction, say: (peer) => peer.useful_fraction.toFixed(2), tip: () => "95% lower bound of the fraction of its groups that were useful" },
-    { title: "link", value: linkOf, say: linkOf },
     { title: "rejected", kind: "words", value: rejections, say: (peer) => plain(counted(peer.rejected_by_reason)) },
     { title: "note", kind: "words", value: notes, say: notes },
+  ],
+});
+
+/* Of a member that this node has not met. */
+const unknown = { via: null, address: "", round_trip: null, bytes_in: 0, bytes_out: 0 };
+const reasonOf = ({ why }) => (why === null ? "" : plain(why.text, 200));
+const milliseconds = ({ round_trip: trip }) => (trip === null ? "–" : (trip * 1000).toFixed(trip < 0.01 ? 1 : 0));
+
+const links = dataTable("links", {
+  key: (peer) => peer.peer_id,
+  sort: [0, 1],
+  columns: [
+    { title: "name", kind: "name", value: peerName, say: peerName },
+    { title: "link", value: linkOf, say: linkOf },
+    { title: "address", kind: "word", value: (peer) => peer.address, say: (peer) => plain(peer.address, 64) || "–" },
+    { title: "ms", kind: "n", value: (peer) => peer.round_trip ?? -1, say: milliseconds, tip: () => "shortest recent round trip" },
+    { title: "in", kind: "n", value: (peer) => peer.bytes_in, say: (peer) => sizeOf(peer.bytes_in), tip: () => "received from it since the start" },
+    { title: "out", kind: "n", value: (peer) => peer.bytes_out, say: (peer) => sizeOf(peer.bytes_out), tip: () => "sent to it since the start" },
+    { title: "note", kind: "words", value: reasonOf, say: reasonOf, tip: ({ why }) => why?.remedy ?? "" },
   ],
 });
 
@@ -286,6 +312,10 @@ function showNodes(snapshot) {
       + " Nodes do not exchange their eval reward; the dashboard of a coordinator compares it."
     : "no peers yet: give a ticket to another machine (swarm-node invite --help)");
   nodes.draw([...snapshot.peers, ...snapshot.former]);
+  at("links-section").hidden = snapshot.peers.length + snapshot.unmet.length === 0;
+  links.draw([...snapshot.peers, ...snapshot.unmet.map((member) => ({ ...unknown, ...member }))]);
+  const more = snapshot.unmet_total - snapshot.unmet.length;
+  text("links-more", more > 0 ? `and ${count(more)} more members that this node has not met` : "");
 }
 
 const taught = countMatrix("taught", { corner: "peer, family", label: nameOnly, columnLabel: (family) => plain(family, 40) });
@@ -344,6 +374,7 @@ saver("save-reward", "reward", () => rewardChart().records(), () => rewardChart(
 saver("save-metrics", "metrics", figures.records, () => figures.figure(at("metric").value));
 saver("save-families", "families", families.records);
 saver("save-nodes", "nodes", nodes.records);
+saver("save-links", "links", links.records);
 saver("save-taught", "taught", taught.records, taught.figure);
 saver("save-log", "events", events.records);
 saver("save-settings", "settings", settings.records);

@@ -8,10 +8,13 @@ written before the tracker ran is passed on too.
 from __future__ import annotations
 
 import shlex
+import signal
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Final
 
 import typer
@@ -54,18 +57,40 @@ def track(
         raise HomeError(
             f"{tracker} cannot be imported ({error})", f"run {extra_of(tracker)}"
         ) from error
-    with closing(made), suppress(KeyboardInterrupt):
+    stopping = Event()
+    with closing(made), _stopped_by_signals(stopping):
         passing = Passing(place, made, place.path / f"tracked.{tracker}")
         new, told = 0, float("-inf")
+        if once:
+            stopping.set()
         while True:
+            is_last = stopping.is_set()
             new += passing.once()
             if once or (new and time.monotonic() - told >= _TELL_SECONDS):
                 rows = f"{new:,} row{'s' * (new != 1)}"
                 typer.echo(f"{rows} → {_shown_by(tracker, into)}")
                 new, told = 0, time.monotonic()
-            if once:
+            if is_last:
                 return
-            time.sleep(_POLL_SECONDS)
+            stopping.wait(_POLL_SECONDS)
+
+
+@contextmanager
+def _stopped_by_signals(stopping: Event) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM stop the command once the rows of this moment are logged. A second
+    one ends it at once, because a tracker may wait for its network."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stopping.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _shown_by(tracker: TrackerName, into: Path) -> str:
